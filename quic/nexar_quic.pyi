@@ -1,0 +1,195 @@
+"""QUIC for Python, driven by the thread that waits.
+
+A thin binding of quinn-proto, quinn-udp and rustls: mutual TLS 1.3, streams, one UDP socket per
+endpoint, client and server alike. There is no event loop and no executor: operations are *posted*,
+and whichever thread waits drives the socket itself. While nobody waits, a native background thread
+keeps timers, acknowledgements and keep-alives going; it never runs Python code.
+
+Every object may be used from several threads. Every call in a forked child raises `ForkedError`.
+"""
+
+from collections.abc import Buffer, Iterable, Sequence
+from typing import Any, final
+
+__version__: str
+
+class QuicError(ConnectionError):
+    """Root of every error of this package."""
+
+class ConnectError(QuicError):
+    """The dial failed: refused, unreachable, or the handshake did not succeed. Carries .reason."""
+
+class VerificationError(ConnectError):
+    """A certificate was not accepted: theirs by us, or ours by them. Carries .reason, .by ("us" or "peer")."""
+
+class ConnectionLost(QuicError):
+    """The connection is gone. .kind is one of "closed" (by us), "peer_closed" (with .code, .reason), "timed_out", "reset", "protocol"."""
+    kind: str
+    code: int | None
+    reason: str
+
+class StreamError(QuicError):
+    """The stream is unusable. .kind is one of "reset" (peer reset it), "stopped" (peer stopped it), "closed" (finished, reset or stopped by us). .code is the peer's code or None."""
+    kind: str
+    code: int | None
+
+class Cancelled(QuicError):
+    """The operation was cancelled by its owner."""
+
+class EndpointClosed(QuicError):
+    """The endpoint was closed, or poisoned by an internal failure (then .reason says which)."""
+
+class ForkedError(RuntimeError):
+    """The object was made in the parent process; a forked child must make its own."""
+
+@final
+class Credentials:
+    """A certificate chain and its private key, both PEM. An empty chain or unreadable PEM is a ValueError."""
+    def __init__(self, certificate_chain: bytes, private_key: bytes) -> None: ...
+
+@final
+class Trust:
+    """Whose certificates are accepted: signed by one of `authorities` (PEM, may be empty) or with a public key among `fingerprints`
+    (SHA-256 of the SubjectPublicKeyInfo DER). Both empty = nobody. `allow_anonymous` lets clients without a certificate in; such
+    connections have `verified == False`, `peer_certificate is None`. A certificate that *is* presented is always verified."""
+    def __init__(self, authorities: bytes = b"", fingerprints: Iterable[bytes] = (), *, allow_anonymous: bool = False) -> None: ...
+
+@final
+class Settings:
+    """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument."""
+    def __init__(
+        self,
+        *,
+        alpn: bytes = b"nexar",
+        idle_timeout: float = 30.0,
+        keep_alive_interval: float = 5.0,
+        initial_mtu: int = 1200,
+        max_mtu: int = 8972,
+        loopback_mtu: int = 65000,
+        stream_window_bytes: int = 64 << 20,
+        connection_window_bytes: int = 256 << 20,
+        send_window_bytes: int = 4 << 20,
+        socket_buffer_bytes: int = 4 << 20,
+        max_streams: int = 4096,
+        max_connections: int = 65536,
+        handshake_timeout: float = 10.0,
+    ) -> None: ...
+
+@final
+class Endpoint:
+    """One UDP socket, dialing and listening. Close it, or leave its `with` block; garbage collection and interpreter exit close it too."""
+    def __init__(self, address: tuple[str, int], credentials: Credentials | None, trust: Trust, settings: Settings | None = None) -> None:
+        """Bind `address` (numeric IPv4 or IPv6; port 0 = any; "::" is dual-stack). Without credentials the endpoint only dials, anonymously. OSError when binding fails."""
+    @property
+    def address(self) -> tuple[str, int]: ...
+    def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
+        """For connections made from now on; open ones are not touched."""
+    def post_connect(self, address: tuple[str, int], server_name: str, completions: Completions | None = None, *,
+                     trust: Trust | None = None, verify: bool = True, anonymous: bool = False, token: Any = None) -> Operation:
+        """Dial. Result: Connection, held back until the peer has accepted *our* certificate too (HANDSHAKE_DONE received).
+        By authority the certificate must name `server_name`; by fingerprint the name is not looked at. `trust` replaces the endpoint's.
+        verify=False leaves verification to the caller: the connection is marked `verified == False`. anonymous=True presents no certificate."""
+    def post_accept(self, completions: Completions | None = None, *, token: Any = None) -> Operation:
+        """Result: the next inbound Connection whose handshake succeeded."""
+    def refusals(self) -> list[tuple[tuple[str, int], str]]:
+        """Inbound handshakes that failed since the last call, (address, reason); at most the newest 256 are kept."""
+    def stats(self) -> dict[str, int]:
+        """connections, datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused, background_rounds …"""
+    def wait(self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()) -> tuple[list[Operation], list[int]]:
+        """Drive until at least one of the operations is done or a descriptor is readable; return those. Both empty = the timeout passed.
+        Releases the GIL, runs signal handlers (Ctrl-C raises out of it, operations stay posted)."""
+    def connect(self, address: tuple[str, int], server_name: str, timeout: float | None = None, *, trust: Trust | None = None, verify: bool = True, anonymous: bool = False) -> Connection:
+        """post_connect + wait; TimeoutError cancels the dial."""
+    def accept(self, timeout: float | None = None) -> Connection: ...
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """Tell every peer, fail every operation, join the background thread, close the socket. Idempotent."""
+    def __enter__(self) -> Endpoint: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+@final
+class Completions:
+    """A queue of finished operations: the way to wait for many without naming them at each call. An operation posted with a
+    queue appears in exactly one wait() result, also when it was cancelled."""
+    def __init__(self, endpoint: Endpoint) -> None: ...
+    def wait(self, timeout: float | None = None, *, spin: float = 0.0) -> tuple[list[Operation], list[int]]:
+        """Drive the endpoint until operations have finished, a watched descriptor is ready, kick() was called or the timeout passed; timeout=0 is one
+        non-blocking round. First yield-spins (sched_yield, never a busy loop) up to `spin` seconds, less where spinning did not pay lately."""
+    def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None: ...
+    def unwatch(self, descriptor: int) -> None: ...
+    def kick(self) -> None:
+        """Make the current wait (or, if there is none, the next) return early. Callable from any thread."""
+    def fileno(self) -> int:
+        """An eventfd that is readable while finished operations are queued (for loop.add_reader); the background thread drives meanwhile.
+        It stays armed from the first call of fileno() on."""
+
+@final
+class Operation:
+    """A posted operation. `token` is whatever the poster gave."""
+    token: Any
+    @property
+    def done(self) -> bool: ...
+    @property
+    def transferred(self) -> int:
+        """Bytes moved so far: those bytes of a read's buffer are filled, and consumed from the stream, also after a cancellation."""
+    def result(self) -> Any:
+        """What it gave, or its error raised. RuntimeError if it is not done."""
+    def cancel(self) -> bool:
+        """When this returns, nothing touches the operation's buffer any more. False if it was done already."""
+
+@final
+class Connection:
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """DER of the leaf the peer proved to own."""
+    @property
+    def verified(self) -> bool: ...
+    @property
+    def dialed(self) -> bool: ...
+    @property
+    def remote_address(self) -> tuple[str, int]: ...
+    @property
+    def local_certificate(self) -> bytes | None:
+        """DER of the leaf *we* presented on this connection."""
+    def export_keying_material(self, label: bytes, context: bytes, length: int) -> bytes:
+        """RFC 5705 exporter: the same on both ends and only there (channel binding)."""
+    def open_uni(self) -> Stream:
+        """Raises BlockingIOError when the peer's stream limit is reached (then use post_open_uni)."""
+    def open_bi(self) -> Stream: ...
+    def post_open_uni(self, completions: Completions | None = None, *, token: Any = None) -> Operation: ...
+    def post_open_bi(self, completions: Completions | None = None, *, token: Any = None) -> Operation: ...
+    def post_accept_uni(self, completions: Completions | None = None, *, token: Any = None) -> Operation: ...
+    def post_accept_bi(self, completions: Completions | None = None, *, token: Any = None) -> Operation: ...
+    def post_closed(self, completions: Completions | None = None, *, token: Any = None) -> Operation:
+        """Done when the connection is gone; result() raises its ConnectionLost."""
+    def stats(self) -> dict[str, float]:
+        """rtt, cwnd, mtu, lost_packets, sent_packets, bytes_sent, bytes_received, last_received (seconds since the last authenticated packet) …"""
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """At once, unsent data is dropped (finish streams and post_finished first for a polite end). Idempotent."""
+
+@final
+class Stream:
+    @property
+    def id(self) -> int: ...
+    @property
+    def connection(self) -> Connection: ...
+    priority: int
+    """Higher leaves first, also among bytes not yet handed to the protocol. Default 0."""
+    def write(self, *buffers: Buffer) -> None:
+        """Copy and send: as much as the protocol takes now, the rest in this stream's queue, ahead of later writes. Never blocks. The caller bounds it by looking at queued_bytes."""
+    @property
+    def queued_bytes(self) -> int: ...
+    def post_write(self, buffer: Buffer, completions: Completions | None = None, *, token: Any = None) -> Operation:
+        """Borrow `buffer` and send it, in order with other writes. Done when the protocol has copied all of it. Cancelled half-way, the stream is reset (code 0)."""
+    def post_read(self, buffer: Buffer, completions: Completions | None = None, *, minimum: int | None = None, token: Any = None) -> Operation:
+        """Done when at least `minimum` (default: all) bytes of `buffer` are filled, or the stream ended. Result: the count; less than
+        minimum means the end of the stream. One read at a time per stream: a second one is a ValueError."""
+    def finish(self) -> None:
+        """No more writes; what is queued still goes."""
+    def post_finished(self, completions: Completions | None = None, *, token: Any = None) -> Operation:
+        """Done when the peer's transport has acknowledged all of it, end included."""
+    def reset(self, code: int = 0) -> None: ...
+    def stop(self, code: int = 0) -> None:
+        """Ask the peer to stop sending; unread data is dropped."""
+
+def spki_fingerprint(certificate_der: bytes) -> bytes:
+    """SHA-256 of the certificate's SubjectPublicKeyInfo."""

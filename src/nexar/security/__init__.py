@@ -1,0 +1,1 @@
+"""Who may come in: authority, credentials, names, TLS material."""

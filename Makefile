@@ -1,0 +1,53 @@
+# Everything a developer types. Each target does its own set-up, so a fresh clone needs no other command.
+# Another interpreter beside the usual one:  make test PYTHON=python3.13 VENV=.venv313
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+export PYTHON VENV
+bin := $(VENV)/bin
+has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types format bench fuzz wheels clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make the virtual environment; build nexar-quic when cargo is there
+	@setup/all.sh
+
+demo: setup ## see the transports move bytes between processes
+	@$(bin)/python examples/transports.py
+
+test: setup ## run every test
+	@if [ ! -d quic/tests ]; then paths="tests"; \
+	elif $(has_quic); then paths="tests quic/tests"; \
+	else paths="tests"; echo "quic/tests not run: nexar_quic cannot be imported (see the notice of make setup)"; fi; \
+	set -x; $(bin)/python -m pytest $$paths $(PYTEST_ARGS)
+
+lint: setup ## formatting, lint rules, import rules; Rust too when cargo is there
+	@setup/lint.sh
+
+types: setup ## mypy --strict on src
+	$(bin)/mypy
+
+format: setup ## rewrite the sources in the common format
+	$(bin)/ruff format .
+	$(bin)/ruff check --fix-only --quiet .
+	@if command -v cargo >/dev/null && [ -f quic/Cargo.toml ]; then cargo fmt --manifest-path quic/Cargo.toml; fi
+
+bench: setup ## measure the transports
+	@$(bin)/python benchmarks/transport.py
+
+fuzz: setup ## hostile input, for as long as it takes
+	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
+
+wheels: setup ## build the wheels of both packages into dist/
+	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+	@if command -v cargo >/dev/null; then set -x; $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist ./quic; \
+	else echo "nexar-quic not built: no cargo on PATH"; fi
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Everything `make setup` does, one at a time: two makes at once on one environment would trip over each other.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export VENV=${VENV:-.venv}
+mkdir -p "$VENV"
+if command -v flock >/dev/null; then
+    exec 9>"$VENV/.nexar-lock"
+    flock 9
+fi
+setup/environment.sh
+setup/system.sh
+if [ -n "${NO_QUIC:-}" ]; then
+    echo "QUIC off: NO_QUIC is set; TLS, shared memory and in-memory transports work"
+else
+    setup/quic.sh
+fi

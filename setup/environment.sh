@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Make the virtual environment: nexar editable with its development tools.
+# Does nothing when pyproject.toml and the interpreter are those of the last time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=${VENV:-.venv}
+
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+command -v "$python" >/dev/null || fail "no interpreter '$python'; nexar needs Python 3.11 or newer (make setup PYTHON=/path/to/python3.11)"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "'$python' is $("$python" --version 2>&1); nexar needs Python 3.11 or newer (make setup PYTHON=/path/to/python3.11)"
+"$python" -c 'import venv, ensurepip' 2>/dev/null ||
+    fail "'$python' has no venv module; on Debian and Ubuntu: apt-get install python3-venv"
+
+wanted=$({ "$python" -c 'import sys; print(sys.version, sys.base_prefix)'; cat pyproject.toml; } | cksum)
+stamp=$venv/.nexar-environment
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+
+echo "setup: making $venv with $("$python" --version)"
+"$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+printf '%s\n' "$wanted" >"$stamp"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What a change must pass before its tests matter. Runs everything and fails at the end, so one round shows all there is.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=${VENV:-.venv}/bin
+status=0
+
+check() {
+    printf '+ %s\n' "$*"
+    "$@" || status=1
+}
+
+check "$bin/ruff" check .
+check "$bin/ruff" format --check .
+check "$bin/lint-imports" --no-cache
+if [ ! -f quic/Cargo.toml ]; then
+    echo "Rust not checked: quic/ holds no crate"
+elif command -v cargo >/dev/null; then
+    check cargo fmt --manifest-path quic/Cargo.toml --check
+    check cargo clippy --quiet --manifest-path quic/Cargo.toml --all-targets -- -D warnings
+else
+    echo "Rust not checked: no cargo on PATH"
+fi
+exit "$status"

@@ -1,0 +1,1 @@
+"""nexar: a distributed runtime for Python."""

@@ -1,0 +1,50 @@
+"""What every error class is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+from nexar.types import Rank
+
+_Error = TypeVar("_Error", bound="NexarError")
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def facts(cls: type[_Error]) -> type[_Error]:
+    """Make the annotations keyword-only constructor arguments; identity, hash and repr stay those of an exception."""
+    return dataclass(eq=False, repr=False, kw_only=True)(cls)
+
+
+class NexarError(Exception):
+    """Root of the tree: `except nexar.NexarError` catches everything nexar raises on purpose."""
+
+    def __post_init__(self) -> None:
+        """Called once the facts are set."""
+        self.args = (self._message(),)
+
+    def _message(self) -> str:
+        raise NotImplementedError(f"{type(self).__name__} has facts but no message")
+
+    def _travelling_facts(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle text and facts as they are, without building the message again."""
+        return _rebuild, (type(self), self.args, self._travelling_facts())
+
+
+def _rebuild(cls: type[NexarError], args: tuple[Any, ...], facts: dict[str, Any]) -> NexarError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+def list_ranks(ranks: Sequence[Rank]) -> str:
+    """`rank 3`, `ranks 1, 2`, `ranks none`."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + (", ".join(str(rank) for rank in ranks) or "none")
+
+
+def during(operation: str | None) -> str:
+    """The clause that names the interrupted operation, if there was one."""
+    return f" during {operation}" if operation else ""

@@ -1,0 +1,54 @@
+"""Errors on the way in."""
+
+from collections.abc import Mapping, Sequence
+
+from nexar.errors.base import NexarError, facts
+from nexar.types import format_seconds
+
+
+@facts
+class JoinRefused(NexarError, ConnectionError):
+    """The seed answered, and said no."""
+
+    reason: str
+    address: str | None = None
+
+    def _message(self) -> str:
+        return f"the seed{f' at {self.address}' if self.address else ''} refused this node: {self.reason}"
+
+
+@facts
+class SeedUnreachable(NexarError, ConnectionError):
+    """Nobody answered at any address of the seed."""
+
+    addresses: Sequence[str]
+    attempts: int
+    cause: str
+    timeout: float | None = None
+
+    def _message(self) -> str:
+        span = "" if self.timeout is None else f" in {format_seconds(self.timeout)}"
+        return (
+            f"no seed at {', '.join(self.addresses) or 'any address'} after {self.attempts} attempts{span} "
+            f"(last: {self.cause}); check that the seed runs and that its port is open for UDP and TCP"
+        )
+
+
+@facts
+class FormationTimeout(NexarError, TimeoutError):
+    """The cluster did not form in time."""
+
+    joined: Sequence[str]
+    """Who came, as text."""
+    expected: int
+    refused: Mapping[str, str]
+    """Who was turned away, and why."""
+    timeout: float
+
+    def _message(self) -> str:
+        refused = "; ".join(f"{who}: {why}" for who, why in self.refused.items()) or "nobody"
+        return (
+            f"{len(self.joined)} of {self.expected} nodes joined in {format_seconds(self.timeout)} "
+            f"(joined: {', '.join(self.joined) or 'nobody'}; refused: {refused}); "
+            "start the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"
+        )

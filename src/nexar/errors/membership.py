@@ -1,0 +1,89 @@
+"""Errors that mean: the members are no longer who they were."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nexar.errors.base import NexarError, facts, list_ranks
+from nexar.types import Rank, format_seconds
+
+
+@facts
+class MembershipChanged(NexarError):
+    """The members changed. `communicator` is the successor: new rank, new size, next epoch."""
+
+    communicator: Any
+    """Stays in this process: None in a copy that was pickled."""
+    lost: Mapping[Rank, str]
+    """Old rank to cause."""
+    joined: Sequence[Rank]
+    """New ranks."""
+    completed_by_all: int | None
+    """Sequence of the last operation that finished everywhere."""
+
+    def _message(self) -> str:
+        lost = "; ".join(f"rank {rank}: {cause}" for rank, cause in self.lost.items()) or "nobody"
+        done = "no operation" if self.completed_by_all is None else f"operation #{self.completed_by_all}"
+        return (
+            f"the membership changed (lost: {lost}; joined: {list_ranks(self.joined)}; finished by all: {done}); "
+            "go on with the .communicator of this error"
+        )
+
+    def _travelling_facts(self) -> dict[str, Any]:
+        return {**self.__dict__, "communicator": None}
+
+
+@facts
+class Expelled(NexarError):
+    """The others agreed to go on without this node."""
+
+    epoch: int
+    reason: str
+    rank: Rank | None = None
+
+    def _message(self) -> str:
+        who = "this node" if self.rank is None else f"this node (rank {self.rank})"
+        return f"{who} was expelled in epoch {self.epoch}: {self.reason}; start a new process to join again"
+
+
+@facts
+class Revoked(NexarError):
+    """The communicator is over, for every member."""
+
+    communicator: str
+    reason: str
+    rank: Rank | None = None
+    """Who revoked it."""
+
+    def _message(self) -> str:
+        by = "" if self.rank is None else f" by rank {self.rank}"
+        return (
+            f"communicator {self.communicator} was revoked{by}: {self.reason}; make a new one with shrink() or split()"
+        )
+
+
+@facts
+class NoQuorum(NexarError):
+    """No majority of the membership can be reached, so nobody here may go on."""
+
+    alive: Sequence[Rank]
+    needed: int
+
+    def _message(self) -> str:
+        return (
+            f"only {list_ranks(self.alive)} can be reached, a majority needs {self.needed}; "
+            "the other side may be going on: restart this one, or mend the network"
+        )
+
+
+@facts
+class RecoveryTimeout(NexarError, TimeoutError):
+    """A majority is there, but it did not agree in time."""
+
+    missing_votes: Sequence[Rank]
+    timeout: float
+
+    def _message(self) -> str:
+        return (
+            f"no agreement on the next membership in {format_seconds(self.timeout)}; no vote from "
+            f"{list_ranks(self.missing_votes)}; look there, or raise NEXAR_RECOVERY_TIMEOUT_SECS"
+        )

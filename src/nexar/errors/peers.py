@@ -1,0 +1,57 @@
+"""Errors of one line to one peer."""
+
+from nexar.errors.base import NexarError, during, facts
+from nexar.types import NodeId, Rank, describe_peer
+
+
+@facts
+class PeerError(NexarError, ConnectionError):
+    """One peer is the reason. What is not known of it is None; then the node or the address names it."""
+
+    rank: Rank | None = None
+    node: NodeId | None = None
+    address: str | None = None
+
+    @property
+    def peer(self) -> str:
+        """The peer, named by all that is known of it."""
+        return describe_peer(self.rank, self.node, self.address)
+
+    def _message(self) -> str:
+        return f"{self.peer} failed; see its own log"
+
+
+@facts
+class PeerLost(PeerError):
+    """The peer is gone: its connection ended, its process died, or it fell silent."""
+
+    cause: str
+    """How it was noticed; with the traceback when the peer raised."""
+    operation: str | None = None
+
+    def _message(self) -> str:
+        return f"lost {self.peer}{during(self.operation)}: {self.cause}; go on without it, or start it again"
+
+
+@facts
+class PeerMisbehaved(PeerError):
+    """The peer broke the protocol; its connection was ended."""
+
+    what: str
+
+    def _message(self) -> str:
+        return f"{self.peer} broke the protocol: {self.what}; check that it runs the same version of nexar"
+
+
+@facts
+class LinkClosed(NexarError, ConnectionError):
+    """The link, or what it belongs to, was closed on this side."""
+
+    rank: Rank | None = None
+    node: NodeId | None = None
+    address: str | None = None
+    operation: str | None = None
+
+    def _message(self) -> str:
+        peer = describe_peer(self.rank, self.node, self.address)
+        return f"the link to {peer} was closed on this side{during(self.operation)}; use it before closing it"

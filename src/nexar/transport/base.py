@@ -163,9 +163,10 @@ class Carrier(ABC):
         """The peer may now be told to send payload `transfer`; it lands in `into` (writable, contiguous bytes)."""
 
     @abstractmethod
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> None:
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
         """Let the rest of an expected payload land elsewhere (same size), moving what has arrived; None: discard it.
-        On return the old memory is free. Unknown or finished transfers are ignored. A discarded payload is not reported."""
+        On return the old memory is free. A discarded payload is not reported any more. False: the transfer is unknown, or
+        every byte has already landed in the old memory (then payload_arrived has been or will be called)."""
 
     @abstractmethod
     def send_payload(self, transfer: int, data: memoryview) -> None:
@@ -214,6 +215,11 @@ class Transport(ABC):
     @abstractmethod
     def poll(self) -> bool:
         """Drive once without blocking. True if anything happened. Only ever called by one thread at a time."""
+
+    @property
+    def spins(self) -> bool:
+        """True while news may come without any descriptor showing it at once (shared memory), so that looking again beats sleeping."""
+        return False
 
     def arm(self) -> bool:
         """About to sleep: make sure a descriptor will end it. False: do not sleep, something has come. Default: nothing to do."""

@@ -1,0 +1,118 @@
+"""The only reader of the process environment.
+
+For each setting the first of these that gives a value wins: an argument, the variable `NEXAR_*`, the TOML file that
+`NEXAR_CONFIG` names, the default. Where each value came from is kept, so that a user can ask. A variable or key that
+is nearly a setting is a mistake, not a wish to be ignored: it is refused, with the nearest name.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nexar.config import Config, Refused, Setting, settings
+from nexar.errors import ConfigError
+
+PREFIX = "NEXAR_"
+FILE_VARIABLE = "NEXAR_CONFIG"
+
+LAUNCHER_VARIABLES: frozenset[str] = frozenset()
+"""Variables a launcher of ours sets for its children that are no settings."""
+
+DEFAULT = "default"
+ARGUMENT = "argument"
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The settings in force, and for each the origin: `argument`, the variable, the file, or `default`."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    value: object
+    origin: str
+
+
+def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Effective:
+    """Collect the settings from everywhere. `environ` stands in for the process environment in tests."""
+    texts = _present(os.environ if environ is None else environ)
+    given = {**_from_file(texts.get(FILE_VARIABLE)), **_from_variables(texts), **_from_arguments(arguments or {})}
+    values: dict[str, Any] = {name: one.value for name, one in given.items()}
+    origins = {setting.name: given[setting.name].origin if setting.name in given else DEFAULT for setting in settings()}
+    return Effective(Config(**values), origins)
+
+
+def _present(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our variables, trimmed; an empty one counts as unset."""
+    ours = {name: text.strip() for name, text in environ.items() if name.startswith(PREFIX)}
+    return {name: text for name, text in ours.items() if text}
+
+
+def _from_variables(texts: Mapping[str, str]) -> dict[str, _Given]:
+    by_variable = {setting.variable: setting for setting in settings()}
+    given = {}
+    for variable, text in texts.items():
+        setting = by_variable.get(variable)
+        if setting is not None:
+            given[setting.name] = _Given(_parse(setting, text), variable)
+        elif variable != FILE_VARIABLE and variable not in LAUNCHER_VARIABLES:
+            raise _unknown(variable, (*by_variable, FILE_VARIABLE), "a variable of nexar")
+    return given
+
+
+def _from_file(path: str | None) -> dict[str, _Given]:
+    if path is None:
+        return {}
+    by_name = {setting.name: setting for setting in settings()}
+    given = {}
+    for name, value in _load(path).items():
+        if name not in by_name:
+            raise _unknown(name, by_name, f"a setting, in {path}")
+        given[name] = _Given(_accept(by_name[name], value, path), path)
+    return given
+
+
+def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
+    by_name = {setting.name: setting for setting in settings()}
+    for name in arguments:
+        if name not in by_name:
+            raise _unknown(name, by_name, "a setting")
+    return {name: _Given(value, ARGUMENT) for name, value in arguments.items()}
+
+
+def _load(path: str) -> dict[str, Any]:
+    """Read the file: settings at the top level, under the names of the fields of `Config`."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(variable=FILE_VARIABLE, value=path, allowed="a readable TOML file", hint=reason) from error
+
+
+def _parse(setting: Setting, text: str) -> object:
+    try:
+        return setting.kind.parse(text)
+    except Refused:
+        raise setting.refuse(text) from None
+
+
+def _accept(setting: Setting, value: object, path: str) -> object:
+    """A value of the file: of its TOML type, or as the text the variable would have."""
+    try:
+        return setting.kind.parse(value.strip()) if isinstance(value, str) else setting.kind.accept(value)
+    except Refused:
+        raise setting.refuse(value, hint=f"in {path}") from None
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> ConfigError:
+    """A name we do not know. Its value is not shown: a mistyped token is still a token."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "run `nexar config` for the list"
+    return ConfigError(variable=name, value="…", allowed=f"nothing: it is not {what}", hint=hint)

@@ -1,0 +1,61 @@
+"""The names users write, pinned: adding one is a decision, losing one is a break."""
+
+import tomllib
+
+import nexar
+from tests.architecture.sources import PACKAGE, ROOT
+
+NAMES = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "BufferMismatch",
+    "Cancelled",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Config",
+    "ConfigError",
+    "DeviceError",
+    "Expelled",
+    "FormationTimeout",
+    "InternalError",
+    "JoinRefused",
+    "LinkClosed",
+    "MembershipChanged",
+    "NexarError",
+    "NoQuorum",
+    "OperationTimeout",
+    "PeerError",
+    "PeerLost",
+    "PeerMisbehaved",
+    "RecoveryTimeout",
+    "RemoteError",
+    "Revoked",
+    "RpcCancelled",
+    "RpcError",
+    "RpcOverloaded",
+    "RpcTimeout",
+    "SeedUnreachable",
+    "UnknownFunction",
+    "UsageError",
+    "VersionMismatch",
+]
+
+
+def test_the_front_door_shows_exactly_these_names():
+    assert nexar.__all__ == NAMES
+    assert all(hasattr(nexar, name) for name in NAMES)
+
+
+def test_the_package_says_the_version_it_is_sold_under():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert nexar.__version__ == project["version"]
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed():
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_only_the_agreed_packages_are_needed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {requirement.split(">=")[0] for requirement in project["dependencies"]}
+    assert needed == {"cryptography", "ml-dtypes", "msgspec", "numpy", "rich", "typer"}

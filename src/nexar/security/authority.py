@@ -1,0 +1,133 @@
+"""The cluster's certificate authority: a key, and the certificates it signs.
+
+An authority serves one cluster. It certifies public keys and never sees a private one: the node makes its key, the
+authority answers with a certificate. Validity begins a little in the past, because the clocks of two hosts differ.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nexar.security.credentials import Credentials
+from nexar.security.identity import check_cluster, node_name
+from nexar.types import NodeId
+
+CLOCK_SKEW: Final = timedelta(minutes=10)
+AUTHORITY_LIFETIME: Final = timedelta(days=3650)
+CERTIFICATE_LIFETIME: Final = timedelta(days=365)
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """A node's private key. It stays in the process that made it."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def make_credentials(
+    node: NodeId, cluster: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> Credentials:
+    """What a node shows: its own key with the certificate the authority gave for it."""
+    return Credentials(
+        node=node,
+        cluster=check_cluster(cluster),
+        certificate_chain=certificate.public_bytes(Encoding.PEM),
+        private_key=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+
+
+class Authority:
+    """Signs the certificates of one cluster."""
+
+    def __init__(self, cluster: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        """From parts that exist already; `create` makes new ones."""
+        self.cluster = check_cluster(cluster)
+        self.certificate = certificate
+        self._key = key
+
+    @classmethod
+    def create(cls, cluster: str) -> Authority:
+        """A new authority with a key of its own."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        return cls(cluster, key, _self_signed(check_cluster(cluster), key))
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """What others must trust to believe this authority."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def issue(
+        self, node: NodeId, public_key: CertificatePublicKeyTypes, lifetime: timedelta = CERTIFICATE_LIFETIME
+    ) -> x509.Certificate:
+        """A certificate that `public_key` is the key of `node`, for both ends of a connection."""
+        name = node_name(node, self.cluster)
+        unsigned = (
+            _begin(name, self.certificate.subject, public_key, lifetime)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(_BOTH_ENDS, critical=False)
+            .add_extension(self._issuer_key(), critical=False)
+        )
+        return unsigned.sign(self._key, hashes.SHA256())
+
+    def admit(self, node: NodeId) -> Credentials:
+        """Credentials for a node of this very process: makes the key and certifies it in one step."""
+        key = make_key()
+        return make_credentials(node, self.cluster, key, self.issue(node, key.public_key()))
+
+    def _issuer_key(self) -> x509.AuthorityKeyIdentifier:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+
+
+_BOTH_ENDS: Final = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+
+
+def _self_signed(cluster: str, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = f"{cluster}.nexar"
+    unsigned = (
+        _begin(name, _subject(name), key.public_key(), AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+    )
+    return unsigned.sign(key, hashes.SHA256())
+
+
+def _begin(
+    name: str, issuer: x509.Name, public_key: CertificatePublicKeyTypes, lifetime: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_subject(name))
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

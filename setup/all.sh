@@ -3,9 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export VENV=${VENV:-.venv}
-mkdir -p "$VENV"
 if command -v flock >/dev/null; then
-    exec 9>"$VENV/.nexar-lock"
+    exec 9<setup # a folder can be locked, and is there anyway
     flock 9
 fi
 setup/environment.sh

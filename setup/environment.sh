@@ -14,11 +14,16 @@ command -v "$python" >/dev/null || fail "no interpreter '$python'; nexar needs P
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     fail "'$python' has no venv module; on Debian and Ubuntu: apt-get install python3-venv"
 
-wanted=$({ "$python" -c 'import sys; print(sys.version, sys.base_prefix)'; cat pyproject.toml; } | cksum)
+interpreter=$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
+wanted="$interpreter $(cksum <pyproject.toml)"
 stamp=$venv/.nexar-environment
-if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+made=$(cat "$stamp" 2>/dev/null || true)
+if [ -x "$venv/bin/python" ] && [ "$made" = "$wanted" ]; then exit 0; fi
 
 echo "setup: making $venv with $("$python" --version)"
-"$python" -m venv "$venv"
+clear=()
+# Packages of one interpreter are of no use to another. Only an environment is ever cleared, never a folder given by mistake.
+if [ -f "$venv/pyvenv.cfg" ] && [ "${made#"$interpreter "}" = "$made" ]; then clear=(--clear); fi
+"$python" -m venv ${clear[@]+"${clear[@]}"} "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 printf '%s\n' "$wanted" >"$stamp"

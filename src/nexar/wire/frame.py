@@ -89,7 +89,7 @@ class Frame(NamedTuple):
     message: int = 0
     transfer: int = 0
     length: int = 0
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count, which nobody asks a frame for
     body: int = 0
 
 

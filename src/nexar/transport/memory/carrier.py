@@ -1,0 +1,306 @@
+"""A carrier between two nodes of one process: two pipes, and the twin at the other end.
+
+Who does what: a verb changes a pipe and puts the twin on its node's list of carriers to look at; the twin's driving
+thread takes things out and calls the sink. `drive` is the only function that calls a sink.
+
+No lock is held while a sink runs, and yet none runs after abort(): the driving thread first names the carrier it
+enters and then looks whether it has ended; abort first ends the carrier and then looks whether it is entered. One of
+the two sees the other, and abort waits until the driving thread has left.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Protocol
+
+from nexar.clock import Clock
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink, Waker
+from nexar.transport.memory.pipe import NEVER, Broken, Departure, Ending, Landing, Parcel, Pipe
+from nexar.transport.memory.weather import Verdict, Way, Weather
+from nexar.wire.codec import MAX_CHUNK_BYTES
+from nexar.wire.frame import HEADER_BYTES, FrameError, Kind, Lane, decode
+
+_FRAMES_PER_TURN: Final = 256  # then the node's other carriers have their turn
+_WEATHER_CHUNK_BYTES: Final = 64 << 10  # small, so that a cut can come in the middle of a payload
+_NEWS_OF_ROOM_BYTES: Final = (
+    64 << 10
+)  # a sender may be waiting for its queue to shrink: tell it when it did by this much
+_OURS: Final = frozenset(int(kind) for kind in (Kind.CHUNK, Kind.FINISH, Kind.HELLO))  # a transport's own kinds
+_BOTH_FINISHED: Final = "both sides have finished"
+
+
+class Surroundings(Protocol):
+    """What a carrier asks of its network."""
+
+    clock: Clock
+    weather: Weather | None
+
+
+class Home(Protocol):
+    """What a carrier asks of its own node's transport."""
+
+    waker: Waker
+
+    def make_ready(self, carrier: MemoryCarrier) -> None:
+        """Any thread: the driving thread shall look at this carrier."""
+
+    def hold(self, carrier: MemoryCarrier, due: float) -> None:
+        """Driving thread: look at this carrier again at `due`."""
+
+    def forget(self, carrier: MemoryCarrier) -> None:
+        """Any thread: the carrier has ended."""
+
+    def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
+        """Whether another thread may be inside a sink of this carrier, and this one may wait for it."""
+        ...
+
+
+class MemoryCarrier(Carrier):
+    """See the module's law."""
+
+    scheme = "memory"
+
+    def __init__(
+        self, home: Home, network: Surroundings, peer: Peer, way: Way, *, out: Pipe, inbound: Pipe, dialed: bool
+    ) -> None:
+        self.peer = peer
+        self.dialed = dialed
+        self._home = home
+        self._network = network
+        self._way = way  # of what comes in
+        self._out = out
+        self._in = inbound
+        self._twin: MemoryCarrier = self  # written once, by join()
+        self._sink: Sink | None = None  # written once, by attach()
+        self._error: CarrierLost | None = None  # why it ended; written once, under the lock of _out
+        self._scheduled = False  # on the list of its node; set by senders, cleared by the driving thread
+        self._left = threading.Event()  # set by the driving thread whenever it leaves a carrier that has ended
+
+    def join(self, twin: MemoryCarrier) -> None:
+        """Name the other end, before anybody else knows the two."""
+        self._twin, twin._twin = twin, self
+
+    def attach(self, sink: Sink) -> None:
+        self._sink = sink
+        self.schedule()
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:  # noqa: ARG002 - a lane keeps every communicator in order
+        copied = bytes(body[0]) if len(body) == 1 else b"".join(body)
+        due = 0.0 if self._network.weather is None else self._due()
+        out = self._out
+        with out.lock:
+            if self._error is not None or out.finished:
+                self._check_sending()
+            out.put_frame(lane, (header, copied, due))
+        self._twin.schedule()
+
+    def queued_bytes(self, lane: Lane) -> int:
+        return self._out.queued_bytes(lane)
+
+    def send_payload(self, transfer: int, data: memoryview) -> None:
+        due = self._due()
+        with self._out.lock:
+            self._check_sending()
+            if transfer in self._out.departures:
+                raise ValueError(f"payload {transfer} is being sent already")
+            if not self._out.unread:
+                self._out.departures[transfer] = Departure(data, due)
+        self._twin.schedule()
+
+    def withdraw_payload(self, transfer: int) -> None:
+        self._check()
+        self._out.withdraw(transfer)
+        self._twin.schedule()  # a half-close may have waited behind it
+
+    def finish(self) -> None:
+        due = self._due()
+        with self._out.lock:
+            if self._out.finished:
+                return
+            self._check()
+            self._out.finished = True
+            self._out.endings.append(Ending(None, due))
+        self._twin.schedule()
+
+    def _due(self) -> float:
+        network = self._network
+        weather = network.weather
+        if weather is None:
+            return 0.0
+        return network.clock.now() + weather.delay(Way(self._way.destination, self._way.source))
+
+    def _check(self) -> None:
+        error = self._error
+        if (
+            error is not None
+        ):  # a new object each time: one that is raised twice would carry the first one's frames along
+            raise CarrierLost(error.kind, error.reason)
+
+    def _check_sending(self) -> None:
+        self._check()
+        if self._out.finished:
+            raise CarrierLost("closed", "this side has finished")
+
+    # -- receiving ---------------------------------------------------------------------------------------------
+
+    def expect_payload(self, transfer: int, into: memoryview) -> None:
+        if into.readonly:
+            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+        with self._in.lock:
+            self._check()
+            if transfer in self._in.landings:
+                raise ValueError(f"payload {transfer} is expected already")
+            self._in.landings[transfer] = Landing(into)
+
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
+        self._check()
+        return self._in.redirect(transfer, into)
+
+    # -- being driven ------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Any thread: there is, or may be, something for this carrier's driving thread. Twice does no harm."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._home.make_ready(self)
+
+    def drive(self) -> None:
+        """Driving thread only: take in what is there, frames first, then one chunk."""
+        self._scheduled = False  # before looking: what is sent from now on schedules again
+        sink = self._sink
+        if sink is None or self._error is not None:
+            return
+        weather = self._network.weather
+        try:
+            if weather is not None:
+                self._drive_in(weather, sink)
+            elif self._take_frames(sink):
+                self._take_payload_or_ending(sink, MAX_CHUNK_BYTES)
+        except Broken as broken:
+            self._lose(CarrierLost(broken.kind, broken.reason), sink)
+
+    def left(self) -> None:
+        """The driving thread is out of this carrier."""
+        if self._error is not None:
+            self._left.set()
+
+    def _take_frames(self, sink: Sink) -> bool:
+        """False: the carrier has ended."""
+        taken_bytes = 0
+        for _ in range(_FRAMES_PER_TURN):
+            parcel = self._in.take_frame()
+            if parcel is None:
+                break
+            taken_bytes += len(parcel[1])
+            self._deliver(parcel, sink)
+            if self._error is not None:
+                return False
+        else:
+            self.schedule()
+        if taken_bytes >= _NEWS_OF_ROOM_BYTES:
+            self._twin._home.waker.kick()
+        return True
+
+    def _deliver(self, parcel: Parcel, sink: Sink) -> None:
+        header, body, _ = parcel
+        if len(header) != HEADER_BYTES:
+            raise Broken("misbehaved", f"a frame with a header of {len(header)} bytes")
+        try:
+            frame = decode(header)
+        except FrameError as error:
+            raise Broken("misbehaved", str(error)) from None
+        if frame.body != len(body):
+            raise Broken("misbehaved", f"a frame of {len(body)} bytes that claims {frame.body}")
+        if frame.kind in _OURS:
+            raise Broken("misbehaved", f"a frame of kind {frame.kind} where none belongs")
+        sink.frame_arrived(self, frame, memoryview(body))
+
+    def _take_payload_or_ending(self, sink: Sink, limit: int) -> None:
+        pipe = self._in
+        if pipe.departures:
+            transfer = pipe.copy_chunk(limit)
+            if transfer is not None and self._error is None:
+                sink.payload_arrived(self, transfer)
+        elif pipe.endings and not pipe.waiting():
+            self._take_ending(pipe.endings.popleft(), sink)
+        if pipe.departures or pipe.endings:
+            self.schedule()
+
+    def _take_ending(self, ending: Ending, sink: Sink) -> None:
+        if ending.reason is not None:
+            raise Broken("peer", ending.reason)
+        sink.carrier_finished(self)
+        self._in.drained = True  # each side says so first and looks at the other then: one of them sees both
+        if self._out.drained:
+            self._close(CarrierLost("closed", _BOTH_FINISHED))
+            self._twin._close(CarrierLost("closed", _BOTH_FINISHED))
+
+    # -- weather -----------------------------------------------------------------------------------------------
+
+    def _drive_in(self, weather: Weather, sink: Sink) -> None:
+        while self._error is None:
+            verdict = weather.judge(self._way, self._in.taken_frames, self._in.payload_bytes)
+            if verdict is Verdict.CUT:
+                raise Broken("peer", "the connection was cut")
+            if verdict is Verdict.HOLD:
+                return
+            now = self._network.clock.now()
+            parcel = self._in.take_due_frame(now)
+            if parcel is not None:
+                self._deliver(parcel, sink)
+            else:
+                self._take_what_is_due(now, sink)
+                return
+
+    def _take_what_is_due(self, now: float, sink: Sink) -> None:
+        if self._in.rest_due() <= now:
+            self._take_payload_or_ending(sink, _WEATHER_CHUNK_BYTES)
+        due = self._in.next_due()
+        if now < due < NEVER:
+            self._home.hold(self, due)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        if self._close(CarrierLost("closed", reason)):
+            self._tell_twin(reason)
+        while self._home.is_driven_elsewhere(self):
+            self._left.wait()
+
+    def _lose(self, error: CarrierLost, sink: Sink) -> None:
+        if self._close(error):
+            self._tell_twin(error.reason)
+            sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
+
+    def _close(self, error: CarrierLost) -> bool:
+        """End this side: none of its memory is touched afterwards. False if it had ended before."""
+        with self._out.lock:
+            if self._error is not None:
+                return False
+            self._error = error
+            self._out.stop_sending()
+        self._in.stop_receiving()
+        self._home.forget(self)
+        return True
+
+    def _tell_twin(self, reason: str) -> None:
+        due = self._due()
+        with self._out.lock:
+            self._out.endings.append(Ending(reason, due))
+        self._twin.schedule()
+
+    def abandon(self) -> None:
+        """In a forked child, where a lock may be held by a thread that is not there: end without touching anything."""
+        self._error = CarrierLost("closed", "this process is a fork of the one that made the carrier")
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "bytes_sent": sum(self._out.sent_bytes) + self._out.payload_bytes,
+            "bytes_received": sum(self._in.taken_bytes) + self._in.payload_bytes,
+            "frames_sent": self._out.sent_frames,
+            "frames_received": self._in.taken_frames,
+            "payload_bytes_sent": self._out.payload_bytes,
+            "payload_bytes_received": self._in.payload_bytes,
+        }

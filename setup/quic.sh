@@ -13,6 +13,7 @@ off() {
 
 [ -f quic/pyproject.toml ] || off "quic/ holds no package to build" "nothing to be done"
 if ! command -v cargo >/dev/null; then
+    if "$venv/bin/python" -c 'import nexar_quic' 2>/dev/null; then exit 0; fi # somebody installed a wheel
     off "no cargo on PATH" "install Rust from your distribution or rustup and run make setup again"
 fi
 

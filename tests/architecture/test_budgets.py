@@ -16,7 +16,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @pytest.mark.parametrize("path", files(".py", ".pyi", ".rs", ".sh"), ids=shown)
 def test_a_file_is_short_enough_to_be_read(path):
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+    lines = path.read_text().count("\n")
+    assert lines <= MOST_LINES
 
 
 @pytest.mark.parametrize("path", files(".py", ".pyi", ".rs", ".sh"), ids=shown)

@@ -1,0 +1,68 @@
+"""The completion queue of an endpoint, served by one thread at a time.
+
+Law: an operation's `token` is a bound method that takes the operation. The driving thread waits in `turn`, which drives
+the endpoint natively, and then calls the tokens of what finished, in that order, with no lock held. A chore that only
+the driving thread may do (a call of a sink, above all) is left to it by `defer`.
+
+Whatever leaves a handler (a sink that raises, Ctrl-C at the wrong moment) leaves it half done: the owner of the handler
+is told and gives up its connection, the rest of the queue waits for the next turn, and the exception goes on its way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from nexar_quic import Completions, Endpoint, Operation
+
+
+class Handler(Protocol):
+    """The owner of a token."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """A handler of this owner was left by `error`. Must not call a sink."""
+
+
+class Driver:
+    """Waits for operations and calls who posted them."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.completions = Completions(endpoint)
+        self._finished: deque[Operation] = deque()  # the driving thread's: done, and not served yet
+        self._chores: deque[Callable[[], None]] = deque()  # appended by any thread, done by the driving one
+
+    def turn(self, timeout: float, spin: float) -> bool:
+        """Wait at most `timeout` seconds, serve what finished. True if anything happened."""
+        if self._finished or self._chores:
+            timeout = spin = 0.0
+        operations, descriptors = self.completions.wait(timeout, spin=spin)
+        if operations:
+            self._finished.extend(operations)
+        happened = bool(self._finished or descriptors)
+        if self._finished:
+            self._serve()
+        return self._do_chores() or happened
+
+    def defer(self, chore: Callable[[], None]) -> None:
+        """Let the driving thread do this soon. Callable from any thread."""
+        self._chores.append(chore)
+        self.completions.kick()
+
+    def _serve(self) -> None:
+        finished = self._finished
+        while finished:
+            operation = finished.popleft()
+            try:
+                operation.token(operation)
+            except BaseException as error:
+                owner: Handler = operation.token.__self__
+                owner.interrupted(error)
+                raise
+
+    def _do_chores(self) -> bool:
+        done = False
+        while self._chores:
+            self._chores.popleft()()
+            done = True
+        return done

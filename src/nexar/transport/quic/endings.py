@@ -1,0 +1,86 @@
+"""How a connection ends, in the words of the contract: foreign errors are mapped here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from nexar_quic import ConnectionLost, EndpointClosed, ForkedError, QuicError
+
+from nexar.transport.base import CarrierLost
+
+MAX_REASON_BYTES: Final = 512
+"""A reason must fit into one packet beside its frame."""
+
+
+class CloseCode(IntEnum):
+    """Says why, to the peer. 0 is what an endpoint sends that goes away without a word. Never reuse a number."""
+
+    DONE = 1  # both sides have finished and received everything
+    ABORTED = 2
+    MISBEHAVED = 3  # you broke the protocol
+    REFUSED = 4  # the handshake was fine, but you are not who you should be
+    FAULT = 5  # something broke on this side
+
+
+_TOLD: Final = {
+    CloseCode.DONE: "the peer closed the connection as if both sides had finished",
+    CloseCode.ABORTED: "the peer aborted",
+    CloseCode.MISBEHAVED: "the peer says that this side broke the protocol",
+    CloseCode.REFUSED: "the peer refuses this node",
+    CloseCode.FAULT: "the peer had a fault",
+}
+_KINDS: Final = {
+    "closed": "closed",
+    "peer_closed": "peer",
+    "timed_out": "timeout",
+    "reset": "peer",
+    "protocol": "misbehaved",
+}
+_CODES: Final = {"misbehaved": CloseCode.MISBEHAVED, "fault": CloseCode.FAULT}
+
+
+def finished_already() -> CarrierLost:
+    """Raised to who sends after finish()."""
+    return CarrierLost("closed", "this side has finished: nothing more can be sent")
+
+
+def ended_politely() -> CarrierLost:
+    """The end that is no loss."""
+    return CarrierLost("closed", "both sides have finished")
+
+
+def again(error: CarrierLost) -> CarrierLost:
+    """The same once more: one that is raised twice would keep the first one's frames, and their buffers, alive."""
+    return CarrierLost(error.kind, error.reason)
+
+
+def to_carrier_lost(error: QuicError | ForkedError) -> CarrierLost:
+    """What a verb raises, and a sink is told, when the native package raised `error`."""
+    if isinstance(error, ConnectionLost):
+        return CarrierLost(_KINDS.get(error.kind, "fault"), _reason(error))
+    if isinstance(error, EndpointClosed):
+        return CarrierLost("closed", f"the endpoint is closed: {error}")
+    if isinstance(error, ForkedError):
+        return CarrierLost("fault", "this process was forked; the connection belongs to its parent")
+    return CarrierLost("fault", str(error))
+
+
+def close_code(error: CarrierLost) -> CloseCode:
+    """What the peer is told when this side ends the connection with `error`."""
+    return _CODES.get(error.kind, CloseCode.ABORTED)
+
+
+def shorten(reason: str) -> str:
+    """`reason`, cut to what a close can carry."""
+    encoded = reason.encode()[:MAX_REASON_BYTES]
+    return encoded.decode(errors="ignore")
+
+
+def _reason(lost: ConnectionLost) -> str:
+    if lost.kind == "timed_out":
+        return "silence for longer than the idle timeout"
+    if lost.kind != "peer_closed":
+        return lost.reason or lost.kind
+    told = _TOLD.get(lost.code or 0, "the peer closed the connection")  # type: ignore[call-overload]
+    return f"{told}: {lost.reason}" if lost.reason else str(told)

@@ -1,0 +1,151 @@
+"""The receiving half of a carrier: which streams came, what they are, and when all of them are through.
+
+Law of the end: the peer announces in its FINISH frame how many streams it has opened, of all types. Every stream ends
+exactly once here: read to its end, reset by the peer, or stopped by us. When as many have ended as were announced,
+everything the peer ever sent has been delivered, and only then the sink hears carrier_finished. Farewells are not
+counted: they come after the announcement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from nexar_quic import Cancelled, Connection, ConnectionLost, EndpointClosed, Operation, QuicError, Stream, StreamError
+
+from nexar.transport.base import Carrier, CarrierLost, Sink
+from nexar.transport.quic.driver import Driver
+from nexar.transport.quic.payloads import IncomingPayloads
+from nexar.transport.quic.preamble import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
+from nexar.transport.quic.receiving import SILENT
+from nexar.transport.quic.streams import OrderedReader
+
+
+class Inbound:
+    """The streams that the peer opens."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        connection: Connection,
+        driver: Driver,
+        fail: Callable[[CarrierLost], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self.carrier = carrier
+        self.completions = driver.completions
+        self.sink: Sink = SILENT  # written by attach() and by abort(), in any thread
+        self.payloads = IncomingPayloads(self)
+        self.frames_received = 0  # the driving thread's, like the next two
+        self.finished = False  # the sink has heard carrier_finished
+        self.farewell = False  # the peer has everything we announced
+        self._connection = connection
+        self._driver = driver
+        self._fail = fail
+        self._settle = settle
+        self._lock = Lock()
+        self._over = 0  # streams that have ended; any thread, under _lock
+        self._announced: int | None = None  # written by the driving thread, under _lock
+
+    def start(self) -> None:
+        """Take in streams from now on."""
+        self._connection.post_accept_uni(self.completions, token=self.accepted)
+
+    def accepted(self, operation: Operation) -> None:
+        """A stream has come."""
+        try:
+            stream = operation.result()
+            self.start()
+        except QuicError as error:
+            return self.read_failed(error)
+        Newcomer(self, stream)
+        return None
+
+    def introduce(self, stream: Stream, preamble: Preamble) -> None:
+        """A stream has said what it is."""
+        if preamble.type is StreamType.ORDERED:
+            OrderedReader(self, stream)
+        elif preamble.type is StreamType.PAYLOAD:
+            self.payloads.begin(preamble.number, stream)
+        else:
+            self.farewell_arrived()
+
+    def finish_announced(self, streams: int) -> None:
+        """See Receiver."""
+        with self._lock:
+            again, self._announced = self._announced is not None, streams
+        if again:
+            return self.misbehaved("a second FINISH")
+        return self._check()
+
+    def farewell_arrived(self) -> None:
+        """See Receiver."""
+        self.farewell = True
+        self._settle()
+
+    def stream_over(self) -> None:
+        """See Receiver."""
+        with self._lock:
+            self._over += 1
+            announced = self._announced is not None
+        if announced:
+            self._driver.defer(self._check)  # this may be any thread, and the sink belongs to the driving one
+
+    def misbehaved(self, reason: str) -> None:
+        """See Receiver."""
+        self._fail(CarrierLost("misbehaved", reason))
+
+    def read_failed(self, error: QuicError) -> None:
+        """See Receiver. That the connection is gone is told by who waits for its end, once."""
+        if isinstance(error, StreamError):
+            self.misbehaved(f"a stream that must not break did: {error}")
+        elif not isinstance(error, ConnectionLost | EndpointClosed | Cancelled):
+            self._fail(CarrierLost("fault", str(error)))
+
+    def interrupted(self, error: BaseException) -> None:
+        """See Handler."""
+        self._fail(CarrierLost("fault", f"reading was interrupted: {error!r}"))
+
+    def _check(self) -> None:
+        if self._announced is None or self._over < self._announced or self.finished:
+            return None
+        if self._over > self._announced:
+            return self.misbehaved(f"{self._over} streams after {self._announced} were announced")
+        self.finished = True
+        self.sink.carrier_finished(self.carrier)
+        return self._settle()
+
+
+class Newcomer:
+    """A stream that has not said yet what it is."""
+
+    __slots__ = ("_buffer", "_inbound", "_stream")
+
+    def __init__(self, inbound: Inbound, stream: Stream) -> None:
+        self._inbound = inbound
+        self._stream = stream
+        self._buffer = bytearray(PREAMBLE_BYTES)
+        try:
+            stream.post_read(self._buffer, inbound.completions, token=self.arrived)
+        except QuicError as error:
+            inbound.read_failed(error)
+
+    def arrived(self, operation: Operation) -> None:
+        """The preamble has come, or never will."""
+        try:
+            count = operation.result()
+        except StreamError:
+            return self._inbound.stream_over()  # a payload withdrawn before a byte of it was sent
+        except QuicError as error:
+            return self._inbound.read_failed(error)
+        if count < PREAMBLE_BYTES:
+            return self._inbound.misbehaved(f"a stream that ends after {count} bytes, in its preamble")
+        try:
+            preamble = decode_preamble(self._buffer)
+        except PreambleError as error:
+            return self._inbound.misbehaved(str(error))
+        return self._inbound.introduce(self._stream, preamble)
+
+    def interrupted(self, error: BaseException) -> None:
+        """See Handler."""
+        self._inbound.interrupted(error)

@@ -1,0 +1,58 @@
+"""What a stream that is being read needs of the connection it belongs to."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from nexar_quic import Completions, QuicError
+
+from nexar.transport.base import Carrier, CarrierLost, Sink
+from nexar.wire.frame import Frame
+
+
+class Receiver(Protocol):
+    """The receiving half of a carrier, as its streams see it. They call it in the driving thread only."""
+
+    carrier: Carrier
+    completions: Completions
+    frames_received: int
+    sink: Sink
+    """Looked up at every call, never kept: abort() puts the silent one in its place, and as nothing lies between the
+    look and the call, no call can begin after that."""
+
+    def finish_announced(self, streams: int) -> None:
+        """The peer sends no more; it opened this many streams, all types together."""
+
+    def farewell_arrived(self) -> None:
+        """The peer has everything we announced."""
+
+    def stream_over(self) -> None:
+        """One stream has ended, whichever way; all in it was delivered or dropped. Callable from any thread."""
+
+    def misbehaved(self, reason: str) -> None:
+        """The peer broke the protocol: give up the connection."""
+
+    def read_failed(self, error: QuicError) -> None:
+        """A stream that must not break did."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """See Handler."""
+
+
+class _Silent:
+    """The sink of a carrier whose owner wants to hear no more."""
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """Dropped."""
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """Dropped."""
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """Dropped."""
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """Dropped."""
+
+
+SILENT: Final[Sink] = _Silent()

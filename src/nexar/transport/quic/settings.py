@@ -1,0 +1,32 @@
+"""The settings of QUIC, one value; every default is the native package's, which was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nexar_quic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuicSettings:
+    """What a node may choose."""
+
+    idle_timeout: float = 30.0
+    """Seconds of silence after which a connection is lost."""
+    keep_alive_interval: float = 5.0
+    """Seconds; while nothing else is sent, something is, so that only a dead peer is silent."""
+    handshake_timeout: float = 10.0
+    """Seconds an inbound handshake may take."""
+    max_streams: int = 4096
+    """Streams a peer may have open at once."""
+    max_connections: int = 65536
+
+    def to_native(self) -> nexar_quic.Settings:
+        """The same for the native package, which checks the values (ValueError)."""
+        return nexar_quic.Settings(
+            idle_timeout=self.idle_timeout,
+            keep_alive_interval=self.keep_alive_interval,
+            handshake_timeout=self.handshake_timeout,
+            max_streams=self.max_streams,
+            max_connections=self.max_connections,
+        )

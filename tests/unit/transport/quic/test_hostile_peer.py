@@ -1,0 +1,165 @@
+"""A member of the cluster whose software is broken, or worse: a bare native client against our transport."""
+
+import pytest
+
+from nexar.transport.quic.payloads import MAX_UNEXPECTED
+from nexar.transport.quic.preamble import PREAMBLE_BYTES, StreamType, encode_preamble
+from nexar.wire.codec import encode_finish
+from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, encode
+
+ORDERED = encode_preamble(StreamType.ORDERED)
+
+
+@pytest.fixture
+def victim(scene):
+    return scene.node(1)
+
+
+@pytest.fixture
+def attacker(scene, victim):
+    connection = scene.stranger(victim)
+    scene.drive(lambda: victim.door.carriers)
+    return connection
+
+
+def say(connection, content, *, finish=False):
+    stream = connection.open_uni()
+    stream.write(content)
+    if finish:
+        stream.finish()
+    return stream
+
+
+def condemned(scene, victim):
+    """What the victim's sink was told."""
+    sink = victim.door.sinks[0]
+    scene.drive(lambda: sink.lost)
+    assert sink.lost[0].misbehaved
+    assert len(sink.lost) == 1
+    return sink.lost[0].reason
+
+
+def test_garbage_on_an_ordered_stream_ends_the_carrier(scene, victim, attacker):
+    kept = say(attacker, ORDERED + b"\xee" * 4000)
+    assert "version" in condemned(scene, victim)
+    del kept
+
+
+def test_a_preamble_of_an_unknown_type_ends_the_carrier(scene, victim, attacker):
+    kept = say(attacker, bytes([1, 99]) + bytes(PREAMBLE_BYTES - 2))
+    assert "unknown type 99" in condemned(scene, victim)
+    del kept
+
+
+def test_a_stream_that_ends_in_its_preamble_ends_the_carrier(scene, victim, attacker):
+    say(attacker, b"\x01\x01", finish=True)
+    assert "preamble" in condemned(scene, victim)
+
+
+def test_a_frame_above_its_limit_ends_the_carrier_before_memory_is_committed(scene, victim, attacker):
+    kept = say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=MAX_BODY_BYTES + 1)))
+    assert "body" in condemned(scene, victim)
+    del kept
+
+
+def test_an_ordered_stream_cut_inside_a_frame_ends_the_carrier(scene, victim, attacker):
+    say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=100)) + b"short", finish=True)
+    assert "into a frame" in condemned(scene, victim)
+
+
+def test_an_ordered_stream_that_is_reset_ends_the_carrier(scene, victim, attacker):
+    stream = say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=0)))
+    scene.drive(lambda: victim.door.sinks[0].frames)
+    stream.reset()
+    assert "must not break" in condemned(scene, victim)
+
+
+def test_thousands_of_payloads_that_nobody_expected_end_the_carrier(scene, victim, attacker):
+    streams = []
+    for transfer in range(5000):
+        try:
+            streams.append(say(attacker, encode_preamble(StreamType.PAYLOAD, transfer) + b"x" * 100))
+        except ConnectionError:
+            break
+        except BlockingIOError:
+            scene.drive(lambda: True)
+            victim.transport.poll()
+    assert "nobody expected" in condemned(scene, victim)
+
+
+def test_a_few_payloads_that_nobody_expected_are_counted_and_forgiven(scene, victim, attacker):
+    streams = [say(attacker, encode_preamble(StreamType.PAYLOAD, n) + b"x" * 9) for n in range(MAX_UNEXPECTED)]
+    carrier = victim.door.carriers[0]
+    scene.drive(lambda: carrier.stats()["unexpected_payloads"] == MAX_UNEXPECTED)
+    streams.append(say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=0))))
+    scene.drive(lambda: victim.door.sinks[0].frames)
+
+
+def test_a_payload_that_is_too_short_ends_the_carrier(scene, victim, attacker):
+    victim.door.carriers[0].expect_payload(3, memoryview(bytearray(100)))
+    say(attacker, encode_preamble(StreamType.PAYLOAD, 3) + b"x" * 99, finish=True)
+    assert "1 bytes short" in condemned(scene, victim)
+
+
+def test_a_payload_that_is_too_long_touches_nothing_behind_its_memory(scene, victim, attacker):
+    memory = bytearray(200)
+    victim.door.carriers[0].expect_payload(3, memoryview(memory)[:100])
+    kept = say(attacker, encode_preamble(StreamType.PAYLOAD, 3) + b"x" * 150)
+    assert "longer" in condemned(scene, victim)
+    assert memory == b"x" * 100 + bytes(100)
+    del kept
+
+
+def test_a_second_stream_for_one_payload_ends_the_carrier(scene, victim, attacker):
+    victim.door.carriers[0].expect_payload(3, memoryview(bytearray(100)))
+    kept = [say(attacker, encode_preamble(StreamType.PAYLOAD, 3) + b"x") for _ in range(2)]
+    assert "second stream" in condemned(scene, victim)
+    del kept
+
+
+def test_more_streams_than_announced_end_the_carrier(scene, victim, attacker):
+    say(attacker, ORDERED + encode_finish(1), finish=True)
+    say(attacker, ORDERED, finish=True)
+    sink = victim.door.sinks[0]
+    scene.drive(lambda: sink.lost or sink.finished)
+    say(attacker, ORDERED, finish=True)
+    scene.drive(lambda: sink.lost or sink.finished)
+
+
+def test_a_second_finish_ends_the_carrier(scene, victim, attacker):
+    kept = say(attacker, ORDERED + encode_finish(1) * 2)
+    assert "second FINISH" in condemned(scene, victim)
+    del kept
+
+
+def test_a_peer_that_stops_an_ordered_stream_is_told_off(scene, victim, attacker):
+    from tests.unit.transport.quic.scene import send
+
+    carrier = victim.door.carriers[0]
+    endpoint = scene.raw[0]
+    accepting = attacker.post_accept_uni()
+    send(carrier, b"listen!")
+    endpoint.wait([accepting], 10)
+    accepting.result().stop(7)
+
+    def nag():
+        try:
+            send(carrier, b"listen!")
+        except ConnectionError:
+            return True
+        return False
+
+    scene.drive(nag)
+    assert "does not read" in condemned(scene, victim)
+
+
+def test_the_attacker_is_told_why(scene, victim, attacker):
+    kept = say(attacker, ORDERED + b"\xee" * 4000)
+    condemned(scene, victim)
+    closed = attacker.post_closed()
+    scene.raw[0].wait([closed], 10)
+    with pytest.raises(ConnectionError) as raised:
+        closed.result()
+    assert raised.value.code == 3
+    assert "version" in raised.value.reason
+    del kept

@@ -1,0 +1,40 @@
+import sys
+
+import pytest
+
+from nexar.errors import UsageError
+from nexar.transport import registry
+
+
+def test_our_schemes_are_there():
+    assert {"memory", "quic", "shm", "tls"} <= set(registry.schemes())
+
+
+def test_an_unknown_scheme_lists_the_known_ones():
+    with pytest.raises(UsageError, match="there is no transport 'carrier-pigeon'; there are: memory, quic, shm, tls"):
+        registry.load("carrier-pigeon")
+
+
+def test_a_transport_is_imported_when_it_is_asked_for():
+    assert registry.load("memory").scheme == "memory"
+
+
+def test_a_missing_native_package_is_an_import_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nexar_quic", None)
+    for name in [name for name in sys.modules if name.startswith("nexar.transport.quic")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError):
+        registry.load("quic")
+    from nexar.transport.quic import available
+
+    assert "nexar-quic" in available()
+
+
+def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    theirs = [EntryPoint(name, "collections:OrderedDict", registry.GROUP) for name in ("pigeon", "tls")]
+    monkeypatch.setattr(registry, "entry_points", lambda **_: theirs)
+    assert registry.load("pigeon").__name__ == "OrderedDict"
+    assert "pigeon" in registry.schemes()
+    assert registry._known()["tls"].value.startswith("nexar.")

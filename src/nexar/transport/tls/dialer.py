@@ -1,0 +1,106 @@
+"""A dial: both connections of a carrier, made at the same time, by the thread that wants them.
+
+Nothing here is shared with other threads until the dial has succeeded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from functools import partial
+
+from nexar.transport.base import ConnectRefused, Expected, Peer
+from nexar.transport.tls.channel import Channel, TlsChannel
+from nexar.transport.tls.handshake import HandshakeFailed, Story, dial
+from nexar.transport.tls.hello import TOKEN_BYTES, Half, Hello
+from nexar.transport.tls.sockets import SocketAddress, begin_dial, resolve
+from nexar.transport.tls.trust import Believer
+
+
+def dial_peer(
+    address: str, expected: Expected, deadline: float, believer: Believer, *, plain: bool
+) -> tuple[Peer, list[Channel]]:
+    """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline."""
+    reasons: list[str] = []
+    for family, place in _resolve(address):
+        try:
+            return _Dial(address, expected, believer, plain=plain).run(family, place, deadline)
+        except HandshakeFailed as failure:
+            if failure.verification:
+                raise ConnectRefused(address, failure.reason, verification=True) from failure
+            reasons.append(failure.reason)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            reasons.append(error.strerror or str(error))
+    raise ConnectRefused(address, "; ".join(dict.fromkeys(reasons)))
+
+
+def _resolve(address: str) -> list[tuple[int, SocketAddress]]:
+    try:
+        return resolve(address)
+    except OSError as error:
+        raise ConnectRefused(address, error.strerror or str(error)) from error
+
+
+class _Dial:
+    """One attempt at one socket address."""
+
+    def __init__(self, address: str, expected: Expected, believer: Believer, *, plain: bool) -> None:
+        self._address = address
+        self._expected = expected
+        self._believer = believer
+        self._plain = plain
+        self._token = os.urandom(TOKEN_BYTES)
+        self._begun: list[TlsChannel] = []
+
+    def run(self, family: int, place: SocketAddress, deadline: float) -> tuple[Peer, list[Channel]]:
+        try:
+            stories = [self._begin(family, place, half) for half in Half]
+            channels = _run_all(dict(zip(self._descriptors(), stories, strict=True)), deadline, self._address)
+        except BaseException:
+            for channel in self._begun:
+                channel.socket.close()
+            raise
+        return self._peer(), [channels[descriptor] for descriptor in self._descriptors()]
+
+    def _begin(self, family: int, place: SocketAddress, half: Half) -> Story[Channel]:
+        context, name = self._believer.client(self._expected)
+        channel = TlsChannel(begin_dial(family, place), context, server_side=False, server_name=name)
+        self._begun.append(channel)
+        check = partial(self._believer.check_dialed, self._expected)
+        return dial(channel, Hello(half, self._token, self._plain), check)
+
+    def _descriptors(self) -> list[int]:
+        return [channel.socket.fileno() for channel in self._begun]
+
+    def _peer(self) -> Peer:
+        first, second = (channel.engine.getpeercert(True) for channel in self._begun)
+        if first != second:
+            raise HandshakeFailed("its two connections show different certificates", verification=True)
+        return self._believer.dialed_peer(self._expected, first, self._address)
+
+
+def _run_all(stories: dict[int, Story[Channel]], deadline: float, address: str) -> dict[int, Channel]:
+    """Run stories to their ends, side by side; what each returned."""
+    poller, results = select.poll(), dict[int, Channel]()
+    ready = list(stories)
+    while len(results) < len(stories):
+        for descriptor in ready:
+            try:
+                poller.register(descriptor, next(stories[descriptor]))
+            except StopIteration as end:
+                results[descriptor] = end.value
+                poller.unregister(descriptor)
+        if len(results) < len(stories):
+            ready = _wait(poller, deadline, address)
+    return results
+
+
+def _wait(poller: select.poll, deadline: float, address: str) -> list[int]:
+    remaining = deadline - time.monotonic()
+    ready = poller.poll(max(remaining, 0.0) * 1000)
+    if not ready and remaining <= 0:
+        raise TimeoutError(f"cannot connect to {address}: no answer in time")
+    return [descriptor for descriptor, _ in ready]

@@ -1,0 +1,103 @@
+"""Where the payloads of one carrier land. No I/O.
+
+Law: a chunk is accepted only for a payload that was expected, at exactly the byte that is next, and not beyond its end.
+A discarded payload goes on being counted, so that what was on its way is recognised, but has no memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from nexar.transport.base import CarrierLost
+from nexar.wire.codec import MAX_CHUNK_BYTES
+from nexar.wire.frame import Frame
+
+MAX_DISCARDED: Final = 1 << 16
+"""A payload that the peer withdrew half-way never ends. Its number is kept until so many newer ones were discarded."""
+
+
+@dataclass(slots=True)
+class _Expected:
+    size: int
+    into: memoryview | None
+    received: int = 0
+
+
+class Inbox:
+    """Expected payloads, and the chunk that is arriving. Guarded by the data connection's lock."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, _Expected] = {}
+        self._discarded: OrderedDict[int, _Expected] = OrderedDict()
+        self._current: _Expected | None = None
+        self._transfer = 0
+        self.missing = 0
+        """Bytes of the current chunk that are still to come."""
+
+    def expect(self, transfer: int, into: memoryview) -> None:
+        """From now on chunks of this payload are accepted."""
+        self._expected[transfer] = _Expected(len(into), into)
+
+    def redirect(self, transfer: int, into: memoryview | None) -> bool:
+        """See Carrier.redirect_payload."""
+        payload = self._expected.get(transfer)
+        if payload is None:
+            return False
+        if into is None:
+            self._discard(transfer)
+        elif payload.into is not None:
+            into[: payload.received] = payload.into[: payload.received]
+        payload.into = into
+        return True
+
+    def begin(self, frame: Frame, arrived: memoryview) -> int | None:
+        """A chunk's header, and the part of its body that came along. The payload's number if this completes it."""
+        payload = self._expected.get(frame.transfer) or self._discarded.get(frame.transfer)
+        _check(frame, payload)
+        self._current, self._transfer, self.missing = payload, frame.transfer, frame.body
+        if payload is not None and payload.into is not None and len(arrived):
+            payload.into[payload.received : payload.received + len(arrived)] = arrived
+        return self.took(len(arrived))
+
+    def destination(self) -> memoryview | None:
+        """Where the rest of the chunk goes; None: nowhere."""
+        payload = self._current
+        if payload is None or payload.into is None:
+            return None
+        return payload.into[payload.received : payload.received + self.missing]
+
+    def took(self, count: int) -> int | None:
+        """`count` bytes came. The payload's number if it is complete and still wanted."""
+        self.missing -= count
+        payload = self._current
+        if payload is None:
+            return None
+        payload.received += count
+        return None if self.missing or payload.received < payload.size else self._complete()
+
+    def clear(self) -> None:
+        """Forget everything; no memory of anybody is held any more."""
+        self.__init__()  # type: ignore[misc]
+
+    def _complete(self) -> int | None:
+        self._current = None
+        self._discarded.pop(self._transfer, None)
+        return self._transfer if self._expected.pop(self._transfer, None) else None
+
+    def _discard(self, transfer: int) -> None:
+        self._discarded[transfer] = self._expected.pop(transfer)
+        if len(self._discarded) > MAX_DISCARDED:
+            self._discarded.popitem(last=False)
+
+
+def _check(frame: Frame, payload: _Expected | None) -> None:
+    if payload is None:
+        raise CarrierLost("misbehaved", f"a chunk of payload {frame.transfer}, which nobody expects")
+    if frame.count != payload.received:
+        raise CarrierLost(
+            "misbehaved", f"payload {frame.transfer}: a chunk at byte {frame.count}, expected {payload.received}"
+        )
+    if frame.body > min(MAX_CHUNK_BYTES, payload.size - payload.received) or (payload.size and not frame.body):
+        raise CarrierLost("misbehaved", f"payload {frame.transfer}: a chunk of {frame.body} bytes does not fit")

@@ -1,0 +1,235 @@
+"""Who knocks: inbound connections from the first packet to the accepted carrier, without ever blocking.
+
+Every connection has until its deadline to authenticate, and for a carrier both halves must come. At most `max_pending`
+are in here; when one more comes, one that has not said a word goes, else the oldest: a newcomer always gets its turn.
+Everything here belongs to the driving thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from nexar.transport.base import Acceptor, Peer
+from nexar.transport.tls.channel import Channel, TlsChannel
+from nexar.transport.tls.handshake import HandshakeFailed, Story, answer
+from nexar.transport.tls.hello import Hello, Verdict
+from nexar.transport.tls.lingerer import Lingerer
+from nexar.transport.tls.reactor import READABLE, Reactor
+from nexar.transport.tls.sockets import format_address, tune
+from nexar.transport.tls.trust import Believer
+
+ACCEPTS_PER_TURN: Final = 64
+_PAUSE: Final = 0.1
+"""Seconds without accepting when the system has no descriptor left and none of ours can be given up."""
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Accepted = Callable[[Peer, Channel, Channel], None]
+"""Called with the peer, its control and its data channel."""
+
+
+@dataclass(slots=True)
+class _Candidate:
+    address: str
+    deadline: float
+    channel: TlsChannel
+    story: Story[tuple[Hello, Channel]]
+    watching: int = READABLE
+    spoke: bool = False
+    hello: Hello | None = None
+    settled: Channel | None = None
+    """The channel once this half is authenticated; then it waits for the other half."""
+
+
+class Listener:
+    """The listening socket and its candidates."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        reactor: Reactor,
+        believer: Callable[[], Believer],
+        acceptor: Acceptor,
+        accepted: Accepted,
+        *,
+        plain: bool,
+        handshake_timeout: float,
+        max_pending: int,
+    ) -> None:
+        """Takes the socket over. `believer` gives what is valid now."""
+        self._listening = listening
+        self._reactor = reactor
+        self._believer = believer
+        self._acceptor = acceptor
+        self._accepted = accepted
+        self._plain = plain
+        self._timeout = handshake_timeout
+        self._max_pending = max_pending
+        self._candidates: dict[int, _Candidate] = {}  # by descriptor, oldest first
+        self._paused_until: float | None = None
+        self._lingerer = Lingerer(reactor, max_pending)
+        reactor.add(listening.fileno(), self._knock)
+
+    def due(self) -> float | None:
+        """When `expire` has something to do."""
+        times = [candidate.deadline for candidate in self._oldest()]
+        times += [time for time in (self._paused_until, self._lingerer.due()) if time is not None]
+        return min(times, default=None)
+
+    def expire(self) -> None:
+        """Turn away whoever took too long."""
+        if not (self._candidates or self._lingerer or self._paused_until):
+            return
+        now = time.monotonic()
+        while any(candidate.deadline <= now for candidate in self._oldest()):
+            self._refuse(next(iter(self._candidates.values())), self._what_is_missing())
+        self._lingerer.expire(now)
+        if self._paused_until is not None and self._paused_until <= now:
+            self._paused_until = None
+            self._reactor.change(self._listening.fileno(), READABLE)
+
+    def close(self) -> None:
+        """Stop listening and close whoever is waiting, telling nobody."""
+        self._reactor.remove(self._listening.fileno())
+        self._listening.close()
+        for descriptor, candidate in list(self._candidates.items()):
+            self._reactor.remove(descriptor)
+            candidate.channel.socket.close()
+        self._candidates.clear()
+        self._lingerer.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors."""
+        self._listening.close()
+        self._lingerer.abandon()
+        for candidate in self._candidates.values():
+            candidate.channel.socket.close()
+
+    def _oldest(self) -> list[_Candidate]:
+        return [next(iter(self._candidates.values()))] if self._candidates else []
+
+    def _what_is_missing(self) -> str:
+        oldest = next(iter(self._candidates.values()))
+        missing = "its second connection" if oldest.settled else "the handshake" if oldest.spoke else "its first byte"
+        return f"{missing} did not come within {self._timeout:g} s"
+
+    # --- coming in
+
+    def _knock(self, _events: int) -> bool:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connection, address = self._listening.accept()
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                self._cannot_accept(error)
+                return True
+            self._admit(connection, format_address(address[0], address[1]))
+        return True
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno not in _OUT_OF_DESCRIPTORS:
+            return  # the newcomer was gone before we looked (ECONNABORTED and the like): nothing to accept
+        if self._candidates:
+            self._refuse(self._least_worthy(), f"no room: {error.strerror}")
+        else:
+            self._paused_until = time.monotonic() + _PAUSE
+            self._reactor.change(self._listening.fileno(), 0)
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        if len(self._candidates) >= self._max_pending:
+            self._refuse(self._least_worthy(), f"more than {self._max_pending} connections wait to authenticate")
+        believer = self._believer()
+        try:
+            tune(connection)
+        except OSError as error:
+            connection.close()
+            self._acceptor.candidate_refused(address, f"it was gone at once: {error.strerror}")
+            return
+        assert believer.server is not None
+        channel = TlsChannel(connection, believer.server, server_side=True)
+        story = answer(channel, partial(self._judge, address))
+        deadline = time.monotonic() + self._timeout
+        candidate = _Candidate(address, deadline, channel, story)
+        self._candidates[connection.fileno()] = candidate
+        self._reactor.add(connection.fileno(), partial(self._resume, candidate))
+
+    def _least_worthy(self) -> _Candidate:
+        """The oldest that never spoke, else the oldest."""
+        everybody = self._candidates.values()
+        return next((candidate for candidate in everybody if not candidate.spoke), next(iter(everybody)))
+
+    # --- getting on
+
+    def _resume(self, candidate: _Candidate, _events: int) -> bool:
+        candidate.spoke = True
+        descriptor = candidate.channel.socket.fileno()
+        try:
+            events = next(candidate.story)
+        except StopIteration as end:
+            candidate.hello, candidate.settled = end.value
+            self._reactor.remove(descriptor)
+            self._pair(candidate)
+        except HandshakeFailed as failure:
+            self._refuse(candidate, failure.reason)
+        else:
+            self._watch_for(candidate, events)
+        return True
+
+    def _watch_for(self, candidate: _Candidate, events: int) -> None:
+        if events != candidate.watching:
+            candidate.watching = events
+            self._reactor.change(candidate.channel.socket.fileno(), events)
+
+    def _judge(self, address: str, hello: Hello, certificate: bytes | None) -> Hello:
+        """What to answer to a hello."""
+        try:
+            self._believer().accepted_peer(certificate, address)
+        except HandshakeFailed as failure:
+            return _refusal(hello, failure.reason, Verdict.NOT_BELIEVED)
+        if hello.plain != self._plain:
+            ours, theirs = _describe(self._plain), _describe(hello.plain)
+            return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", Verdict.REFUSED)
+        return Hello(hello.half, hello.token, hello.plain)
+
+    def _pair(self, candidate: _Candidate) -> None:
+        partner = next((other for other in self._candidates.values() if _belong_together(candidate, other)), None)
+        if partner is None:
+            return
+        for half in (candidate, partner):
+            del self._candidates[half.channel.socket.fileno()]
+        control, data = sorted((candidate, partner), key=lambda half: half.hello.half if half.hello else 0)
+        if control.settled is None or data.settled is None:
+            return
+        peer = self._believer().accepted_peer(control.channel.engine.getpeercert(True), control.address)
+        self._accepted(peer, control.settled, data.settled)
+
+    # --- going away
+
+    def _refuse(self, candidate: _Candidate, reason: str) -> None:
+        descriptor = candidate.channel.socket.fileno()
+        del self._candidates[descriptor]
+        if candidate.settled is None:
+            self._reactor.remove(descriptor)
+        self._lingerer.see_off(candidate.channel.socket)
+        self._acceptor.candidate_refused(candidate.address, reason)
+
+
+def _belong_together(one: _Candidate, other: _Candidate) -> bool:
+    if one.hello is None or other.hello is None or other.settled is None:
+        return False
+    same_token = one.hello.token == other.hello.token and one.hello.half != other.hello.half
+    return same_token and one.channel.engine.getpeercert(True) == other.channel.engine.getpeercert(True)
+
+
+def _refusal(hello: Hello, reason: str, verdict: Verdict) -> Hello:
+    return Hello(hello.half, hello.token, hello.plain, verdict, reason)
+
+
+def _describe(plain: bool) -> str:
+    return "plain" if plain else "encrypted"

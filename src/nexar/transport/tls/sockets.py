@@ -1,0 +1,101 @@
+"""TCP sockets as this transport needs them: addresses as text, options, and reasons in words."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import Final, TypeAlias
+
+from nexar.errors import UsageError
+
+SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
+
+# A frame waits behind what the kernel has not sent yet, so little may wait there; what is on the wire already is
+# governed by TCP itself, whose buffers stay self-tuning: a fixed size would cap the speed of a long path.
+_UNSENT_BYTES: Final = 128 << 10
+_BACKLOG: Final = 1024
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+"""A host that vanished is noticed after 30 s on an idle connection, where nobody noticed earlier."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6 address]:port`. UsageError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{text!r} is not an address; write host:port or [address]:port")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    if ":" in host:
+        raise UsageError(f"{text!r} is ambiguous; write IPv6 addresses as [{host}]:{port}")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text `parse_address` takes. An IPv4 peer of a dual-stack socket is shown as what it is."""
+    if ":" not in host:
+        return f"{host}:{port}"
+    mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
+    return f"{mapped}:{port}" if mapped else f"[{host}]:{port}"
+
+
+def resolve(text: str) -> list[tuple[int, SocketAddress]]:
+    """Every (family, socket address) that `text` names. OSError if there is none."""
+    host, port = parse_address(text)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
+
+
+def open_listener(text: str) -> socket.socket:
+    """A listening socket. An empty host, or `[::]`, takes both IPv4 and IPv6. OSError if it cannot."""
+    host, port = parse_address(text)
+    if host in ("", "::"):
+        listener = _dual_stack(port)
+    else:
+        family, address = resolve(text)[0]
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _dual_stack(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)
+
+
+def begin_dial(family: int, address: SocketAddress) -> socket.socket:
+    """A socket on its way to `address`: writable once it is there, or has failed."""
+    dialing = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        tune(dialing)
+        dialing.connect_ex(address)
+    except BaseException:
+        dialing.close()
+        raise
+    return dialing
+
+
+def tune(connection: socket.socket) -> None:
+    """Non-blocking, sending at once, with a short queue of unsent bytes."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*_KEEPALIVE, ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def peer_address(connection: socket.socket) -> str:
+    """Who is at the other end, or what is known of it when it has gone already."""
+    try:
+        host, port, *_ = connection.getpeername()
+    except OSError:
+        return "a peer that has gone"
+    return format_address(host, port)
+
+
+def pending_error(connection: socket.socket) -> str | None:
+    """Why a dial failed; None if it did not."""
+    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return os.strerror(number) if number else None

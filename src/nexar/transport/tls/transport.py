@@ -1,0 +1,152 @@
+"""TLS over TCP as a transport: one listener, any number of carriers, driven by one thread at a time."""
+
+from __future__ import annotations
+
+import logging
+from threading import Lock, RLock
+from typing import ClassVar
+
+from nexar.errors import UsageError
+from nexar.security.credentials import Credentials, Trust
+from nexar.transport.base import Acceptor, Carrier, Expected, Peer, Transport, Waker
+from nexar.transport.tls.carrier import TlsCarrier
+from nexar.transport.tls.channel import Channel
+from nexar.transport.tls.connection import Connection
+from nexar.transport.tls.dialer import dial_peer
+from nexar.transport.tls.listener import Listener
+from nexar.transport.tls.reactor import Reactor
+from nexar.transport.tls.sockets import format_address, open_listener
+from nexar.transport.tls.trust import Believer
+from nexar.wire.codec import FrameReader
+
+_log = logging.getLogger(__name__)
+_warned = Lock()  # taken by the first transport of the process that does not encrypt, never given back
+
+
+class TlsTransport(Transport):
+    """See Transport. `encrypt=False`: authenticated by TLS when connecting, then plain TCP; for trusted networks."""
+
+    scheme: ClassVar[str] = "tls"
+
+    def __init__(
+        self,
+        waker: Waker,
+        credentials: Credentials | None,
+        trust: Trust,
+        *,
+        encrypt: bool = True,
+        handshake_timeout: float = 10.0,
+        max_pending: int = 256,
+    ) -> None:
+        """Without credentials it can only dial, as a candidate that shows no certificate."""
+        self._reactor = Reactor(waker)
+        self._believer = Believer.make(credentials, trust)  # replaced whole, by replace_credentials
+        self._plain = not encrypt
+        self._handshake_timeout = handshake_timeout
+        self._max_pending = max_pending
+        self._listener: Listener | None = None  # written by listen and close
+        self._carriers: set[TlsCarrier] = set()  # any thread, under _lock
+        self._closed = False  # written under _lock
+        self._lock = Lock()
+        # Held while driving, so that a close waits for the turn to end; reentrant, because a sink may close.
+        self._driving = RLock()
+        if not encrypt:
+            _warn_once()
+
+    def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
+        """From now on show and believe these. Carriers that exist are not touched."""
+        self._believer = Believer.make(credentials, trust)
+
+    def listen(self, address: str, acceptor: Acceptor) -> str:
+        """See Transport.listen. `[::]:port` or `:port` take IPv4 and IPv6."""
+        if self._believer.server is None or self._listener is not None or self._closed:
+            raise UsageError("a transport listens once, with credentials, before it is closed")
+
+        def accepted(peer: Peer, control: Channel, data: Channel) -> None:
+            acceptor.carrier_accepted(self._make_carrier(peer, control, data, dialed=False))
+
+        listening = open_listener(address)
+        host, port, *_ = listening.getsockname()
+        self.address = format_address(host, port)
+        self._listener = Listener(
+            listening,
+            self._reactor,
+            lambda: self._believer,
+            acceptor,
+            accepted,
+            plain=self._plain,
+            handshake_timeout=self._handshake_timeout,
+            max_pending=self._max_pending,
+        )
+        return self.address
+
+    def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
+        """See Transport.connect. Node 0 in `expected`: whoever is there, as far as chain and pin allow."""
+        if self._closed:
+            raise UsageError("the transport is closed")
+        peer, (control, data) = dial_peer(address, expected, deadline, self._believer, plain=self._plain)
+        return self._make_carrier(peer, control, data, dialed=True)
+
+    def poll(self) -> bool:
+        """See Transport.poll."""
+        with self._driving:
+            if self._closed:
+                return False
+            if self._listener is not None:
+                self._listener.expire()
+            return self._reactor.turn()
+
+    def arm(self) -> bool:
+        """See Transport.arm."""
+        return not self._reactor.has_more
+
+    def due(self) -> float | None:
+        """See Transport.due."""
+        return self._listener.due() if self._listener is not None else None
+
+    def close(self) -> None:
+        """See Transport.close."""
+        with self._driving:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+                carriers = list(self._carriers)
+            for carrier in carriers:
+                carrier.abort("the transport was closed")
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            self.address = None
+            self._reactor.close()
+
+    def abandon(self) -> None:
+        """See Transport.abandon. Takes no lock: a thread that held it may not exist here."""
+        self._closed = True
+        for carrier in list(self._carriers):
+            carrier.abandon()
+        if self._listener is not None:
+            self._listener.abandon()
+        self._reactor.close()
+
+    def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
+        first, second = (Connection(channel, FrameReader(), self._reactor) for channel in (control, data))
+        carrier = TlsCarrier(peer, first, second, self._reactor, dialed=dialed, forget=self._forget)
+        with self._lock:
+            closed = self._closed
+            self._carriers.add(carrier)
+        if closed:
+            carrier.abort("the transport was closed")
+        return carrier
+
+    def _forget(self, carrier: TlsCarrier) -> None:
+        with self._lock:
+            self._carriers.discard(carrier)
+
+
+def _warn_once() -> None:
+    if _warned.acquire(blocking=False):
+        _log.warning(
+            "connections are authenticated but NOT encrypted (encrypt_bulk_transport=False): "
+            "anybody on the network path can read and change what they carry"
+        )

@@ -1,0 +1,379 @@
+"""One open connection to a process of this host.
+
+Threads. `drive`, `answer_bell` and the sleeping verbs belong to the driving thread. The verbs of the contract come from
+any thread and touch only FrameSender, PayloadSender and PayloadReceiver, which lock for themselves. No lock is held while
+a sink is called. The memory is unmapped once the carrier has ended *and* the driving thread is outside: `Lifetime`
+keeps that account, and an abort from another thread waits for the sink call in progress.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar, Final, Protocol
+
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
+from nexar.transport.shm.doorbell import Doorbell, fence
+from nexar.transport.shm.frames_in import FrameReceiver
+from nexar.transport.shm.frames_out import FINAL, FrameSender, flat
+from nexar.transport.shm.lifetime import Lifetime
+from nexar.transport.shm.payload_in import NOTHING, PayloadReceiver
+from nexar.transport.shm.payload_out import PayloadSender
+from nexar.transport.shm.ring import Corrupt
+from nexar.transport.shm.segment import Segment
+from nexar.wire.frame import Frame, Kind, Lane, encode
+
+_TURNS: Final = 4  # chunks each way before other carriers get theirs
+_FINISH: Final = int(Kind.FINISH)
+_PRIVATE: Final = (int(Kind.CHUNK), int(Kind.HELLO))
+
+
+class Owner(Protocol):
+    """What a carrier needs of its transport."""
+
+    def attached(self, carrier: ShmCarrier) -> None:
+        """It has a sink: drive it."""
+
+    def forget(self, carrier: ShmCarrier) -> None:
+        """It has ended: drop it, and stop watching its doorbell."""
+
+    def silence(self, carrier: ShmCarrier) -> None:
+        """Its doorbell has nothing more to say: stop watching it."""
+
+    def poke(self) -> None:
+        """Something waits for the driving thread: let it not sleep."""
+
+
+class ShmCarrier(Carrier):
+    """See the module's law."""
+
+    scheme: ClassVar[str] = "shm"
+
+    def __init__(self, owner: Owner, peer: Peer, dialed: bool, segment: Segment, bell: Doorbell) -> None:
+        self.peer = peer
+        self.dialed = dialed
+        self.bell = bell
+        self.attention = False  # more to do than the rings show; any thread sets it, `drive` clears it
+        self._owner = owner
+        self._segment = segment
+        self._words = segment.words
+        self._frame_word, self._chunk_word = segment.news_words
+        self._reader = segment.reader
+        self._slot_reader = segment.slot_reader
+        self._frames_in = FrameReceiver(segment.reader)
+        self._frames_out = FrameSender(segment.writer)
+        self._payloads_in = PayloadReceiver(segment.slot_reader)
+        self._payloads_out = PayloadSender(segment.slot_writer)
+        self._sink: Sink | None = None  # written once, by attach
+        self._life = Lifetime()
+        self._flag_lock = threading.Lock()  # over the three below
+        self._freed = False
+        self._finish_asked = False  # no verb sends any more; any thread writes, once
+        self._finish_due = False  # FINISH has still to enter its queue; finish() sets it, then the driver clears it
+        self._finish_sent = False  # FINISH has entered its queue; the driver writes
+        self._finish_at: int | None = None  # the peer's FINISH came and counts that many chunks; the driver writes
+        self._finish_told = False  # … and the sink knows; the driver writes
+        self._fault: str | None = None  # a sender found the segment corrupt; any thread writes, the driver acts
+
+    # ------------------------------------------------------------------ verbs, any thread
+    def attach(self, sink: Sink) -> None:
+        self._sink = sink
+        self.attention = True
+        self._owner.attached(self)
+
+    def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
+        if self._life.ended is not None or self._finish_asked:
+            raise self._refusal()
+        for part in body:
+            if part.__class__ is memoryview:
+                body = tuple(map(flat, body))
+                break
+        self._send(lane, (header, *body))
+
+    def _send(self, lane: int, parts: tuple[Buffer, ...]) -> None:
+        try:
+            if not self._frames_out.send(lane, parts):
+                self._ask_for_driver()
+            self.bell.ring_for_news()
+        except Corrupt as error:
+            self._blame(error)
+        except ValueError:
+            self._raise_if_ended()
+            raise
+
+    def queued_bytes(self, lane: Lane) -> int:
+        return self._frames_out.queued_bytes(lane)
+
+    def expect_payload(self, transfer: int, into: memoryview) -> None:
+        self._raise_if_ended()
+        if not self._payloads_in.expect(transfer, memoryview(flat(into))):
+            raise self._refusal()
+
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
+        return self._payloads_in.redirect(transfer, None if into is None else memoryview(flat(into)))
+
+    def send_payload(self, transfer: int, data: memoryview) -> None:
+        if self._life.ended is not None or self._finish_asked:
+            raise self._refusal()
+        if not self._payloads_out.add(transfer, memoryview(flat(data))):
+            raise self._refusal()
+        try:
+            self._payloads_out.pump(_TURNS)
+            self.bell.ring_for_news()
+        except Corrupt as error:
+            self._blame(error)
+        except ValueError:
+            self._raise_if_ended()
+            raise
+        if self._payloads_out.waiting:
+            self._ask_for_driver()
+
+    def withdraw_payload(self, transfer: int) -> None:
+        self._payloads_out.withdraw(transfer)
+
+    def finish(self) -> None:
+        with self._flag_lock:
+            if self._finish_asked or self._life.ended is not None:
+                return
+            self._finish_asked = self._finish_due = True
+        self._ask_for_driver()
+
+    def abort(self, reason: str) -> None:
+        if self._end(CarrierLost("closed", reason)):
+            self._close_bell(reason)
+            if not self._life.driven():
+                self._free()
+        self._life.wait_outside()
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "bytes_sent": self._frames_out.bytes_sent + self._payloads_out.bytes_sent,
+            "bytes_received": self._frames_in.bytes_received + self._payloads_in.bytes_received,
+            "frames_sent": self._frames_out.frames_sent,
+            "frames_received": self._frames_in.frames_received,
+            "payload_bytes_sent": self._payloads_out.bytes_sent,
+            "payload_bytes_received": self._payloads_in.bytes_received,
+        }
+
+    def _refusal(self) -> CarrierLost:
+        ended = self._life.ended
+        # The same error each time, but not with the tracebacks of all its earlier raisings.
+        return CarrierLost("closed", "this side has finished") if ended is None else ended.with_traceback(None)
+
+    def _raise_if_ended(self) -> None:
+        if self._life.ended is not None:
+            raise self._refusal()
+
+    def _ask_for_driver(self) -> None:
+        self.attention = True
+        self._owner.poke()
+
+    def _blame(self, error: Corrupt) -> None:
+        # Only the driving thread calls the sink, so that it is the one to end the carrier.
+        self._fault = str(error)
+        self._ask_for_driver()
+
+    # ------------------------------------------------------------------ the driving thread
+    def has_news(self) -> bool:
+        """Whether `drive` may find something to do: asked on every poll, so it is three comparisons and no call."""
+        words = self._words
+        try:
+            return (
+                words[self._frame_word] != self._reader.tail
+                or words[self._chunk_word] != self._slot_reader.tail
+                or self.attention
+            )
+        except ValueError:
+            return False  # another thread aborted it and the memory is gone
+
+    def drive(self) -> bool:
+        """Deliver what arrived, send what waits. True if anything happened."""
+        if not self._life.enter():
+            return False
+        try:
+            happened = self._exchange()
+            if self.attention:
+                happened = self._attend() or happened
+            return happened
+        except Corrupt as error:
+            self._lose("misbehaved", str(error))
+            return True
+        finally:
+            self._leave()
+
+    def _exchange(self) -> bool:
+        received = self._take_frames()
+        sent = self.attention and self._frames_out.waiting and self._frames_out.flush()
+        for _ in range(_TURNS):
+            taken = self._words[self._chunk_word] != self._slot_reader.tail and self._take_chunk()
+            filled = self._payloads_out.waiting and self._payloads_out.pump(1) > 0
+            if not taken and not filled:
+                break
+            self._ring(filled)
+            self._take_frames()
+            received, sent = received or taken, sent or filled
+        if received or sent:
+            self._ring(sent)
+        return received or sent
+
+    def _ring(self, sent: bool) -> None:
+        fence()
+        if sent:
+            self.bell.ring_for_news()
+        else:
+            self.bell.ring_for_room()
+
+    def _take_frames(self) -> bool:
+        if self._words[self._frame_word] == self._reader.tail or not self._reader.refresh():
+            return False
+        frames = self._frames_in
+        while (frame := frames.next()) is not None:
+            try:
+                self._deliver(frame, frames.body)
+            finally:
+                frames.advance()
+            if self._life.ended is not None:
+                break
+        return True
+
+    def _deliver(self, frame: Frame, body: memoryview) -> None:
+        if self._finish_at is not None or frame.kind in _PRIVATE:
+            raise Corrupt(f"a frame of kind {frame.kind} where none may come")
+        if frame.kind == _FINISH:
+            self._finish_at = frame.count
+            self.attention = True
+            return
+        assert self._sink is not None
+        self._sink.frame_arrived(self, frame, body)
+
+    def _take_chunk(self) -> bool:
+        outcome = NOTHING if self._life.ended is not None else self._payloads_in.receive()
+        if outcome >= 0 and self._sink is not None:
+            self._sink.payload_arrived(self, outcome)
+        return outcome != NOTHING
+
+    def _attend(self) -> bool:
+        """What the rings do not show: finishing, a corrupt segment, a peer that hung up."""
+        # Cleared before the look: who adds work now sets it again after us, who added it before is seen by the look.
+        self.attention = False
+        if self._fault is not None:
+            raise Corrupt(self._fault)
+        happened = self._send_finish() | self._tell_finish()
+        if self._finish_told and self._finish_sent and not self._frames_out.waiting:
+            self._end(CarrierLost("closed", "both sides have finished"))
+        elif self.bell.hung_up and not self._readable():
+            self._lose("peer", self.bell.farewell())
+            happened = True
+        self.attention = self.attention or self._unsettled()
+        return happened
+
+    def _unsettled(self) -> bool:
+        waiting = self._frames_out.waiting or self._payloads_out.waiting
+        return (
+            waiting or self._finish_due or self.bell.hung_up or (self._finish_at is not None and not self._finish_told)
+        )
+
+    def _readable(self) -> bool:
+        return bool(
+            self._words[self._frame_word] != self._reader.tail
+            or self._words[self._chunk_word] != self._slot_reader.tail
+        )
+
+    def _send_finish(self) -> bool:
+        if not self._finish_due or self._payloads_out.waiting:
+            return False
+        self._finish_due = False
+        self._send(FINAL, (encode(Frame(kind=_FINISH, count=self._payloads_out.chunks_sent())),))
+        self._finish_sent = True
+        return True
+
+    def _tell_finish(self) -> bool:
+        if self._finish_at is None or self._finish_told or self._life.ended is not None:
+            return False
+        if self._payloads_in.chunks_received() > self._finish_at:
+            raise Corrupt("a chunk after the end")
+        if self._payloads_in.chunks_received() < self._finish_at:
+            return False
+        self._finish_told = True
+        assert self._sink is not None
+        self._sink.carrier_finished(self)
+        return True
+
+    def answer_bell(self) -> None:
+        """The doorbell's descriptor is readable."""
+        if not self._life.enter():
+            return
+        try:
+            self.bell.drain()
+            if self.bell.hung_up:
+                self.attention = True
+                self._owner.silence(self)
+        finally:
+            self._leave()
+
+    def fall_asleep(self, nap: int) -> None:
+        """Ask the peer for a byte when something changes. The caller fences and then asks `may_sleep`."""
+        if self._life.enter():
+            self.bell.fall_asleep(nap, self._frames_out.waiting or self._payloads_out.waiting)
+            self._leave()
+
+    def may_sleep(self) -> bool:
+        """Whether nothing has come meanwhile."""
+        if not self._life.enter():
+            return True
+        try:
+            room = self._frames_out.can_move() or self._payloads_out.can_move()
+            urgent = (
+                self._fault is not None or self.bell.hung_up or (self._finish_due and not self._payloads_out.waiting)
+            )
+            return not (self._readable() or room or urgent)
+        finally:
+            self._leave()
+
+    def wake(self) -> None:
+        """Ask for no more bytes."""
+        if self._life.enter():
+            self.bell.wake()
+            self._leave()
+
+    # ------------------------------------------------------------------ the end
+    def _leave(self) -> None:
+        if self._life.leave():
+            self._close_bell(None)
+            self._free()
+            self._life.settle()
+
+    def _end(self, error: CarrierLost) -> bool:
+        """Mark it ended, and let go of everybody's buffers. False if it had ended before."""
+        if not self._life.end(error):
+            return False
+        self._frames_out.close()
+        self._payloads_out.close()
+        self._payloads_in.close()
+        return True
+
+    def _lose(self, kind: str, reason: str) -> None:
+        error = CarrierLost(kind, reason)
+        if self._end(error) and self._sink is not None:
+            self._sink.carrier_lost(self, error)
+
+    def _close_bell(self, reason: str | None) -> None:
+        self._owner.forget(self)
+        self.bell.close(reason)
+
+    def _free(self) -> None:
+        with self._flag_lock:
+            if self._freed:
+                return
+            self._freed = True
+        self._frames_in.close()
+        self._segment.release()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of descriptor and mapping. No lock (its holder may not exist here), no store."""
+        self._life.ended = self._life.ended or CarrierLost(
+            "closed", "this process is a fork of the one that owns the carrier"
+        )
+        self.bell.abandon()
+        if not self._freed:
+            self._freed = True
+            self._segment.release()

@@ -1,0 +1,166 @@
+"""How a carrier ends: politely on both sides, or once and for all."""
+
+import os
+
+import pytest
+
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.wire.frame import Frame, Kind, Lane, encode
+from tests.conformance.conftest import MakeNode
+from tests.conformance.harness import Pair, Side, dial, pattern, pump, wait_for
+from tests.conformance.transports import LEFT, RIGHT
+
+
+def test_a_half_close_comes_after_everything_sent_before_it(pair: Pair) -> None:
+    into = bytearray(3_000_000)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    for tag in range(50):
+        pair.left.send(pattern(10_000), tag=tag)
+    pair.left.carrier.send_payload(1, memoryview(pattern(len(into))))
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.right.heard.finished, "the half-close")
+    assert pair.right.heard.tags == list(range(50))
+    assert pair.right.heard.payloads == [1]
+    assert into == pattern(len(into))
+    assert pair.right.heard.heard[-1][0] == "finished"
+
+
+def test_the_other_direction_goes_on_after_a_half_close(pair: Pair) -> None:
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.right.heard.finished, "the half-close")
+    pair.check_way(pair.right, pair.left)
+    with pytest.raises(CarrierLost) as lost:
+        pair.left.send(b"after the end")
+    assert lost.value.kind == "closed"
+
+
+def test_a_carrier_that_both_sides_finished_ends_without_a_loss(pair: Pair) -> None:
+    pair.left.carrier.finish()
+    pair.right.carrier.finish()
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
+    pair.until(lambda: _ended(pair.left) and _ended(pair.right), "the end")
+    pair.quieten()
+    for side in (pair.left, pair.right):
+        assert side.heard.finished == 1
+        assert side.heard.lost == []
+        with pytest.raises(CarrierLost) as lost:
+            side.send(b"after the end")
+        assert lost.value.kind == "closed"
+        side.carrier.finish()
+        side.carrier.abort("nothing left to abort")
+    assert not pair.left.heard.lost + pair.right.heard.lost
+
+
+def test_a_sink_may_finish_when_its_peer_has(pair: Pair) -> None:
+    pair.right.heard.on_frame = lambda carrier, _frame: carrier.finish()
+    pair.left.send(b"last words")
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
+    assert not pair.left.heard.lost + pair.right.heard.lost
+
+
+def test_both_sides_finishing_frees_what_the_carrier_held(make_node: MakeNode) -> None:
+    left, right = make_node(LEFT), make_node(RIGHT)
+    _finish_politely(left, right, dial(left, right))  # whatever is opened once per node is open now
+    before = _open_descriptors()
+    for _ in range(5):
+        _finish_politely(left, right, dial(left, right))
+    pump([left, right], lambda: _open_descriptors() <= before, f"{before} open descriptors again")
+
+
+def test_an_abort_is_a_loss_to_the_peer_and_silence_to_oneself(pair: Pair) -> None:
+    pair.left.carrier.abort("had enough")
+    pair.left.heard.silenced = True
+    pair.left.carrier.abort("again")
+    pair.until(lambda: pair.right.heard.lost, "the loss")
+    pair.quieten()
+    assert [error.kind for error in pair.right.heard.lost] == ["peer"]
+    assert pair.left.heard.heard == []
+
+
+def test_every_verb_tells_who_aborted_and_why(pair: Pair) -> None:
+    pair.left.carrier.abort("had enough")
+    for verb in _verbs(pair.left.carrier):
+        with pytest.raises(CarrierLost) as lost:
+            verb()
+        assert (lost.value.kind, lost.value.reason) == ("closed", "had enough")
+
+
+def test_every_verb_raises_the_loss_that_the_sink_was_told(pair: Pair) -> None:
+    pair.left.carrier.abort("had enough")
+    pair.until(lambda: pair.right.heard.lost, "the loss")
+    told = pair.right.heard.lost[0]
+    for verb in _verbs(pair.right.carrier):
+        with pytest.raises(CarrierLost) as lost:
+            verb()
+        assert (lost.value.kind, lost.value.reason) == (told.kind, told.reason)
+    pair.right.carrier.abort("does nothing now")
+
+
+def test_a_loss_in_mid_payload_frees_the_memory_of_both_sides(pair: Pair) -> None:
+    data, into = bytearray(pattern(64 << 20)), bytearray(64 << 20)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    pair.left.carrier.send_payload(1, memoryview(data))
+    pair.until(lambda: into[0], "the first bytes")
+    pair.left.carrier.abort("in the middle")
+    data[:] = bytes(len(data))
+    pair.until(lambda: pair.right.heard.lost, "the loss")
+    into[:] = b"\xaa" * len(into)
+    pair.quieten()
+    assert into == b"\xaa" * len(into)
+    assert pair.right.heard.payloads == []
+
+
+def test_a_sink_that_aborts_hears_nothing_more(pair: Pair) -> None:
+    def abort(carrier: Carrier, frame: Frame) -> None:
+        carrier.abort("from inside")
+
+    pair.right.heard.on_frame = abort
+    for tag in range(100):
+        pair.left.send(b"more", tag=tag)
+    pair.until(lambda: pair.left.heard.lost, "the loss")
+    pair.quieten()
+    assert [what for what, _ in pair.right.heard.heard] == ["frame"]
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_no_sink_is_called_after_abort_returned_to_another_thread(pair: Pair, attempt: int) -> None:
+    with pair.driving():
+        for tag in range(2000):
+            pair.left.send(b"flood", tag=tag)
+        wait_for(lambda: len(pair.right.heard.frames) > 20 * attempt, "the flood")
+        pair.right.carrier.abort("enough")
+        pair.right.heard.silenced = True  # from here on every call is written down as a fault
+        wait_for(lambda: pair.left.heard.lost, "the loss at the other side")
+
+
+def _verbs(carrier: Carrier) -> list[object]:
+    header = encode(Frame(kind=Kind.CONTROL))
+    return [  # type: ignore[return-value]
+        lambda: carrier.send_frame(Lane.DATA, 0, header),
+        lambda: carrier.send_payload(1, memoryview(b"data")),
+        lambda: carrier.expect_payload(1, memoryview(bytearray(4))),
+        carrier.finish,
+    ]
+
+
+def _ended(side: Side) -> bool:
+    try:
+        side.carrier.expect_payload(999, memoryview(bytearray(1)))
+    except CarrierLost:
+        return True
+    side.carrier.redirect_payload(999, None)
+    return False
+
+
+def _finish_politely(left: object, right: object, ends: tuple[Carrier, Carrier]) -> None:
+    pair = Pair(Side(left, ends[0]), Side(right, ends[1]))  # type: ignore[arg-type]
+    for side in (pair.left, pair.right):
+        side.carrier.attach(side.heard)
+        side.carrier.finish()
+    pair.until(lambda: pair.left.heard.finished and pair.right.heard.finished, "both half-closes")
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

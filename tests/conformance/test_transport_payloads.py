@@ -1,0 +1,181 @@
+"""Payloads: from the sender's memory into the receiver's, and out of both on demand."""
+
+import mmap
+
+import pytest
+
+from tests.conformance.harness import Pair, anonymous_bytes, digest, pattern
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_537, 3 * MIB + 1, 64 * MIB])
+def test_a_payload_of_any_size_arrives_intact(pair: Pair, size: int) -> None:
+    data, into = memoryview(bytearray(pattern(size))), memoryview(bytearray(size))
+    pair.right.carrier.expect_payload(7, into)
+    pair.left.carrier.send_payload(7, data)
+    pair.until(lambda: pair.right.heard.payloads, f"a payload of {size} bytes")
+    assert pair.right.heard.payloads == [7]
+    assert digest(into) == digest(data)
+
+
+def test_a_payload_touches_nothing_beside_its_memory(pair: Pair) -> None:
+    memory = bytearray(b"\xaa" * 300_000)
+    pair.right.carrier.expect_payload(1, memoryview(memory)[1000:201_000])
+    pair.left.carrier.send_payload(1, memoryview(pattern(200_000)))
+    pair.until(lambda: pair.right.heard.payloads, "a payload")
+    assert memory[:1000] == b"\xaa" * 1000
+    assert memory[201_000:] == b"\xaa" * 99_000
+    assert memory[1000:201_000] == pattern(200_000)
+
+
+def test_many_payloads_in_both_directions_at_once(pair: Pair) -> None:
+    sizes = [0, 1, 100, 70_000, 2 * MIB + 3, 500_000] * 3
+    landed: dict[tuple[str, int], bytearray] = {}
+    kept = []
+    for transfer, size in enumerate(sizes):
+        for sender, receiver, name in ((pair.left, pair.right, "right"), (pair.right, pair.left, "left")):
+            landed[name, transfer] = bytearray(size)
+            receiver.carrier.expect_payload(transfer, memoryview(landed[name, transfer]))
+            kept.append(memoryview(pattern(size, transfer + 1)))
+            sender.carrier.send_payload(transfer, kept[-1])
+    pair.until(
+        lambda: len(pair.left.heard.payloads) == len(pair.right.heard.payloads) == len(sizes), "payloads both ways"
+    )
+    for (_, transfer), memory in landed.items():
+        assert memory == pattern(sizes[transfer], transfer + 1)
+
+
+def test_a_payload_waits_in_the_senders_memory_while_the_peer_does_not_poll(pair: Pair) -> None:
+    size = 300 * MIB
+    with mmap.mmap(-1, size, prot=mmap.PROT_READ) as source, mmap.mmap(-1, size) as target:
+        with memoryview(source) as data, memoryview(target) as into:
+            pair.right.carrier.expect_payload(1, into)
+            before = anonymous_bytes()
+            pair.left.carrier.send_payload(1, data)
+            for _ in range(2000):
+                pair.left.node.poll()
+            grown = anonymous_bytes() - before
+            pair.left.carrier.abort("enough")
+            pair.right.carrier.abort("enough")
+        assert grown < 96 * MIB
+
+
+def test_what_has_arrived_moves_along_when_a_payload_is_redirected(pair: Pair) -> None:
+    old, new = _begun(pair, transfer=5)
+    assert pair.right.carrier.redirect_payload(5, memoryview(new))
+    old[:] = b"\xaa" * len(old)
+    pair.until(lambda: pair.right.heard.payloads, "the redirected payload")
+    assert digest(new) == digest(pattern(len(new)))
+    assert old == b"\xaa" * len(old)
+    pair.check_usable()
+
+
+def test_a_discarded_payload_is_not_reported_and_leaves_its_memory_alone(pair: Pair) -> None:
+    old, _ = _begun(pair, transfer=5)
+    assert pair.right.carrier.redirect_payload(5, None)
+    old[:] = b"\xaa" * len(old)
+    pair.check_usable()
+    pair.quieten()
+    assert 5 not in pair.right.heard.payloads
+    assert old == b"\xaa" * len(old)
+
+
+def test_a_payload_discarded_before_its_first_byte_is_not_reported(pair: Pair) -> None:
+    into = bytearray(5 * MIB)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    assert pair.right.carrier.redirect_payload(1, None)
+    pair.left.carrier.send_payload(1, memoryview(pattern(5 * MIB)))
+    pair.check_usable()
+    pair.quieten()
+    assert 1 not in pair.right.heard.payloads
+    assert not any(into)
+
+
+def test_redirecting_what_is_unknown_or_has_landed_says_so(pair: Pair) -> None:
+    into = bytearray(100)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    pair.left.carrier.send_payload(1, memoryview(pattern(100)))
+    pair.until(lambda: pair.right.heard.payloads, "a payload")
+    assert not pair.right.carrier.redirect_payload(1, memoryview(bytearray(100)))
+    assert not pair.right.carrier.redirect_payload(1, None)
+    assert not pair.right.carrier.redirect_payload(404, None)
+
+
+def test_a_withdrawn_payload_is_not_read_any_more(pair: Pair) -> None:
+    data = bytearray(pattern(64 * MIB))
+    into = bytearray(64 * MIB)
+    pair.right.carrier.expect_payload(5, memoryview(into))
+    pair.left.carrier.send_payload(5, memoryview(data))
+    pair.until(lambda: into[0] or pair.right.heard.payloads, "the first bytes of a payload")
+    assert not pair.right.heard.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
+    pair.left.carrier.withdraw_payload(5)
+    original = pattern(64 * MIB)
+    data[:] = bytes(len(data))  # whatever arrives from now on is either the original or was never written
+    pair.check_usable()
+    pair.quieten()
+    assert pair.right.carrier.redirect_payload(5, None)
+    arrived = into.find(0)
+    assert arrived > 0
+    assert digest(memoryview(into)[:arrived]) == digest(memoryview(original)[:arrived])
+    pair.check_usable()
+    assert 5 not in pair.right.heard.payloads
+
+
+def test_a_payload_withdrawn_and_discarded_in_mid_transfer_leaves_the_link_usable(pair: Pair) -> None:
+    for transfer in range(3):
+        _begun(pair, transfer)
+        pair.left.carrier.withdraw_payload(transfer)
+        pair.right.carrier.redirect_payload(transfer, None)
+        pair.check_usable()
+    assert {0, 1, 2}.isdisjoint(pair.right.heard.payloads)
+
+
+def test_withdrawing_what_is_unknown_or_was_delivered_is_ignored(pair: Pair) -> None:
+    pair.left.carrier.withdraw_payload(404)
+    pair.check_usable()
+    for transfer in (1_000_000, 1_000_001):
+        pair.left.carrier.withdraw_payload(transfer)
+    pair.check_usable()
+
+
+def test_a_payload_withdrawn_at_once_never_arrives(pair: Pair) -> None:
+    pair.right.carrier.expect_payload(1, memoryview(bytearray(30 * MIB)))
+    pair.left.carrier.send_payload(1, memoryview(bytearray(30 * MIB)))
+    pair.left.carrier.withdraw_payload(1)
+    pair.check_usable()
+    pair.quieten()
+    assert 1 not in pair.right.heard.payloads
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_payload_of_5_gib_passes_with_little_memory(pair: Pair, run_slow: bool, tmp_path: object) -> None:
+    """Source: pages nobody ever wrote. Target: a file's. So what is anonymous is what the transport itself holds."""
+    size = 5 << 30 if run_slow else 300 * MIB
+    with (tmp_path / "target").open("wb+") as file:  # type: ignore[operator]
+        file.truncate(size)
+        source, target = mmap.mmap(-1, size, prot=mmap.PROT_READ), mmap.mmap(file.fileno(), size)
+        with source, target, memoryview(source) as data, memoryview(target) as into:
+            into[size - 1] = into[size // 2] = into[0] = 1
+            before = peak = anonymous_bytes()
+            pair.right.carrier.expect_payload(1, into)
+            pair.left.carrier.send_payload(1, data)
+            while not pair.right.heard.payloads:
+                marks = iter(range(100))
+                pair.until(lambda: pair.right.heard.payloads or next(marks, None) is None, "a large payload")  # noqa: B023
+                peak = max(peak, anonymous_bytes())
+            assert [into[0], into[size // 2], into[size - 1]] == [0, 0, 0]
+    (tmp_path / "target").unlink()  # type: ignore[operator]
+    assert peak - before < 96 * MIB
+
+
+def _begun(pair: Pair, transfer: int) -> tuple[bytearray, bytearray]:
+    """A large payload of which some bytes have arrived and most have not; its memory, and other memory as large."""
+    size = 64 * MIB
+    old = bytearray(size)
+    pair.right.carrier.expect_payload(transfer, memoryview(old))
+    pair.left.carrier.send_payload(transfer, memoryview(pattern(size)))
+    pair.until(lambda: old[0] or transfer in pair.right.heard.payloads, "the first bytes of a payload")
+    assert transfer not in pair.right.heard.payloads, "a poll took in 64 MiB at once: frames waited meanwhile"
+    return old, bytearray(size)

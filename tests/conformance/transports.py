@@ -1,0 +1,160 @@
+"""The transports that the suite runs on. One entry here switches a transport on: nothing else names it.
+
+`make(number, world)` gives a node's transport and the sleeper it registers with (the same object twice, if the
+transport is its own). The world is what the nodes of one test share: certificates, a directory, a memory network. It can
+be pickled, so that a node of another process has it too.
+"""
+
+import importlib
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nexar.security.authority import Authority
+from nexar.security.credentials import Credentials, Trust
+from nexar.transport.base import Sleeper, Transport
+from nexar.transport.memory import MemoryNetwork, MemoryTransport
+from nexar.transport.sleep import PollSleeper
+from nexar.transport.tls import TlsTransport
+
+LEFT, RIGHT, CHILD = 11, 22, 33
+"""Node numbers. Certificates are made for these."""
+
+
+@dataclass(frozen=True)
+class World:
+    directory: Path
+    credentials: dict[int, Credentials] = field(default_factory=dict)
+    trust: Trust = field(default_factory=lambda: Trust(b""))
+    network: MemoryNetwork | None = None
+
+    @classmethod
+    def make(cls, directory: Path) -> "World":
+        authority = Authority.create("conformance")
+        credentials = {node: authority.admit(node) for node in (LEFT, RIGHT, CHILD)}
+        return cls(directory, credentials, Trust(authority.certificate_pem), MemoryNetwork())
+
+    def for_another_process(self) -> "World":
+        return replace(self, network=None)
+
+
+Made = tuple[Transport, Sleeper]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[int, World], Made]
+    missing: Callable[[], str | None] = lambda: None
+    """Why it cannot run here, None if it can."""
+    listen: Callable[[World], str] = lambda _world: "127.0.0.1:0"
+    between_processes: bool = True
+    dead_address: Callable[[World], str] | None = None
+    """An address where nobody listens."""
+    silent_address: Callable[[World], object] | None = None
+    """A context manager that gives an address where something listens and never answers."""
+    raw_socket: Callable[[str], socket.socket] | None = None
+    """A stranger's connection to a listener, for transports that have such a thing."""
+
+
+def absent(module: str) -> Callable[[], str | None]:
+    """Why `module` cannot be used: it cannot be imported, or its available() says so."""
+
+    def reason() -> str | None:
+        try:
+            loaded = importlib.import_module(module)
+        except ImportError as error:
+            return str(error)
+        available = getattr(loaded, "available", None)
+        answer: str | None = available() if available is not None else None
+        return answer
+
+    return reason
+
+
+# -- addresses of the kind host:port ---------------------------------------------------------------------------------
+
+
+def closed_port(world: World) -> str:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{closed.getsockname()[1]}"
+
+
+@contextmanager
+def silent_port(world: World, kind: int = socket.SOCK_STREAM) -> Iterator[str]:
+    with socket.socket(type=kind) as silent:
+        silent.bind(("127.0.0.1", 0))
+        if kind == socket.SOCK_STREAM:
+            silent.listen()
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
+
+
+def open_socket(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def make_memory(number: int, world: World) -> Made:
+    assert world.network is not None
+    sleeper = PollSleeper()
+    return MemoryTransport(sleeper, number, world.network), sleeper
+
+
+@contextmanager
+def silent_memory(world: World) -> Iterator[str]:
+    from nexar.testing import Faults, SilentDial
+
+    assert world.network is not None
+    sleeper = PollSleeper()
+    silent = MemoryTransport(sleeper, 99, world.network)
+    try:
+        address = silent.listen("", _Nobody())
+        Faults(world.network, SilentDial(destination=99))
+        yield address
+    finally:
+        silent.close()
+        sleeper.close()
+
+
+class _Nobody:
+    def carrier_accepted(self, carrier: object) -> None:
+        raise AssertionError("a silent listener accepted")
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        raise AssertionError("a silent listener refused")
+
+
+# -- tls, and tcp authenticated by tls -----------------------------------------------------------------------------------
+
+
+def make_tls(number: int, world: World, *, encrypt: bool = True) -> Made:
+    sleeper = PollSleeper()
+    return TlsTransport(sleeper, world.credentials[number], world.trust, encrypt=encrypt), sleeper
+
+
+def make_tcp(number: int, world: World) -> Made:
+    return make_tls(number, world, encrypt=False)
+
+
+def on_tcp(name: str, make: Callable[[int, World], Made]) -> Case:
+    return Case(name, make, dead_address=closed_port, silent_address=silent_port, raw_socket=open_socket)
+
+
+CASES: dict[str, Case] = {
+    "tls": on_tcp("tls", make_tls),
+    "tcp": on_tcp("tcp", make_tcp),
+    "memory": Case(
+        "memory",
+        make_memory,
+        listen=lambda _world: "memory:0",
+        between_processes=False,
+        dead_address=lambda _world: "memory:nowhere",
+        silent_address=silent_memory,
+    ),
+}

@@ -107,10 +107,12 @@ class Inbound:
         self._fail(CarrierLost("fault", f"reading was interrupted: {error!r}"))
 
     def _check(self) -> None:
-        if self._announced is None or self._over < self._announced or self.finished:
+        if self._announced is None or self._over < self._announced:
             return None
         if self._over > self._announced:
             return self.misbehaved(f"{self._over} streams after {self._announced} were announced")
+        if self.finished:
+            return None
         self.finished = True
         self.sink.carrier_finished(self.carrier)
         return self._settle()

@@ -66,6 +66,7 @@ class Outbound:
         """Start, or queue, a payload."""
         with self._lock:
             self._check()
+            self._control()  # payloads must not take its place
             stream = None if self._waiting else self._try_open()
             if stream is None:
                 self._waiting[transfer] = data

@@ -141,7 +141,6 @@ def _verbs(carrier: Carrier) -> list[object]:
         lambda: carrier.send_frame(Lane.DATA, 0, header),
         lambda: carrier.send_payload(1, memoryview(b"data")),
         lambda: carrier.expect_payload(1, memoryview(bytearray(4))),
-        carrier.finish,
     ]
 
 

@@ -1,8 +1,8 @@
 """The transports that the suite runs on. One entry here switches a transport on: nothing else names it.
 
 `make(number, world)` gives a node's transport and the sleeper it registers with (the same object twice, if the
-transport is its own). The world is what the nodes of one test share: certificates, a directory, a memory network. It can
-be pickled, so that a node of another process has it too.
+transport is its own). The world is what the nodes of one test share: certificates, a directory, a memory network. It
+can be pickled, so that a node of another process has it too.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from nexar.security.authority import Authority
@@ -49,8 +50,10 @@ class Case:
     make: Callable[[int, World], Made]
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot run here, None if it can."""
-    listen: Callable[[World], str] = lambda _world: "127.0.0.1:0"
+    listen: Callable[[World], str] = lambda _: "127.0.0.1:0"
     between_processes: bool = True
+    claims_address: bool = True
+    """Whether an address can be given to listen(), and belongs to one node then."""
     dead_address: Callable[[World], str] | None = None
     """An address where nobody listens."""
     silent_address: Callable[[World], object] | None = None
@@ -146,15 +149,42 @@ def on_tcp(name: str, make: Callable[[int, World], Made]) -> Case:
     return Case(name, make, dead_address=closed_port, silent_address=silent_port, raw_socket=open_socket)
 
 
+# -- shm and quic ----------------------------------------------------------------------------------------------------
+
+
+def make_shm(number: int, world: World) -> Made:
+    from nexar.transport.shm.transport import ShmTransport
+
+    sleeper = PollSleeper()
+    return ShmTransport(sleeper, number, directory=str(world.directory)), sleeper
+
+
+def make_quic(number: int, world: World) -> Made:
+    from nexar.transport.quic.transport import QuicTransport
+
+    transport = QuicTransport(world.credentials[number], world.trust, bind="127.0.0.1:0")
+    return transport, transport
+
+
 CASES: dict[str, Case] = {
+    "shm": Case(
+        "shm", make_shm, missing=absent("nexar.transport.shm.transport"), listen=lambda _: "", claims_address=False
+    ),
+    "quic": Case(
+        "quic",
+        make_quic,
+        missing=absent("nexar.transport.quic.transport"),
+        claims_address=False,
+        silent_address=partial(silent_port, kind=socket.SOCK_DGRAM),
+    ),
     "tls": on_tcp("tls", make_tls),
     "tcp": on_tcp("tcp", make_tcp),
     "memory": Case(
         "memory",
         make_memory,
-        listen=lambda _world: "memory:0",
+        listen=lambda _: "memory:0",
         between_processes=False,
-        dead_address=lambda _world: "memory:nowhere",
+        dead_address=lambda _: "memory:nowhere",
         silent_address=silent_memory,
     ),
 }

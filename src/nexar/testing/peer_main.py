@@ -1,0 +1,134 @@
+"""The peer process's side of `peer_process`: be told who you are, connect, call the function, report, leave.
+
+Ends when its parent does: a thread reads the orders, and an end of them that was not announced is the parent's death.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from typing import Any, TypeVar
+
+import msgspec
+
+from nexar.config import Config
+from nexar.testing.peer_messages import Assembly, Dial, Leave, Order, Outcome, Ready, Report, Start
+
+_ORPHANED = 3
+_Wanted = TypeVar("_Wanted", Start, Dial, Leave)
+
+
+class Parent:
+    """Orders from the parent, reports to it. What the function prints goes to standard error, out of the way."""
+
+    def __init__(self) -> None:
+        self._reports = os.dup(1)
+        os.dup2(2, 1)
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="nexar-orders", daemon=True).start()
+
+    def _listen(self) -> None:
+        # Read without Python's buffers: their lock, held by a daemon thread, would break the interpreter's exit.
+        heard = b""
+        leaving = False
+        while news := os.read(0, 1 << 16):
+            *lines, heard = (heard + news).split(b"\n")
+            for line in lines:
+                order: Order = msgspec.json.decode(line, type=Order)
+                leaving = leaving or isinstance(order, Leave)
+                self._orders.put(order)
+        if not leaving:
+            os._exit(_ORPHANED)
+
+    def next(self, wanted: type[_Wanted], timeout: float | None = None) -> _Wanted:
+        """The next order, which must be of this kind. Without a timeout: ended by the parent's death at the latest."""
+        try:
+            order = self._orders.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"the parent did not say {wanted.__name__} within {timeout} s") from None
+        if not isinstance(order, wanted):
+            raise TypeError(f"the parent said {type(order).__name__} when {wanted.__name__} was due")
+        return order
+
+    def report(self, report: Report) -> None:
+        """Tell the parent."""
+        line = memoryview(msgspec.json.encode(report) + b"\n")
+        while line:
+            line = line[os.write(self._reports, line) :]
+
+
+def main() -> None:
+    """Run until told to leave. Exit code 1 if the function raised; its traceback was reported."""
+    parent = Parent()
+    start = parent.next(Start)
+    sys.path[:] = start.path
+    try:
+        result = _serve(parent, start)
+    except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
+        parent.report(Outcome(failure=traceback.format_exc()))
+        sys.exit(1)
+    sys.exit(result)
+
+
+def _serve(parent: Parent, start: Start) -> int:
+    node = _make_node(start)
+    try:
+        parent.report(Ready(node.addresses_for(start.peer)))
+        line = _connect(node, start, parent.next(Dial, start.timeout).addresses)
+        outcome = _call(start, node, line)
+        parent.report(outcome)
+        if outcome.failure is None:
+            parent.next(Leave)
+        return 0 if outcome.failure is None else 1
+    finally:
+        node.close()
+
+
+def _make_node(start: Start) -> Assembly:
+    spin = {} if start.spin is None else {"spin": start.spin}
+    make = _load(start.assembly)
+    config = Config(**start.settings)
+    node: Assembly = make(start.credentials, start.trust, start.schemes, host=start.host, config=config, **spin)
+    return node
+
+
+def _connect(node: Assembly, start: Start, addresses: dict[str, str] | None) -> Any:
+    if addresses is not None:
+        return node.connect(start.peer, addresses, start.timeout)
+    line = node.accept(start.timeout)
+    wait_for_carriers(line, start.schemes, time.monotonic() + start.timeout)
+    return line
+
+
+def wait_for_carriers(line: Any, schemes: list[str], deadline: float) -> None:
+    """A link is accepted with its first carrier, and the others follow; other kinds of lines are whole at once."""
+    stats = getattr(line, "stats", None)
+    if len(schemes) < 2 or stats is None:
+        return
+    while not all(any(name.startswith(f"{scheme}.") for name in stats()) for scheme in schemes):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not every carrier of {', '.join(schemes)} was connected in time: {stats()}")
+        time.sleep(0.001)
+
+
+def _call(start: Start, node: Assembly, line: Any) -> Outcome:
+    try:
+        result = _load(start.function)(node, line, *start.arguments)
+        msgspec.json.encode(result)
+    except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
+        return Outcome(failure=traceback.format_exc())
+    return Outcome(result=result)
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+if __name__ == "__main__":
+    main()

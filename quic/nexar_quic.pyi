@@ -8,8 +8,10 @@ keeps timers, acknowledgements and keep-alives going; it never runs Python code.
 Every object may be used from several threads. Every call in a forked child raises `ForkedError`.
 """
 
-from collections.abc import Buffer, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
+
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -18,9 +20,11 @@ class QuicError(ConnectionError):
 
 class ConnectError(QuicError):
     """The dial failed: refused, unreachable, or the handshake did not succeed. Carries .reason."""
+    reason: str
 
 class VerificationError(ConnectError):
     """A certificate was not accepted: theirs by us, or ours by them. Carries .reason, .by ("us" or "peer")."""
+    by: str
 
 class ConnectionLost(QuicError):
     """The connection is gone. .kind is one of "closed" (by us), "peer_closed" (with .code, .reason), "timed_out", "reset", "protocol"."""
@@ -38,6 +42,7 @@ class Cancelled(QuicError):
 
 class EndpointClosed(QuicError):
     """The endpoint was closed, or poisoned by an internal failure (then .reason says which)."""
+    reason: str
 
 class ForkedError(RuntimeError):
     """The object was made in the parent process; a forked child must make its own."""

@@ -1,0 +1,183 @@
+//! Who drives: the threads that wait on one endpoint, and its background thread.
+//!
+//! Invariants, all under the endpoint's lock:
+//! * At most one thread is leader; only the leader takes datagrams in and runs timers. Anybody who
+//!   holds the lock may hand data to the protocol and transmit.
+//! * A leader that gave up the lock (to yield or to sleep) may find on return that another leads;
+//!   it then follows. So leadership can be taken from a thread at any time without asking it.
+//! * While the leader sleeps, `nap` says until when and whether it minds a writable socket. Whoever
+//!   makes that insufficient wakes it.
+//! * When nobody leads, the background thread takes over within about two milliseconds. Unless it
+//!   is parked, it looks at least that often; and it parks only while somebody leads, who wakes it
+//!   on leaving.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::waiter::Waiter;
+
+pub struct Nap {
+    until: Option<Instant>,
+    writable: bool,
+}
+
+pub struct Crew {
+    leader: Option<Arc<Waiter>>,
+    nap: Option<Nap>,
+    followers: Vec<Arc<Waiter>>,
+    /// Waiters of threads that are not here now, kept for the next ones.
+    spare: Vec<Arc<Waiter>>,
+    pub background: Arc<Waiter>,
+    pub parked: bool,
+    /// The background thread is to drive now, not after its usual delay.
+    pub summoned: bool,
+    /// Threads inside a wait.
+    pub inside: usize,
+    /// Counts leaderships, so that the background thread can tell a long one.
+    pub stints: u64,
+    /// About when somebody last drove.
+    pub driven: Instant,
+}
+
+impl Crew {
+    pub fn new() -> io::Result<Self> {
+        Ok(Crew {
+            leader: None,
+            nap: None,
+            followers: Vec::new(),
+            spare: Vec::new(),
+            background: Arc::new(Waiter::new()?),
+            parked: false,
+            summoned: false,
+            inside: 0,
+            stints: 0,
+            driven: Instant::now(),
+        })
+    }
+
+    pub fn arrive(&mut self, eager: bool) -> io::Result<Arc<Waiter>> {
+        let waiter = match self.spare.pop() {
+            Some(waiter) => waiter,
+            None => Arc::new(Waiter::new()?),
+        };
+        waiter.set_eager(eager);
+        self.inside += 1;
+        Ok(waiter)
+    }
+
+    pub fn depart(&mut self, waiter: Arc<Waiter>) {
+        self.resign(&waiter);
+        self.unfollow(&waiter);
+        self.inside -= 1;
+        // Forget a wake-up that came too late to matter.
+        waiter.get_up();
+        self.spare.push(waiter);
+    }
+
+    pub fn led(&self) -> bool {
+        self.leader.is_some()
+    }
+
+    pub fn leads(&self, waiter: &Arc<Waiter>) -> bool {
+        self.leader.as_ref().is_some_and(|l| Arc::ptr_eq(l, waiter))
+    }
+
+    /// Become or stay leader if nobody leads, the background thread does, or a patient thread does
+    /// and this one is eager (the patient one costs it a hop to another thread per message).
+    pub fn lead(&mut self, waiter: &Arc<Waiter>) -> bool {
+        match &self.leader {
+            Some(leader) if Arc::ptr_eq(leader, waiter) => return true,
+            Some(leader)
+                if !Arc::ptr_eq(leader, &self.background)
+                    && (leader.eager() || !waiter.eager()) =>
+            {
+                return false
+            }
+            _ => {}
+        }
+        self.unfollow(waiter);
+        let former = self.leader.replace(waiter.clone());
+        self.nap = None;
+        // Still asleep, it does not know yet; but it has to be found when the endpoint closes.
+        if let Some(former) = former.filter(|f| !Arc::ptr_eq(f, &self.background)) {
+            self.follow(&former);
+        }
+        true
+    }
+
+    pub fn follow(&mut self, waiter: &Arc<Waiter>) {
+        if !self.followers.iter().any(|f| Arc::ptr_eq(f, waiter)) {
+            self.followers.push(waiter.clone());
+        }
+    }
+
+    fn unfollow(&mut self, waiter: &Arc<Waiter>) {
+        self.followers.retain(|f| !Arc::ptr_eq(f, waiter));
+    }
+
+    /// Stop leading, if it does, and see to a successor. An eager thread that leaves will be back
+    /// in a moment: waking a patient follower each time would cost both of them more than it gains,
+    /// so that one is left to the background thread's next look.
+    pub fn resign(&mut self, waiter: &Arc<Waiter>) {
+        if !self.leads(waiter) {
+            return;
+        }
+        self.leader = None;
+        self.nap = None;
+        self.stints += 1;
+        let next = self.followers.iter().find(|f| f.eager());
+        let next = next.or_else(|| self.followers.first().filter(|_| !waiter.eager()));
+        match next {
+            Some(follower) => follower.wake(),
+            None if self.parked => self.background.wake(),
+            None => {}
+        }
+    }
+
+    /// Have the background thread drive now rather than at its next look.
+    pub fn call_background(&mut self) {
+        if self.leader.is_none() {
+            self.summoned = true;
+            self.background.wake();
+        }
+    }
+
+    pub fn asleep(&mut self, until: Option<Instant>, writable: bool) {
+        self.nap = Some(Nap { until, writable });
+    }
+
+    pub fn awake(&mut self, waiter: &Arc<Waiter>) {
+        if self.leads(waiter) {
+            self.nap = None;
+        }
+    }
+
+    /// The next timer is `next`, and sends are `blocked` or not: would the leader oversleep that?
+    pub fn rouse(&mut self, next: Option<Instant>, blocked: bool, unfinished: bool) {
+        let (Some(nap), Some(leader)) = (&self.nap, &self.leader) else {
+            return;
+        };
+        let late = match (next, nap.until) {
+            (Some(next), Some(until)) => next < until,
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        if late || unfinished || (blocked && !nap.writable) {
+            leader.wake();
+        }
+    }
+
+    /// Everybody: the endpoint is closed.
+    pub fn wake_all(&self) {
+        for waiter in self.followers.iter().chain(&self.leader) {
+            waiter.wake();
+        }
+        self.background.wake();
+    }
+
+    /// Their descriptors go with them.
+    pub fn dismiss_spares(&mut self) {
+        self.spare.clear();
+    }
+}

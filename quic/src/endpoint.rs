@@ -1,0 +1,307 @@
+//! `Endpoint`: one UDP socket, dialing and listening.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use quinn_proto::EndpointConfig;
+
+use crate::background;
+use crate::completions::{deadline, Completions};
+use crate::credentials::Credentials;
+use crate::crew::Crew;
+use crate::errors::Failure;
+use crate::exit;
+use crate::hub::Hub;
+use crate::identity::{Dial, Identity};
+use crate::op::{Op, Target, Value};
+use crate::operation::Operation;
+use crate::settings::Settings;
+use crate::shared::{Guard, Shared};
+use crate::socket::Socket;
+use crate::state::State;
+use crate::trust::Trust;
+use crate::wait::{AnyOf, Ended, Vigil};
+use crate::{address, trash};
+
+#[pyclass(module = "nexar_quic", frozen)]
+pub struct Endpoint {
+    pub guard: Arc<Guard>,
+}
+
+type Address = (String, u16);
+
+#[pymethods]
+impl Endpoint {
+    #[new]
+    #[pyo3(signature = (address, credentials, trust, settings=None))]
+    fn new(
+        py: Python<'_>,
+        address: Address,
+        credentials: Option<&Credentials>,
+        trust: &Trust,
+        settings: Option<&Settings>,
+    ) -> PyResult<Self> {
+        if exit::exiting() {
+            let reason = "the interpreter exits".to_owned();
+            return Err(Failure::Closed { reason }.into_py(py));
+        }
+        let address = address::parse(&address)?;
+        let settings = settings.cloned().unwrap_or_default();
+        let identity = Identity::new(&settings, credentials.cloned(), trust.rules.clone())
+            .map_err(|failure| failure.into_py(py))?;
+        let (socket, bound) = Socket::bind(address, settings.socket_buffer_bytes)?;
+        let mut config = EndpointConfig::default();
+        config
+            .max_udp_payload_size(65527)
+            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let endpoint = quinn_proto::Endpoint::new(
+            Arc::new(config),
+            identity.server(false),
+            !socket.may_fragment(),
+            None,
+        );
+        let state = State::new(settings, identity, Hub::new(endpoint, socket), Crew::new()?);
+        let (shared, guard) = Shared::new(state, bound);
+        shared.employ(background::start(shared.clone())?);
+        exit::enlist(&shared);
+        Ok(Endpoint { guard })
+    }
+
+    #[getter]
+    fn address(&self, py: Python<'_>) -> PyResult<Address> {
+        self.guard.0.enter(py)?;
+        Ok(address::present(self.guard.0.address))
+    }
+
+    fn replace_credentials(
+        &self,
+        py: Python<'_>,
+        credentials: &Credentials,
+        trust: &Trust,
+    ) -> PyResult<()> {
+        let (credentials, rules) = (credentials.clone(), trust.rules.clone());
+        self.guard.0.call(py, false, |state| {
+            state.identity.replace(Some(credentials), rules)?;
+            let server = state.identity.server(false);
+            state.hub.endpoint.set_server_config(server);
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (address, server_name, completions=None, *, trust=None, verify=true,
+        anonymous=false, token=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn post_connect(
+        &self,
+        py: Python<'_>,
+        address: Address,
+        server_name: &str,
+        completions: Option<&Completions>,
+        trust: Option<&Trust>,
+        verify: bool,
+        anonymous: bool,
+        token: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Operation>> {
+        let remote = address::parse(&address)?;
+        let dial = Dial {
+            rules: trust.map(|t| t.rules.clone()),
+            verify,
+            anonymous,
+        };
+        let shared = &self.guard.0;
+        let queue = completions.map(|c| c.queue.clone());
+        let op = Op::new(Target::Connect(OnceLock::new()), queue);
+        Operation::post(py, shared, op, token, false, |state, op| {
+            state.dial(remote, server_name, &dial, op)
+        })
+    }
+
+    #[pyo3(signature = (completions=None, *, token=None))]
+    fn post_accept(
+        &self,
+        py: Python<'_>,
+        completions: Option<&Completions>,
+        token: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Operation>> {
+        let shared = &self.guard.0;
+        let op = Op::new(Target::Accept, completions.map(|c| c.queue.clone()));
+        Operation::post(py, shared, op, token, false, |state, op| {
+            match state.hub.arrivals.pop_front() {
+                Some(grip) => op.complete(Ok(Value::Connection(grip))),
+                None => state.hub.acceptors.push_back(op.clone()),
+            }
+            Ok(())
+        })
+    }
+
+    fn refusals(&self, py: Python<'_>) -> PyResult<Vec<(Address, String)>> {
+        let refusals = self.guard.0.call(py, false, |state| {
+            Ok(std::mem::take(&mut state.hub.refusals))
+        })?;
+        Ok(refusals
+            .into_iter()
+            .map(|(address, reason)| (address::present(address), reason))
+            .collect())
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<HashMap<&'static str, u64>> {
+        self.guard.0.call(py, false, |state| Ok(stats(state)))
+    }
+
+    #[pyo3(signature = (operations, timeout=None, *, descriptors=Vec::new()))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        operations: Vec<Py<Operation>>,
+        timeout: Option<f64>,
+        descriptors: Vec<RawFd>,
+    ) -> PyResult<(Vec<Py<Operation>>, Vec<RawFd>)> {
+        let ops = operations.iter().map(|o| o.get().op.clone()).collect();
+        let wanted = AnyOf {
+            ops,
+            descriptors: descriptors.iter().map(|&fd| (fd, libc::POLLIN)).collect(),
+        };
+        let ready = self.until(py, &wanted, timeout)?;
+        let mut done = Vec::new();
+        for operation in operations {
+            if operation.get().op.done() {
+                operation.get().op.settle(py);
+                done.push(operation);
+            }
+        }
+        Ok((done, ready))
+    }
+
+    #[pyo3(signature = (address, server_name, timeout=None, *, trust=None, verify=true,
+        anonymous=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        address: Address,
+        server_name: &str,
+        timeout: Option<f64>,
+        trust: Option<&Trust>,
+        verify: bool,
+        anonymous: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let dialing = self.post_connect(
+            py,
+            address,
+            server_name,
+            None,
+            trust,
+            verify,
+            anonymous,
+            None,
+        )?;
+        self.finish(py, dialing, timeout, "connect")
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let accepting = self.post_accept(py, None, None)?;
+        self.finish(py, accepting, timeout, "accept")
+    }
+
+    #[pyo3(signature = (code=0, reason=""))]
+    fn close(&self, py: Python<'_>, code: u32, reason: &str) -> PyResult<()> {
+        let shared = &self.guard.0;
+        shared.enter(py)?;
+        exit::detached(py, || shared.close(code, reason));
+        trash::empty(py);
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exc))]
+    fn __exit__(&self, py: Python<'_>, _exc: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py, 0, "")
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<nexar_quic.Endpoint {}>", self.guard.0.address)
+    }
+
+    /// For tests of what follows: the next round of driving panics.
+    fn _panic_in_next_round(&self, py: Python<'_>) -> PyResult<()> {
+        self.guard.0.call(py, false, |state| {
+            state.panic_wanted = true;
+            state.crew.call_background();
+            Ok(())
+        })
+    }
+}
+
+impl Endpoint {
+    /// Wait until something wanted is there (true), or the timeout (empty and nothing done).
+    fn until(&self, py: Python<'_>, wanted: &AnyOf, timeout: Option<f64>) -> PyResult<Vec<RawFd>> {
+        let shared = &self.guard.0;
+        shared.enter(py)?;
+        let vigil = Vigil {
+            shared,
+            wanted,
+            deadline: deadline(timeout)?,
+            spin: Duration::ZERO,
+        };
+        loop {
+            let ended = exit::detached(py, || vigil.keep());
+            match ended {
+                Ok(Ended::Ready(descriptors)) => return Ok(descriptors),
+                Ok(Ended::TimedOut) => return Ok(Vec::new()),
+                Ok(Ended::Signals) => py.check_signals()?,
+                Err(_) if wanted.ops.iter().any(|op| op.done()) => return Ok(Vec::new()),
+                Err(failure) => return Err(failure.into_py(py)),
+            }
+        }
+    }
+
+    /// Wait for one operation and give its result. Whatever else happens, it is cancelled.
+    fn finish(
+        &self,
+        py: Python<'_>,
+        operation: Py<Operation>,
+        timeout: Option<f64>,
+        what: &str,
+    ) -> PyResult<Py<PyAny>> {
+        let operation = operation.get();
+        let wanted = AnyOf {
+            ops: vec![operation.op.clone()],
+            descriptors: Vec::new(),
+        };
+        let waited = self.until(py, &wanted, timeout);
+        if !operation.op.done() {
+            self.guard.0.cancel(py, &operation.op)?;
+            waited?;
+            let limit = timeout.unwrap_or_default();
+            return Err(PyTimeoutError::new_err(format!(
+                "{what}: nothing within {limit} s"
+            )));
+        }
+        waited?;
+        operation.result(py)
+    }
+}
+
+fn stats(state: &State) -> HashMap<&'static str, u64> {
+    let counters = &state.hub.counters;
+    HashMap::from([
+        ("connections", state.hub.live as u64),
+        ("handshakes", state.hub.half_open as u64),
+        ("datagrams_sent", counters.datagrams_sent),
+        ("datagrams_received", counters.datagrams_received),
+        ("bytes_sent", counters.bytes_sent),
+        ("bytes_received", counters.bytes_received),
+        ("refused", counters.refused),
+        ("retried", counters.retried),
+        ("rounds", counters.rounds),
+        ("background_rounds", counters.background_rounds),
+    ])
+}

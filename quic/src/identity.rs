@@ -1,0 +1,144 @@
+//! Who we are and whom we accept: credentials, trust and settings made into the protocol's
+//! configurations.
+
+use std::sync::Arc;
+
+use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::{ClientConfig, ServerConfig, TransportConfig};
+use rustls::client::Resumption;
+use rustls::sign::SingleCertAndKey;
+use rustls::version::TLS13;
+
+use crate::credentials::{provider, Credentials};
+use crate::errors::Failure;
+use crate::settings::Settings;
+use crate::trust::Rules;
+use crate::verifier::{ClientJudge, ServerJudge};
+
+/// What an endpoint uses for connections made from now on.
+pub struct Identity {
+    pub credentials: Option<Credentials>,
+    pub rules: Arc<Rules>,
+    alpn: Vec<u8>,
+    max_connections: usize,
+    network: Arc<TransportConfig>,
+    loopback: Arc<TransportConfig>,
+    servers: Option<[Arc<ServerConfig>; 2]>,
+}
+
+/// How one dial differs from the endpoint's own ways.
+pub struct Dial {
+    pub rules: Option<Arc<Rules>>,
+    pub verify: bool,
+    pub anonymous: bool,
+}
+
+impl Identity {
+    pub fn new(
+        settings: &Settings,
+        credentials: Option<Credentials>,
+        rules: Arc<Rules>,
+    ) -> Result<Self, Failure> {
+        let mut identity = Identity {
+            credentials: None,
+            rules: rules.clone(),
+            alpn: settings.alpn.clone(),
+            max_connections: settings.max_connections,
+            network: settings.transport(false),
+            loopback: settings.transport(true),
+            servers: None,
+        };
+        identity.replace(credentials, rules)?;
+        Ok(identity)
+    }
+
+    pub fn replace(
+        &mut self,
+        credentials: Option<Credentials>,
+        rules: Arc<Rules>,
+    ) -> Result<(), Failure> {
+        self.servers = match &credentials {
+            Some(credentials) => Some(self.listening(credentials, &rules)?),
+            None => None,
+        };
+        self.credentials = credentials;
+        self.rules = rules;
+        Ok(())
+    }
+
+    /// The configuration for an inbound connection; None if this endpoint only dials.
+    pub fn server(&self, loopback: bool) -> Option<Arc<ServerConfig>> {
+        self.servers
+            .as_ref()
+            .map(|both| both[usize::from(loopback)].clone())
+    }
+
+    fn listening(
+        &self,
+        credentials: &Credentials,
+        rules: &Arc<Rules>,
+    ) -> Result<[Arc<ServerConfig>; 2], Failure> {
+        let judge = ClientJudge {
+            rules: rules.clone(),
+        };
+        let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_client_cert_verifier(Arc::new(judge))
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(credentials.key.clone())));
+        tls.alpn_protocols = vec![self.alpn.clone()];
+        // No resumption: it would let a peer in that the present trust refuses.
+        tls.send_tls13_tickets = 0;
+        tls.max_early_data_size = 0;
+        let crypto = Arc::new(QuicServerConfig::try_from(tls).map_err(unusable)?);
+        let with = |transport: &Arc<TransportConfig>| {
+            let mut config = ServerConfig::with_crypto(crypto.clone());
+            config
+                .transport_config(transport.clone())
+                .migration(false)
+                .max_incoming(self.max_connections);
+            Arc::new(config)
+        };
+        Ok([with(&self.network), with(&self.loopback)])
+    }
+
+    /// The configuration for one dial, and the certificate it presents.
+    pub fn client(
+        &self,
+        dial: &Dial,
+        loopback: bool,
+    ) -> Result<(ClientConfig, Option<Vec<u8>>), Failure> {
+        let rules = dial.rules.as_ref().unwrap_or(&self.rules);
+        let judge = ServerJudge {
+            rules: dial.verify.then(|| rules.clone()),
+        };
+        let builder = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(judge));
+        let shown = self.credentials.as_ref().filter(|_| !dial.anonymous);
+        let mut tls = match shown {
+            Some(credentials) => builder.with_client_cert_resolver(Arc::new(
+                SingleCertAndKey::from(credentials.key.clone()),
+            )),
+            None => builder.with_no_client_auth(),
+        };
+        tls.alpn_protocols = vec![self.alpn.clone()];
+        tls.resumption = Resumption::disabled();
+        tls.enable_early_data = false;
+        let crypto = QuicClientConfig::try_from(tls).map_err(unusable)?;
+        let mut config = ClientConfig::new(Arc::new(crypto));
+        let transport = if loopback {
+            &self.loopback
+        } else {
+            &self.network
+        };
+        config.transport_config(transport.clone());
+        Ok((config, shown.map(Credentials::leaf)))
+    }
+}
+
+fn unusable(error: impl std::fmt::Display) -> Failure {
+    Failure::Value(format!("credentials: {error}"))
+}

@@ -133,7 +133,7 @@ class _Nobody:
         raise AssertionError("a silent listener refused")
 
 
-# -- tls, and tcp authenticated by tls -----------------------------------------------------------------------------------
+# -- tls, and tcp authenticated by tls ------------------------------------------------------------------------------
 
 
 def make_tls(number: int, world: World, *, encrypt: bool = True) -> Made:

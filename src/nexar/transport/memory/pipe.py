@@ -81,7 +81,7 @@ class Pipe:
     )
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # reentrant: the collector may run a finaliser that uses the carrier meanwhile
         # Written by senders, under the lock.
         self.lanes: tuple[deque[Parcel], ...] = tuple(deque() for _ in range(LANES))
         self.endings: deque[Ending] = deque()

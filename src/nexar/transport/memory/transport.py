@@ -29,7 +29,7 @@ class MemoryTransport(Transport):
         self.name = f"memory node {format_node(node)}"
         self.address = None
         self._listener: MemoryListener | None = None  # written by listen() and close()
-        self._lock = threading.Lock()  # guards _carriers and _closed
+        self._lock = threading.RLock()  # guards _carriers and _closed; reentrant as in memory.pipe
         self._carriers: set[MemoryCarrier] = set()
         self._closed = False
         self._ready: deque[MemoryCarrier] = deque()  # appended by any thread, taken by the driving thread

@@ -1,0 +1,129 @@
+"""Addresses as text: `host:port`, `[v6 address]:port`, and `scheme://…` where it must be said how to get there.
+
+Pure: names are not resolved here. What stands behind a scheme is that transport's own affair (shared memory keeps a
+path and a key there); only host and port have one form for all, which is canonical: parse and format are inverse.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from nexar.errors import UsageError
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Numeric: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
+_ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
+_MAX_HOST: Final = 253  # of a name in the DNS
+
+
+class Candidate(NamedTuple):
+    """One way to reach a node: the scheme, and the address as that scheme's `connect` takes it."""
+
+    scheme: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+
+def parse_candidate(text: str) -> Candidate:
+    """The candidate that `str()` wrote. UsageError for any other text."""
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} does not say how to get there; write scheme://address")
+    return Candidate(match[1], match[2])
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port; an empty host means every interface. UsageError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
+        raise UsageError(f"{text!r} is not an address; write host:port or [address]:port")
+    if host.startswith("[") and host.endswith("]"):
+        return _check_v6(host[1:-1], text), int(port)
+    if ":" in host:
+        raise UsageError(f"{text!r} is ambiguous; write IPv6 addresses as [{host}]:{port}")
+    if not _HOST.fullmatch(host) or len(host) > _MAX_HOST:
+        raise UsageError(f"{text!r} is not an address: {host!r} is not the name or number of a host")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text that `parse_address` takes. An IPv4 peer of a dual-stack socket is shown as what it is."""
+    if ":" not in host:
+        return f"{host}:{port}"
+    mapped = ipaddress.IPv6Address(host).ipv4_mapped
+    return f"{mapped}:{port}" if mapped else f"[{host}]:{port}"
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Several, separated by commas."""
+    return [parse_address(part.strip()) for part in text.split(",")]
+
+
+def order_candidates(
+    candidates: Iterable[Candidate],
+    *,
+    schemes: Sequence[str],
+    networks: Sequence[Network] = (),
+    same_host: bool = False,
+) -> list[Candidate]:
+    """The candidates worth dialing, the most promising first, each once; equals keep their order.
+
+    Schemes that are not in `schemes` are left out; among the others its order counts first. Then: a network that we are
+    on (`networks`), any other numeric address, names, link-local addresses. Loopback is first for a peer on this host,
+    and left out for any other: it would lead back to ourselves.
+    """
+    known = [candidate for candidate in dict.fromkeys(candidates) if candidate.scheme in schemes]
+    ranked = [(schemes.index(c.scheme), _distance(c.address, networks, same_host=same_host), c) for c in known]
+    return [c for _, distance, c in sorted(ranked, key=lambda entry: entry[:2]) if distance < _UNREACHABLE]
+
+
+_UNREACHABLE: Final = 9
+
+
+def _distance(address: str, networks: Sequence[Network], *, same_host: bool) -> int:
+    host = _host_of(address)
+    if host is None:  # not host:port: only its own scheme can tell
+        return 2
+    number = _number_of(host)
+    if host == "localhost" or (number is not None and number.is_loopback):
+        return 0 if same_host else _UNREACHABLE
+    if number is None:
+        return 4
+    if number.is_unspecified or number.is_multicast:
+        return _UNREACHABLE
+    if number.is_link_local:
+        return 5
+    return 1 if any(number in network for network in networks) else 3
+
+
+def _host_of(address: str) -> str | None:
+    try:
+        return parse_address(address)[0]
+    except UsageError:
+        return None
+
+
+def _number_of(host: str) -> _Numeric | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _check_v6(host: str, text: str) -> str:
+    number, percent, zone = host.partition("%")
+    try:
+        canonical = str(ipaddress.IPv6Address(number))
+    except ValueError:
+        raise UsageError(f"{text!r} is not an address: {number!r} is not an IPv6 address") from None
+    if percent and not _ZONE.fullmatch(zone):
+        raise UsageError(f"{text!r} is not an address: {zone!r} is not the name of an interface")
+    return canonical + percent + zone

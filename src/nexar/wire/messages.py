@@ -1,0 +1,85 @@
+"""Control messages: what the bodies of CONTROL frames mean.
+
+A message is a tagged struct in MessagePack. A tag is the wire format: never reuse one. New messages are added to
+`Message`; an older node that meets a tag it does not know gets `Unknown`, drops and counts it, and lives on. Fields
+may be added with a default; an older node ignores those it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias, Union
+
+import msgspec
+
+MAX_MESSAGE_BYTES: Final = 1 << 20
+
+
+class MessageError(ValueError):
+    """Bytes that are not a control message: the peer broke the protocol."""
+
+
+class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
+    """What all messages share."""
+
+
+class Ping(_Base, frozen=True, tag="ping"):
+    """Answer with a Pong of the same number."""
+
+    number: int
+
+
+class Pong(_Base, frozen=True, tag="pong"):
+    """The answer to a Ping."""
+
+    number: int
+
+
+class Goodbye(_Base, frozen=True, tag="goodbye"):
+    """The sender leaves, and says why; with its traceback if it raised."""
+
+    reason: str
+    traceback: str | None = None
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A message of a kind that this version does not know. Drop and count it."""
+
+    type: str
+
+
+Message: TypeAlias = Union[Ping, Pong, Goodbye]  # noqa: UP007 - msgspec reads it at run time
+KNOWN: Final[tuple[type[Message], ...]] = (Ping, Pong, Goodbye)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
+_type_decoder: Final = msgspec.msgpack.Decoder(Unknown)
+_TAGS: Final = frozenset(str(message.__struct_config__.tag) for message in KNOWN)
+
+
+def encode(message: Message) -> bytes:
+    """The body of a CONTROL frame. MessageError if it is too large to be sent."""
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"a message of {len(data)} bytes; allowed are {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message | Unknown:
+    """The message in a CONTROL frame. MessageError for bytes that are none."""
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"a message of {len(body)} bytes; allowed are {MAX_MESSAGE_BYTES}")
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _unknown(body, error)
+
+
+def _unknown(body: bytes | bytearray | memoryview, cause: Exception) -> Unknown:
+    """A tag of the future is no error; a known message that is malformed is one."""
+    try:
+        found = _type_decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise MessageError(f"not a control message: {cause}") from None
+    if found.type in _TAGS:
+        raise MessageError(f"a malformed {found.type}: {cause}") from None
+    return found

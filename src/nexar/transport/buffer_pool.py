@@ -25,8 +25,8 @@ Memory: TypeAlias = bytearray | mmap.mmap
 TIER_BYTES: Final = (64 << 10, 8 << 20, 64 << 20, 256 << 20)
 PROFILES: Final[Mapping[str, tuple[int, ...]]] = {"training": (256, 32, 16, 4), "inference": (256, 16, 4, 0)}
 _MAPPED_FROM_BYTES: Final = 128 << 10  # below, a mapping of its own costs more than the zeros it saves
-# References to memory that only its releaser knows: a local variable, and the argument of getrefcount. Views, slices and
-# arrays together hold one more, for as long as the last of them lives.
+# References to memory that only its releaser knows: a local variable, and the argument of getrefcount. Views, slices
+# and arrays together hold one more, for as long as the last of them lives.
 _UNSHARED: Final = 2
 
 
@@ -99,7 +99,7 @@ class BufferPool:
         self._kept = tuple(kept for _, kept in tiers)
         if not tiers or list(self._sizes) != sorted(set(self._sizes)) or self._sizes[0] < 1 or min(self._kept) < 0:
             raise UsageError(f"{tiers!r} are not buffer tiers: (bytes, how many), sizes growing")
-        # Guards everything below. Reentrant: the collector may run a finaliser that releases a lease while we are inside.
+        # Guards everything below. Reentrant: the collector may run a finaliser that releases a lease meanwhile.
         self._lock = threading.RLock()
         self._free: tuple[list[Memory], ...] = tuple([] for _ in tiers)
         self._hits = self._misses = self._unpooled = self._shared = self._released = 0

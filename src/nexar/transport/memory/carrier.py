@@ -86,7 +86,8 @@ class MemoryCarrier(Carrier):
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:  # noqa: ARG002 - a lane keeps every communicator in order
+    def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
+        # A lane keeps all its communicators in one order, which is more than was promised.
         copied = bytes(body[0]) if len(body) == 1 else b"".join(body)
         due = 0.0 if self._network.weather is None else self._due()
         out = self._out

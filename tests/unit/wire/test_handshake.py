@@ -1,0 +1,78 @@
+"""A hello comes back as it was, and another version is recognised before anything else is read."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.errors import VersionMismatch
+from nexar.wire.handshake import (
+    MAX_HELLO_BYTES,
+    PROTOCOL_VERSION,
+    HandshakeError,
+    Hello,
+    decode_hello,
+    encode_hello,
+    version_of,
+)
+
+hellos = st.builds(
+    Hello,
+    node=st.integers(0, 2**64 - 1),
+    role=st.sampled_from(["member", "candidate", "seed", "launcher"]),
+    capabilities=st.frozensets(st.text(max_size=20), max_size=10),
+    token=st.binary(max_size=64),
+)
+
+
+@given(hellos)
+def test_decoding_undoes_encoding(hello: Hello) -> None:
+    assert decode_hello(encode_hello(hello)) == hello
+    assert decode_hello(memoryview(encode_hello(hello))) == hello
+
+
+@given(st.integers(0, 2**16 - 1), st.binary(max_size=100))
+def test_the_version_is_read_whatever_follows_it(version: int, rest: bytes) -> None:
+    prefix = encode_hello(Hello(1, "member"), version)[:4]
+    assert version_of(prefix + rest) == version
+
+
+@given(hellos, st.integers(2, 2**16 - 1))
+def test_another_version_is_refused_and_both_are_named(hello: Hello, version: int) -> None:
+    with pytest.raises(VersionMismatch) as refused:
+        decode_hello(encode_hello(hello, version)[:4] + b"\xff what nobody can read")
+    assert (refused.value.ours, refused.value.theirs) == (PROTOCOL_VERSION, version)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_hello_or_an_error(data: bytes) -> None:
+    for body in (data, encode_hello(Hello(1, "member"))[:4] + data):
+        with suppress(HandshakeError, VersionMismatch):
+            assert isinstance(decode_hello(body), Hello)
+
+
+@given(hellos, st.data())
+def test_a_truncated_hello_is_an_error(hello: Hello, data: st.DataObject) -> None:
+    whole = encode_hello(hello)
+    with pytest.raises(HandshakeError):
+        decode_hello(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+def test_a_hello_above_the_limit_is_neither_sent_nor_read() -> None:
+    large = Hello(1, "candidate", token=bytes(MAX_HELLO_BYTES))
+    with pytest.raises(HandshakeError):
+        encode_hello(large)
+    with pytest.raises(HandshakeError):
+        decode_hello(encode_hello(Hello(1, "candidate"))[:4] + bytes(MAX_HELLO_BYTES))
+
+
+def test_a_node_id_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(HandshakeError):
+        decode_hello(encode_hello(Hello(-1, "member")))
+
+
+def test_two_nodes_use_what_both_can() -> None:
+    ours = Hello(1, "member", frozenset({"quic", "tls", "shm"}))
+    theirs = Hello(2, "member", frozenset({"tls", "shm", "teleport"}))
+    assert ours.common(theirs) == theirs.common(ours) == {"tls", "shm"}

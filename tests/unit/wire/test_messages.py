@@ -1,0 +1,90 @@
+"""Control messages come back as they were; what is not one is told apart from what is not known yet."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.wire.messages import (
+    KNOWN,
+    MAX_MESSAGE_BYTES,
+    Goodbye,
+    Message,
+    MessageError,
+    Ping,
+    Pong,
+    Unknown,
+    decode,
+    encode,
+)
+
+numbers = st.integers(-(2**63), 2**64 - 1)
+texts = st.text(max_size=200)
+messages = st.one_of(
+    st.builds(Ping, numbers), st.builds(Pong, numbers), st.builds(Goodbye, texts, st.one_of(st.none(), texts))
+)
+
+
+@given(messages)
+def test_decoding_undoes_encoding(message: Message) -> None:
+    assert decode(encode(message)) == message
+    assert decode(memoryview(encode(message))) == message
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_unknown_or_an_error(data: bytes) -> None:
+    try:
+        found = decode(data)
+    except MessageError:
+        return
+    assert isinstance(found, (*KNOWN, Unknown))
+
+
+@given(messages, st.data())
+def test_a_truncated_message_is_an_error(message: Message, data: st.DataObject) -> None:
+    whole = encode(message)
+    with pytest.raises(MessageError):
+        decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+def test_a_message_of_the_future_is_unknown_and_no_error() -> None:
+    assert decode(msgspec.msgpack.encode({"type": "teleport", "where": [1, 2]})) == Unknown("teleport")
+
+
+def test_a_field_of_the_future_is_ignored() -> None:
+    assert decode(msgspec.msgpack.encode({"type": "ping", "number": 3, "mood": "good"})) == Ping(3)
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": "ping"}, {"type": "ping", "number": "three"}, {"number": 3}, [], 3, {"type": 5}, None]
+)
+def test_a_malformed_message_is_an_error(value: object) -> None:
+    with pytest.raises(MessageError):
+        decode(msgspec.msgpack.encode(value))
+
+
+def test_a_message_above_the_limit_is_neither_sent_nor_read() -> None:
+    with pytest.raises(MessageError):
+        encode(Goodbye("x" * MAX_MESSAGE_BYTES))
+    with pytest.raises(MessageError):
+        decode(msgspec.msgpack.encode({"type": "goodbye", "reason": "x" * MAX_MESSAGE_BYTES}))
+
+
+def test_a_deeply_nested_message_is_an_error_and_no_crash() -> None:
+    nested = b"\x82\xa4type\xa4ping\xa6number" + b"\x91" * 500_000 + b"\x01"
+    with pytest.raises(MessageError):
+        decode(nested)
+    assert isinstance(
+        _decode_or_error(b"\x82\xa4type\xa6future\xa1x" + b"\x91" * 500_000 + b"\x01"), Unknown | MessageError
+    )
+
+
+def _decode_or_error(data: bytes) -> object:
+    try:
+        return decode(data)
+    except MessageError as error:
+        return error
+
+
+def test_tags_are_the_wire_format() -> None:
+    assert [message.__struct_config__.tag for message in KNOWN] == ["ping", "pong", "goodbye"]

@@ -17,6 +17,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Numeric: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
+_PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_HOST: Final = 253  # of a name in the DNS
@@ -43,7 +44,7 @@ def parse_candidate(text: str) -> Candidate:
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port; an empty host means every interface. UsageError for anything else."""
     host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
+    if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
         raise UsageError(f"{text!r} is not an address; write host:port or [address]:port")
     if host.startswith("[") and host.endswith("]"):
         return _check_v6(host[1:-1], text), int(port)

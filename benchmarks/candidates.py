@@ -1,0 +1,77 @@
+"""What is measured: each transport alone (raw) and through a Link, beside plain and TLS sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from nexar.testing.peer_process import LINKED, RAW, Terms
+
+SOCKETS, NATIVE, CARRIER, LINK = "sockets", "native", "raw", "Link"
+REFERENCE = "TLS"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One line of the tables."""
+
+    transport: str
+    layer: str
+    assembly: str
+    talker: str
+    scheme: str
+    one_host: bool = False
+    one_process: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it stands in the tables."""
+        return f"{self.transport} {self.layer}"
+
+    def terms(self, timeout: float = 30.0) -> Terms:
+        """For the processes."""
+        return Terms(schemes=[self.scheme], assembly=self.assembly, timeout=timeout)
+
+    def missing(self) -> str | None:
+        """Why it cannot be measured here; None if it can."""
+        return absent(self.scheme) if self.layer != SOCKETS else None
+
+
+def absent(scheme: str) -> str | None:
+    """Why a transport cannot be used here; None if it can."""
+    try:
+        room = import_module(f"nexar.transport.{'tls' if scheme == 'tcp' else scheme}")
+    except ImportError as error:
+        return str(error)
+    available: Callable[[], str | None] = getattr(room, "available", lambda: None)
+    return available()
+
+
+def _sockets(transport: str, scheme: str) -> Candidate:
+    return Candidate(transport, SOCKETS, "socket_line:SocketNode", "socket_line:SocketTalker", scheme)
+
+
+def _raw(scheme: str, **place: Any) -> Candidate:
+    return Candidate(scheme, CARRIER, RAW, "carrier_line:CarrierTalker", scheme, **place)
+
+
+def _link(scheme: str, **place: Any) -> Candidate:
+    return Candidate(scheme, LINK, LINKED, "link_line:LinkTalker", scheme, **place)
+
+
+ALL = (
+    _sockets("TCP", "plain"),
+    _sockets(REFERENCE, "tls"),
+    Candidate("quic", NATIVE, "native_line:NativeNode", "native_line:NativeTalker", "quic"),
+    _raw("quic"),
+    _link("quic"),
+    _raw("tls"),
+    _link("tls"),
+    _raw("tcp"),
+    _link("tcp"),
+    _raw("shm", one_host=True),
+    _link("shm", one_host=True),
+    _link("memory", one_host=True, one_process=True),
+)

@@ -1,0 +1,139 @@
+"""What two processes say to each other while they are measured: the same questions for every kind of line.
+
+The left side asks and measures, the right side answers. Nothing is decided beforehand but the sizes: the left side
+marks its last question, so both sides need not agree on a number of rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Protocol
+
+GOES_ON, LAST = 1, 2
+ROUND_TRIP, ONE_WAY, BOTH_WAYS = "round trip", "one way", "both ways"
+
+
+class Talker(Protocol):
+    """One end of a line, ready to be measured. `outgoing` and `incoming` are used again for every message."""
+
+    outgoing: memoryview
+    incoming: memoryview
+
+    def prepare(self, size: int) -> None:
+        """Messages have this size from now on."""
+
+    def expect(self) -> None:
+        """A message will come: be ready for it, where that helps."""
+
+    def say(self) -> None:
+        """Send `outgoing`."""
+
+    def hear(self) -> None:
+        """Wait until the expected message is in `incoming`."""
+
+    def stream(self, size: int, out: int, into: int) -> None:
+        """Send `out` large messages while receiving `into`; return when ours have arrived there, and theirs here."""
+
+
+def ask(node: Any, line: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The left side: go through the plan, measure."""
+    talker = _make_talker(node, line, plan)
+    return [_measure(talker, kind, size, plan) for kind, size in plan["questions"]]
+
+
+def answer(node: Any, line: Any, plan: dict[str, Any]) -> None:
+    """The right side."""
+    talker = _make_talker(node, line, plan)
+    for kind, size in plan["questions"]:
+        if kind == ROUND_TRIP:
+            _echo(talker, size)
+        else:
+            for count in _counts(size, plan):
+                talker.stream(size, count if kind == BOTH_WAYS else 0, count)
+
+
+def _make_talker(node: Any, line: Any, plan: dict[str, Any]) -> Talker:
+    module, _, name = plan["talker"].partition(":")
+    talker: Talker = getattr(import_module(module), name)(node, line)
+    return talker
+
+
+def _measure(talker: Talker, kind: str, size: int, plan: dict[str, Any]) -> dict[str, Any]:
+    if kind == ROUND_TRIP:
+        return {"kind": kind, "size": size, **_round_trips(talker, size, plan)}
+    for count in _counts(size, plan):
+        begin = time.perf_counter()
+        talker.stream(size, count, count if kind == BOTH_WAYS else 0)
+        seconds = time.perf_counter() - begin
+    moved = size * count * (2 if kind == BOTH_WAYS else 1)
+    return {"kind": kind, "size": size, "value": moved / seconds / 1e9}
+
+
+def _counts(size: int, plan: dict[str, Any]) -> tuple[int, int]:
+    """How many messages to warm up with, and how many to measure."""
+    count = max(4, plan["stream_bytes"] // size)
+    return max(2, count // 4), count
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+
+
+def _round_trips(talker: Talker, size: int, plan: dict[str, Any]) -> dict[str, float]:
+    """For `seconds` from `begin` on; before and after that the same goes on unmeasured, so that others have company."""
+    talker.prepare(size)
+    talker.outgoing[0] = GOES_ON
+    begin = plan["begin"] or time.monotonic() + plan["warm_up"]
+    _ping_until(talker, begin)
+    times = _ping_until(talker, time.monotonic() + plan["seconds"])
+    if plan["begin"]:
+        _ping_until(talker, time.monotonic() + plan["warm_up"])
+    talker.outgoing[0] = LAST
+    _ping(talker)
+    ordered = sorted(times)
+    return {
+        "value": statistics.median(ordered) / 1e3,
+        "mean": statistics.fmean(ordered) / 1e3,
+        "p99": ordered[len(ordered) * 99 // 100] / 1e3,
+        "rounds": len(ordered),
+    }
+
+
+def _ping(talker: Talker) -> None:
+    talker.expect()
+    talker.say()
+    talker.hear()
+
+
+def _ping_until(talker: Talker, end: float) -> list[int]:
+    expect, say, hear, clock = talker.expect, talker.say, talker.hear, time.perf_counter_ns
+    times = []
+    stop = clock() + int((end - time.monotonic()) * 1e9)
+    before = clock()
+    while before < stop or not times:
+        expect()
+        say()
+        hear()
+        after = clock()
+        times.append(after - before)
+        before = after
+    return times
+
+
+def _echo(talker: Talker, size: int) -> None:
+    talker.prepare(size)
+    for mark in _heard(talker):
+        if mark != LAST:
+            talker.expect()  # before the answer, so that the next question finds its place
+        talker.say()
+
+
+def _heard(talker: Talker) -> Iterator[int]:
+    talker.expect()
+    mark = GOES_ON
+    while mark != LAST:
+        talker.hear()
+        mark = talker.incoming[0]
+        yield mark

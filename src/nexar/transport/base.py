@@ -59,7 +59,10 @@ class CarrierLost(ConnectionError):
 
 
 class ConnectRefused(ConnectionError):
-    """A carrier could not be made. `reason` is text; `verification` tells a refused certificate from a network that says no."""
+    """A carrier could not be made.
+
+    `reason` is text; `verification` tells a refused certificate from a network that says no.
+    """
 
     def __init__(self, address: str, reason: str, *, verification: bool = False) -> None:
         super().__init__(f"cannot connect to {address}: {reason}")
@@ -72,8 +75,8 @@ class ConnectRefused(ConnectionError):
 class Peer:
     """Who the handshake proved to be at the other end.
 
-    `verified` is False only for a joining candidate (no certificate) or a dial that left verification to
-    its caller; the layer above must confine such a carrier to join messages.
+    `verified` is False only for a joining candidate (no certificate) or a dial that left verification to its caller;
+    the layer above must confine such a carrier to join messages.
     """
 
     node: int
@@ -120,7 +123,10 @@ class Waker(Protocol):
     """Ends the driving thread's sleep; given to each transport when it is made. Callable from any thread."""
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """Wake when the descriptor is ready (level-triggered). Again for the same descriptor: replaces what is watched."""
+        """Wake when the descriptor is ready (level-triggered).
+
+        Again for the same descriptor: replaces what is watched.
+        """
 
     def unwatch(self, descriptor: int) -> None:
         """Must be called before the descriptor is closed."""
@@ -133,9 +139,11 @@ class Sleeper(Waker, Protocol):
     """The one thing of a node that its driving thread sleeps in."""
 
     def sleep(self, timeout: float, spin: float) -> None:
-        """Return when a watched descriptor is ready, somebody kicked, or `timeout` seconds have passed; `spin` seconds of it are
-        spent yielding rather than sleeping, where the sleeper knows how to look for news meanwhile. Releases the GIL, runs signal
-        handlers (Ctrl-C raises). May drive its own transport meanwhile (QUIC does), calling sinks."""
+        """Return when a watched descriptor is ready, somebody kicked, or `timeout` seconds have passed; `spin` seconds
+        of it are spent yielding rather than sleeping, where the sleeper knows how to look for news meanwhile. Releases
+        the GIL, runs signal handlers (Ctrl-C raises). May drive its own transport meanwhile (QUIC does), calling
+        sinks.
+        """
 
 
 class Carrier(ABC):
@@ -165,31 +173,43 @@ class Carrier(ABC):
     @abstractmethod
     def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
         """Let the rest of an expected payload land elsewhere (same size), moving what has arrived; None: discard it.
-        On return the old memory is free. A discarded payload is not reported any more. False: the transfer is unknown, or
-        every byte has already landed in the old memory (then payload_arrived has been or will be called)."""
+        On return the old memory is free. A discarded payload is not reported any more. False: the transfer is unknown,
+        or every byte has already landed in the old memory (then payload_arrived has been or will be called).
+        """
 
     @abstractmethod
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        """Send `data` (contiguous bytes), which stays borrowed until the link withdraws it, learns that it
-        was delivered (the peer's link says so in a frame), or the carrier ends. Raises CarrierLost."""
+        """Send `data` (contiguous bytes), which stays borrowed until the link withdraws it, learns that it was
+        delivered (the peer's link says so in a frame), or the carrier ends. Raises CarrierLost.
+        """
 
     @abstractmethod
     def withdraw_payload(self, transfer: int) -> None:
-        """Stop sending. On return the memory is free. The peer is told by the link, not here; unknown transfers are ignored."""
+        """Stop sending.
+
+        On return the memory is free. The peer is told by the link, not here; unknown transfers are ignored.
+        """
 
     @abstractmethod
     def finish(self) -> None:
-        """Half-close: what was sent before still goes, then the peer's sink gets carrier_finished. Receiving goes on. Idempotent.
-        When both sides have finished, the carrier is closed and its resources are freed."""
+        """Half-close: what was sent before still goes, then the peer's sink gets carrier_finished.
+
+        Receiving goes on. Idempotent. When both sides have finished, the carrier is closed and its resources are
+        freed.
+        """
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """End it now, telling the peer if that costs nothing; queued frames may be lost. This side's sink is not called.
-        Idempotent; later verbs raise CarrierLost("closed", reason)."""
+        """End it now, telling the peer if that costs nothing; queued frames may be lost.
+
+        This side's sink is not called. Idempotent; later verbs raise CarrierLost("closed", reason).
+        """
 
     @abstractmethod
     def stats(self) -> dict[str, float]:
-        """Counters of this carrier (bytes_sent, bytes_received, frames_sent, frames_received, and what the transport adds)."""
+        """Counters of this carrier (bytes_sent, bytes_received, frames_sent, frames_received, and what the transport
+        adds).
+        """
 
 
 class Transport(ABC):
@@ -201,16 +221,23 @@ class Transport(ABC):
 
     @abstractmethod
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """Accept dials on `address`; returns the real one (port 0 resolved) in the form `connect` takes. OSError if it cannot."""
+        """Accept dials on `address`; returns the real one (port 0 resolved) in the form `connect` takes.
+
+        OSError if it cannot.
+        """
 
     def address_for(self, node: int) -> str | None:
-        """What that peer must be given to dial us: None while not listening. Only schemes whose address holds a secret make it per peer."""
+        """What that peer must be given to dial us: None while not listening.
+
+        Only schemes whose address holds a secret make it per peer.
+        """
         return self.address
 
     @abstractmethod
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
         """Dial and authenticate, both ways, or raise ConnectRefused (TimeoutError at the deadline, of time.monotonic).
-        Blocks its caller, needs nobody to drive, and may run in several threads at once. Interruptible by Ctrl-C."""
+        Blocks its caller, needs nobody to drive, and may run in several threads at once. Interruptible by Ctrl-C.
+        """
 
     @abstractmethod
     def poll(self) -> bool:
@@ -218,11 +245,16 @@ class Transport(ABC):
 
     @property
     def spins(self) -> bool:
-        """True while news may come without any descriptor showing it at once (shared memory), so that looking again beats sleeping."""
+        """True while news may come without any descriptor showing it at once (shared memory), so that looking again
+        beats sleeping.
+        """
         return False
 
     def arm(self) -> bool:
-        """About to sleep: make sure a descriptor will end it. False: do not sleep, something has come. Default: nothing to do."""
+        """About to sleep: make sure a descriptor will end it.
+
+        False: do not sleep, something has come. Default: nothing to do.
+        """
         return True
 
     def due(self) -> float | None:

@@ -1,0 +1,1 @@
+"""Arrays as bytes with a dtype and a shape."""

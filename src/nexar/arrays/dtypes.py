@@ -1,0 +1,54 @@
+"""The element types that can travel, and their numbers on the wire."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+RAW: Final = 0
+"""Bytes without a type: matches every dtype."""
+
+# Numbers are the wire format: append, never change.
+_TYPES: Final[dict[int, np.dtype[Any]]] = {
+    1: np.dtype(np.bool_),
+    2: np.dtype(np.int8),
+    3: np.dtype(np.int16),
+    4: np.dtype(np.int32),
+    5: np.dtype(np.int64),
+    6: np.dtype(np.uint8),
+    7: np.dtype(np.uint16),
+    8: np.dtype(np.uint32),
+    9: np.dtype(np.uint64),
+    10: np.dtype(np.float16),
+    11: np.dtype(np.float32),
+    12: np.dtype(np.float64),
+    13: np.dtype(np.complex64),
+    14: np.dtype(np.complex128),
+    15: np.dtype(ml_dtypes.bfloat16),
+    16: np.dtype(ml_dtypes.float8_e4m3fn),
+    17: np.dtype(ml_dtypes.float8_e5m2),
+}
+_CODES: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in _TYPES.items()}
+
+
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The number of a dtype; TypeError names one that cannot travel."""
+    code = _CODES.get(dtype)
+    if code is None:
+        raise TypeError(f"arrays of dtype {dtype} cannot be sent; allowed: {', '.join(str(t) for t in _CODES)}")
+    return code
+
+
+def dtype_of(code: int) -> np.dtype[Any] | None:
+    """The dtype of a number; None for RAW and for numbers we do not know."""
+    return _TYPES.get(code)
+
+
+def describe(code: int, size_bytes: int) -> str:
+    """`float32[4]`, or `8 bytes` where there is no type or the size does not fit it."""
+    dtype = _TYPES.get(code)
+    if dtype is None or size_bytes % dtype.itemsize:
+        return f"{size_bytes} bytes"
+    return f"{dtype}[{size_bytes // dtype.itemsize}]"

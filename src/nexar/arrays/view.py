@@ -1,0 +1,54 @@
+"""NumPy arrays and buffers as contiguous bytes, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import RAW, code_of, dtype_of
+
+_COPY_WITHOUT_GIL_BYTES: Final = 64 << 10  # below this a plain slice assignment is quicker than NumPy's set-up
+
+
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    """The memory of a C-contiguous array, writable if the array is. ValueError for any other layout."""
+    if not array.flags.c_contiguous:
+        raise ValueError("the array is not C-contiguous; pass numpy.ascontiguousarray(array)")
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
+
+
+def code_and_shape(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
+    """What a frame says of an array."""
+    return code_of(array.dtype), array.shape
+
+
+def from_bytes(data: memoryview, code: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array that lies in `data`, sharing its memory; plain bytes (RAW) give uint8.
+
+    ValueError if the sizes do not agree.
+    """
+    dtype = dtype_of(code)
+    if dtype is None:
+        if code != RAW:
+            raise ValueError(f"unknown dtype number {code}")
+        return np.frombuffer(data, np.uint8)
+    return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+
+
+def allocate(size_bytes: int) -> memoryview:
+    """Fresh memory.
+
+    Pages are the system's until they are written, so a large claim costs nothing before bytes arrive. MemoryError or
+    ValueError if even the address space is refused.
+    """
+    return np.empty(size_bytes, np.uint8).data if size_bytes else memoryview(bytearray())
+
+
+def copy(source: memoryview, into: memoryview) -> None:
+    """Copy bytes of equal length; large ones without holding the GIL, so that other threads go on."""
+    if len(source) < _COPY_WITHOUT_GIL_BYTES:
+        into[:] = source
+    else:
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,0 +1,181 @@
+"""The arriving half of a link: frames in, changes under the lock, answers by the outbox."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from nexar.errors import NexarError
+from nexar.links.flow import Flow
+from nexar.links.line import Line
+from nexar.links.matching import Matching
+from nexar.links.message import Message
+from nexar.transport.base import CarrierLost
+from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Space, decode_shape
+
+_EAGER: Final = int(Kind.EAGER)
+_COLLECTIVE: Final = int(Space.COLLECTIVE)
+
+
+class Misbehaviour(Exception):
+    """What the peer did wrong. Caught by the link, which ends the connection."""
+
+
+class Arriving:
+    """Takes messages in. It is the `Origin` of every message of its link."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._router = line.router
+        self._flowing: dict[
+            int, tuple[Matching, Message]
+        ] = {}  # announced ones by transfer, until whole or gone; under the lock
+        self.messages = 0  # under the lock
+        self.bytes = 0
+        self.payloads = 0
+
+    @property
+    def rank(self) -> int | None:
+        """The peer's, for errors."""
+        return self._line.rank
+
+    # -- frames, under the lock --------------------------------------------------------------------------
+
+    def message(self, frame: Frame, body: memoryview) -> None:
+        """A whole message, or an envelope."""
+        flow = self._line.flows.get(frame.communicator)
+        if flow is None or flow.generation != frame.generation:
+            flow = self._begin(frame, body)
+            if flow is None:
+                return
+        if not flow.received.arrived(HEADER_BYTES + frame.body):
+            raise Misbehaviour(
+                f"it sent more than its credit of {flow.received.limit} bytes in communicator {frame.communicator}"
+            )
+        if frame.space == _COLLECTIVE:
+            self._deliver(flow, frame, body)
+        elif frame.message == flow.expected:
+            flow.expected += 1
+            self._deliver(flow, frame, body)
+            if flow.held:
+                self._deliver_held(flow)
+        else:
+            self._hold(flow, frame, body)
+
+    def _begin(self, frame: Frame, body: memoryview) -> Flow | None:
+        """The first frame of a generation; None if it is kept for later or belongs to one that is over."""
+        matching = self._router.find(frame.communicator, frame.generation)
+        if matching is None:
+            if not self._router.keep(frame, partial(self._deliver_late, frame, bytes(body))):
+                raise Misbehaviour("it sends to communicators that are not open here, more than can be kept")
+            return None
+        if matching.lost(self._line.peer) is not None:
+            self._line.dropped_frames += 1
+            return None
+        return self._line.begin(matching)
+
+    def _deliver_late(self, frame: Frame, body: bytes) -> None:
+        """Its communicator has been opened. Called by the router, without the lock."""
+        with self._router.lock:
+            self.message(frame, memoryview(body))
+        self._router.outbox.flush()
+
+    def _deliver(self, flow: Flow, frame: Frame, body: memoryview) -> None:
+        self.messages += 1
+        self.bytes += frame.length
+        shape = decode_shape(frame, body) if frame.dimensions else ()
+        if frame.kind == _EAGER:
+            data = body[frame.dimensions * 8 :] if frame.dimensions else body
+            if flow.matching.arrive(self, self._line.peer, frame, shape, data):
+                self._give_back(flow, frame)
+        else:
+            self._announced(flow, frame, shape)
+
+    def _announced(self, flow: Flow, frame: Frame, shape: tuple[int, ...]) -> None:
+        if frame.transfer in self._flowing:
+            raise Misbehaviour(f"it announced transfer {frame.transfer} twice")
+        if self._line.carrier_of(frame.carrier) is None:
+            raise Misbehaviour(f"it announced a payload on carrier {frame.carrier}, which does not connect us")
+        message = flow.matching.announce(self, self._line.peer, frame, shape)
+        self._flowing[frame.transfer] = flow.matching, message
+
+    def _hold(self, flow: Flow, frame: Frame, body: memoryview) -> None:
+        if frame.message < flow.expected or frame.message in flow.held:
+            raise Misbehaviour(f"it sent message {frame.message} twice")
+        flow.held[frame.message] = frame, bytes(body)
+
+    def _deliver_held(self, flow: Flow) -> None:
+        while (held := flow.held.pop(flow.expected, None)) is not None:
+            flow.expected += 1
+            self._deliver(flow, held[0], memoryview(held[1]))
+
+    def landed(self, transfer: int) -> None:
+        """A payload is whole: its sender may be told."""
+        found = self._flowing.pop(transfer, None)
+        if found is None:
+            return
+        matching, message = found
+        self.payloads += 1
+        self._line.notice(Kind.DELIVERED, matching.communicator, matching.generation, transfer=transfer)
+        if not message.gone:
+            matching.land(message)
+
+    def withdrawn(self, frame: Frame) -> None:
+        """The sender takes a message back."""
+        found = self._flowing.pop(frame.transfer, None)
+        if found is not None and not found[1].gone:
+            found[0].withdraw(found[1])
+
+    def fail(self, error: NexarError) -> None:
+        """The link is lost: what was on its way will not come, and nobody need wait for more."""
+        for open_matching in self._router.matchings():
+            open_matching.lose(self._line.peer, error)
+        for matching, message in self._flowing.values():
+            self.redirect(message, None)  # a carrier that goes on (a polite close) must not write any more
+            matching.abandon(message, error)
+        self._flowing.clear()
+
+    # -- Origin ----------------------------------------------------------------------------------------
+
+    def grant(self, message: Message, into: memoryview) -> None:
+        """See Origin."""
+        frame = message.frame
+        carrier = self._line.carrier_of(frame.carrier)
+        message.granted = True
+        if carrier is None:
+            return  # lost since it was announced; the message is abandoned with its link
+        try:
+            carrier.expect_payload(frame.transfer, into)
+        except CarrierLost:
+            return  # likewise: the carrier reports its end by itself
+        self._line.notice(Kind.GRANT, frame.communicator, frame.generation, transfer=frame.transfer)
+
+    def redirect(self, message: Message, into: memoryview | None) -> bool:
+        """See Origin. True also for a carrier that has ended: nothing is whole then, and the loss will be reported."""
+        carrier = self._line.carrier_of(message.frame.carrier)
+        if carrier is None:
+            return True
+        try:
+            return carrier.redirect_payload(message.frame.transfer, into)
+        except CarrierLost:
+            return True
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """See Origin."""
+        frame = message.frame
+        self._flowing.pop(frame.transfer, None)
+        self.redirect(message, None)
+        self._line.notice(
+            Kind.REFUSE, frame.communicator, frame.generation, transfer=frame.transfer, body=reason.encode()[:4096]
+        )
+
+    def consumed(self, message: Message) -> None:
+        """See Origin."""
+        flow = self._line.flows.get(message.frame.communicator)
+        if flow is not None and flow.generation == message.frame.generation:
+            self._give_back(flow, message.frame)
+
+    def _give_back(self, flow: Flow, frame: Frame) -> None:
+        amount = flow.received.consumed(HEADER_BYTES + frame.body)
+        if amount:
+            self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)

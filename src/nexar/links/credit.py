@@ -1,0 +1,91 @@
+"""How much a sender may send before the receiver has asked for it. Pure arithmetic.
+
+Law: for each (peer, communicator) the bytes of frames sent and not yet consumed never exceed the credit. Small
+messages stop above a reserve and become envelopes; envelopes use the reserve; when even that is used up, sends
+wait. So one unread conversation never stops another, and what a peer can make us hold is bounded.
+"""
+
+from __future__ import annotations
+
+_RETURN_FRACTION = 4
+_RESERVE_FRACTION = 4
+
+
+class SendCredit:
+    """What I may still send to one peer in one communicator."""
+
+    __slots__ = ("available", "limit", "reserve")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.available = limit
+        self.reserve = limit // _RESERVE_FRACTION
+
+    def take_whole(self, cost: int) -> bool:
+        """Room for a message that travels whole?"""
+        if self.available - cost < self.reserve:
+            return False
+        self.available -= cost
+        return True
+
+    def take_envelope(self, cost: int) -> bool:
+        """Room for an envelope?"""
+        if self.available < cost:
+            return False
+        self.available -= cost
+        return True
+
+    def give_back(self, amount: int) -> bool:
+        """The receiver consumed that much. False: more than was ever taken, so the peer is wrong."""
+        self.available += amount
+        return self.available <= self.limit
+
+
+class ReceiveCredit:
+    """What one peer may still send to me in one communicator, and what I owe it back."""
+
+    __slots__ = ("held", "limit", "owed", "threshold")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.threshold = limit // _RETURN_FRACTION
+        self.held = 0
+        self.owed = 0
+
+    def arrived(self, cost: int) -> bool:
+        """A frame came. False: the peer overdrew its credit."""
+        self.held += cost
+        return self.held <= self.limit
+
+    def consumed(self, cost: int) -> int:
+        """A frame's memory is free again. Returns how much to give back now; small amounts are saved up.
+
+        Nothing starves by saving: at most a quarter is withheld, and no frame needs more than what is left.
+        """
+        self.owed += cost
+        if self.owed < self.threshold:
+            return 0
+        amount, self.owed = self.owed, 0
+        self.held -= amount
+        return amount
+
+
+class EarlyBudget:
+    """Bytes of large messages that a node takes in although nobody has asked for them yet."""
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def reserve(self, size: int) -> bool:
+        """Room for `size` more?"""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Those bytes were consumed, or will not come."""
+        self.used -= size

@@ -1,0 +1,113 @@
+"""What the sending and the arriving half of a link share: who the peer is, what connects us, and the flows."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved
+from nexar.links.carrier import choose, scheme_of
+from nexar.links.flow import Flow
+from nexar.links.matching import Matching
+from nexar.links.router import Router
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.types import AwaitedPeer, NodeId, Rank
+from nexar.wire.frame import VERSION, Kind, Lane, pack_header
+
+
+class Line:
+    """State of one link. Changes under the node's lock."""
+
+    def __init__(self, router: Router, peer: NodeId, rank: Rank | None, address: str | None) -> None:
+        self.router = router
+        self.node = router.node
+        self.peer = peer
+        self.rank = rank
+        self.address = address
+        self.credit_bytes = router.config.credit_bytes
+        self.carriers: dict[str, Carrier] = {}
+        self.carrier: Carrier | None = None  # the best of them; None: not connected
+        self.failure: NexarError | None = None  # why nothing can be sent now
+        self.flows: dict[int, Flow] = {}  # by communicator
+        self.dropped_frames = 0  # of a kind we do not know, or for something that is over
+
+    def add(self, carrier: Carrier) -> None:
+        """One more way to the peer."""
+        self.carriers[carrier.scheme] = carrier
+        self._choose()
+
+    def drop(self, carrier: Carrier) -> None:
+        """This way is gone."""
+        if self.carriers.get(carrier.scheme) is carrier:
+            del self.carriers[carrier.scheme]
+            self._choose()
+
+    def drop_carriers(self) -> list[Carrier]:
+        """All ways are gone; returns them."""
+        carriers = list(self.carriers.values())
+        self.carriers.clear()
+        self._choose()
+        return carriers
+
+    def _choose(self) -> None:
+        scheme = choose(0, self.carriers)
+        self.carrier = self.carriers[scheme] if scheme is not None else None
+
+    def connected(self) -> Carrier:
+        """The carrier to use now. Raises why there is none."""
+        if self.failure is not None:
+            raise copy(self.failure)  # each caller gets its own, or tracebacks of all would pile up in one
+        if self.carrier is None:
+            raise PeerLost(**self.facts(), cause="not connected yet")
+        return self.carrier
+
+    def carrier_of(self, number: int) -> Carrier | None:
+        """The carrier that an envelope names."""
+        return self.carriers.get(scheme_of(number) or "")
+
+    def flow(self, communicator: int) -> Flow:
+        """The flow to send on. Raises if the communicator is not open, or its flow with this peer is over."""
+        flow = self.flows.get(communicator)
+        matching = self.router.current(communicator)
+        if flow is None or flow.matching is not matching:
+            error = matching.lost(self.peer)
+            if error is not None:
+                raise copy(error)
+            flow = self.begin(matching)
+        return flow
+
+    def begin(self, matching: Matching) -> Flow:
+        """A new flow for this generation of the communicator."""
+        flow = Flow(matching, self.credit_bytes)
+        self.flows[matching.communicator] = flow
+        matching.peers[self.peer] = AwaitedPeer(rank=self.rank, node=self.peer, address=self.address)
+        return flow
+
+    def notice(
+        self, kind: Kind, communicator: int, generation: int, *, transfer: int = 0, length: int = 0, body: bytes = b""
+    ) -> None:
+        """Put a frame of the link's own protocol into the outbox. Under the lock."""
+        if self.carrier is None:
+            return
+        lane = Lane.DATA if kind == Kind.WITHDRAW else Lane.CONTROL
+        header = pack_header(
+            VERSION, kind, lane, 0, 0, 0, 0, 0, 0, generation, 0, 0, communicator, self.node, self.peer, 0, 0, 0,
+            transfer, length, 0, len(body),
+        )  # fmt: skip
+        self.router.outbox.add(self.carrier.send_frame, lane, communicator, header, body)
+
+    def facts(self) -> dict[str, Any]:
+        """The peer, as facts of an error."""
+        return {"rank": self.rank, "node": self.peer, "address": self.address}
+
+    def awaited(self, missing: str) -> AwaitedPeer:
+        """The peer, as somebody waited for."""
+        return AwaitedPeer(rank=self.rank, node=self.peer, address=self.address, missing=missing)
+
+    def explain(self, loss: CarrierLost) -> NexarError:
+        """What a carrier's end means to the user."""
+        if loss.misbehaved:
+            return PeerMisbehaved(rank=self.rank, node=self.peer, address=self.address, what=loss.reason)
+        if loss.kind == "closed":
+            return LinkClosed(rank=self.rank, node=self.peer, address=self.address)
+        return PeerLost(rank=self.rank, node=self.peer, address=self.address, cause=loss.reason)

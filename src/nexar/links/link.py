@@ -1,0 +1,283 @@
+"""My line to one peer: everything I can say to it, on whatever carriers connect us.
+
+Sending   A small message travels whole, within the credit of its flow. Of any other only the envelope travels; its
+          payload follows when the peer grants it, straight out of the caller's memory, and the send is done when
+          the peer says it was delivered. Sends without credit even for an envelope wait in their flow.
+Arriving  Frames come in on the driving thread. Each changes state under the node's lock; what must be sent in
+          answer goes through the outbox, after the lock was released.
+Loss      A carrier that breaks may have swallowed frames: every flow of the link is over, every operation on it
+          raises at once, and so does every later one on the same generations. `adopt` gives the link a new carrier,
+          on which communicators go on with their next generation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, UsageError
+from nexar.links.arriving import Arriving, Misbehaviour
+from nexar.links.closing import Closing
+from nexar.links.lanes import admits
+from nexar.links.line import Line
+from nexar.links.operation import Operation
+from nexar.links.router import Router
+from nexar.links.sending import About, Sending
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.types import NodeId, Rank
+from nexar.wire.frame import VERSION, Frame, FrameError, Kind, Lane, pack_header
+from nexar.wire.messages import Message, MessageError, Unknown
+from nexar.wire.messages import decode as decode_message
+from nexar.wire.messages import encode as encode_message
+
+_MESSAGES: Final = frozenset((int(Kind.EAGER), int(Kind.ENVELOPE)))
+_PLAIN: Final = About()
+
+
+class Link:
+    """One peer.
+
+    Close it politely with `close`, at once with `abort`; both end every operation on it. A `Sink` of its carriers.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        peer: NodeId,
+        *,
+        rank: Rank | None = None,
+        address: str | None = None,
+        on_control: Callable[[Link, Message], None] | None = None,
+        on_lost: Callable[[Link, NexarError], None] | None = None,
+    ) -> None:
+        """`on_control` and `on_lost` run on the driving thread, without the lock, and must not block."""
+        self._line = Line(router, peer, rank, address)
+        self._lock = router.lock
+        self._outbox = router.outbox
+        self._progress = router.progress
+        self._sending = Sending(self._line)
+        self._arriving = Arriving(self._line)
+        self._on_control = on_control
+        self._on_lost = on_lost
+        self._closing: Closing | None = None  # under the lock
+        self._handlers: Final[dict[int, Callable[[Frame, memoryview], None]]] = {
+            Kind.GRANT: lambda frame, _: self._sending.granted(frame),
+            Kind.DELIVERED: lambda frame, _: self._sending.delivered(frame),
+            Kind.REFUSE: lambda frame, body: self._sending.refused(frame, bytes(body).decode(errors="replace")),
+            Kind.CREDIT: self._credited,
+            Kind.WITHDRAW: lambda frame, _: self._arriving.withdrawn(frame),
+        }
+        self._progress.when_forked(self._forked)
+
+    @property
+    def peer(self) -> NodeId:
+        """The peer's node id."""
+        return self._line.peer
+
+    @property
+    def failure(self) -> NexarError | None:
+        """Why nothing can be sent now; None while connected."""
+        return self._line.failure
+
+    # -- verbs: any thread -------------------------------------------------------------------------------
+
+    def post_send(
+        self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = _PLAIN
+    ) -> Operation:
+        """Send contiguous bytes. A small message is copied and done; a large one is borrowed until the operation is
+        done.
+
+        Never blocks. Raises why the link or the communicator cannot be used.
+        """
+        return self._sending.post(communicator, data, shape, about)
+
+    def send_control(self, message: Message) -> bool:
+        """Send a control message ahead of all data. False: the lane's budget is used up by a silent peer."""
+        body = encode_message(message)
+        with self._lock:
+            carrier = self._line.connected()
+        if not admits(Lane.CONTROL, carrier.queued_bytes(Lane.CONTROL), len(body)):
+            return False
+        line = self._line
+        header = pack_header(
+            VERSION, Kind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, 0,
+            len(body), 0, len(body),
+        )  # fmt: skip
+        try:
+            carrier.send_frame(Lane.CONTROL, 0, header, body)
+        except CarrierLost as loss:
+            raise line.explain(loss) from loss
+        return True
+
+    def adopt(self, carrier: Carrier) -> None:
+        """Use this carrier from now on: the first, one more of another scheme, or a new one after a loss.
+
+        A second carrier of the same scheme replaces the first, whose frames may be lost: that is a loss too.
+        """
+        if carrier.scheme in self._line.carriers:
+            self._lose(
+                PeerLost(**self._line.facts(), cause="it connected anew, so frames of the old connection may be lost")
+            )
+        with self._lock:
+            if self._closing is None:
+                self._line.failure = None
+                self._line.add(carrier)
+        carrier.attach(self)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Let everything that was sent arrive, tell the peer, wait until it has finished too.
+
+        At the timeout: abort. Idempotent.
+        """
+        with self._lock:
+            if self._closing is not None or not self._line.carriers:
+                self._line.failure = self._line.failure or LinkClosed(**self._line.facts())
+                return
+            closing = self._closing = Closing(self._lock, self._line.awaited("its half of the closing"))
+            self._end(LinkClosed(**self._line.facts()))
+            carriers = list(self._line.carriers.values())
+        self._finish(carriers)
+        try:
+            self._progress.wait([closing], time.monotonic() + timeout)
+        except OperationTimeout as slow:
+            self.abort(str(slow))
+
+    def abort(self, reason: str) -> None:
+        """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
+        self._lose(LinkClosed(**self._line.facts()), reason)
+
+    def stats(self) -> dict[str, float]:
+        """Counters of this link and, by scheme, of its carriers."""
+        with self._lock:
+            sending, arriving = self._sending, self._arriving
+            facts: dict[str, float] = {
+                "messages_sent": sending.messages,
+                "bytes_sent": sending.bytes,
+                "envelopes_sent": sending.envelopes,
+                "sends_stalled": sending.stalls,
+                "messages_received": arriving.messages,
+                "bytes_received": arriving.bytes,
+                "payloads_received": arriving.payloads,
+                "frames_dropped": self._line.dropped_frames,
+            }
+            carriers = dict(self._line.carriers)
+        for scheme, carrier in carriers.items():
+            facts.update({f"{scheme}.{name}": value for name, value in carrier.stats().items()})
+        return facts
+
+    # -- Sink: the driving thread ------------------------------------------------------------------------
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """See Sink."""
+        kind = frame.kind
+        try:
+            if kind in _MESSAGES:
+                with self._lock:
+                    self._arriving.message(frame, body)
+            elif kind == Kind.CONTROL:
+                self._control(body)
+            else:
+                self._protocol(frame, body)
+        except (Misbehaviour, FrameError, MessageError) as fault:
+            self._misbehaved(str(fault))
+        self._outbox.flush()
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """See Sink."""
+        with self._lock:
+            self._arriving.landed(transfer)
+        self._outbox.flush()
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """See Sink. The peer leaves: finish too, so that it knows everything has arrived."""
+        with self._lock:
+            if self._line.carriers.get(carrier.scheme) is not carrier:
+                return
+            self._end(PeerLost(**self._line.facts(), cause="it closed the link"))
+            self._line.drop(carrier)
+            mine = self._closing is not None
+            last = not self._line.carriers
+            if last:
+                self._close_done()
+        if not mine:
+            self._finish([carrier])
+        if last and not mine:
+            self._report()
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """See Sink. A carrier that was replaced already says nothing new."""
+        if self._line.carriers.get(carrier.scheme) is carrier:
+            self._lose(self._line.explain(error))
+            self._report()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _protocol(self, frame: Frame, body: memoryview) -> None:
+        handler = self._handlers.get(frame.kind)
+        with self._lock:
+            if handler is not None:
+                handler(frame, body)
+            else:
+                self._line.dropped_frames += 1
+
+    def _credited(self, frame: Frame, _: memoryview) -> None:
+        if not self._sending.credited(frame):
+            raise Misbehaviour("it gave back more credit than it was owed")
+
+    def _control(self, body: memoryview) -> None:
+        message = decode_message(body)
+        if isinstance(message, Unknown) or self._on_control is None:
+            self._line.dropped_frames += 1
+        else:
+            self._on_control(self, message)
+
+    def _misbehaved(self, what: str) -> None:
+        self._lose(self._line.explain(CarrierLost("misbehaved", what)), f"you broke the protocol: {what}")
+        self._report()
+
+    def _lose(self, error: NexarError, word: str = "the link was lost") -> None:
+        """Everything on the link is over.
+
+        Carriers end first, so that no buffer is touched once its operation has raised.
+        """
+        with self._lock:
+            carriers = self._line.drop_carriers()
+        for carrier in carriers:
+            carrier.abort(word)
+        with self._lock:
+            self._end(error)
+            self._close_done()
+        self._outbox.flush()
+
+    def _end(self, error: NexarError) -> None:
+        """Under the lock: fail what is pending, and what will be tried."""
+        if not isinstance(self._line.failure, (LinkClosed, UsageError)):
+            self._line.failure = error
+        self._sending.fail(error)
+        self._arriving.fail(error)
+        self._line.flows.clear()
+
+    def _close_done(self) -> None:
+        if self._closing is not None:
+            self._closing.finish()
+
+    def _finish(self, carriers: list[Carrier]) -> None:
+        for carrier in carriers:
+            try:
+                carrier.finish()
+            except CarrierLost:  # it ended by itself meanwhile; for closing that is as good
+                with self._lock:
+                    self._line.drop(carrier)
+                    if not self._line.carriers:
+                        self._close_done()
+
+    def _report(self) -> None:
+        failure = self._line.failure
+        if self._on_lost is not None and failure is not None:
+            self._on_lost(self, failure)
+
+    def _forked(self) -> None:
+        self._line.failure = UsageError(
+            "this link belongs to the parent process; a forked child must make its own node with nexar.init()"
+        )

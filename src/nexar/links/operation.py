@@ -1,0 +1,190 @@
+"""Something posted that will be done later, and the thread that waits for it.
+
+Law: an operation is done exactly once, under the node's lock (`Progress.lock`), and from then on nothing
+touches its buffers. Whoever finishes it also tells its waiter; who drives has nothing else to announce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from copy import copy
+from typing import Any
+
+from nexar.types import AwaitedPeer
+
+
+class Waiter:
+    """One thread waiting for a number of operations.
+
+    Written under the node's lock, but for the sleep itself, which is a lock that whoever wakes us releases.
+    """
+
+    __slots__ = ("_signal", "asleep", "pending")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.asleep = False
+        self._signal: threading.Lock | None = None
+
+    def prepare(self) -> None:
+        """The next wake() ends the next sleep(), also if it comes first."""
+        if self._signal is None:
+            self._signal = threading.Lock()
+            self._signal.acquire()
+        self.asleep = True
+
+    def sleep(self, timeout: float) -> None:
+        """Until woken or timed out. Ctrl-C raises out of it in the main thread."""
+        signal = self._signal
+        if signal is not None:
+            signal.acquire(timeout=timeout)
+
+    def wake(self) -> None:
+        """At most one release for each prepare(). Under the lock, or in a signal handler of the waiting thread."""
+        if self.asleep and self._signal is not None:
+            self.asleep = False
+            try:
+                self._signal.release()
+            except RuntimeError:  # a signal handler and a finished operation woke it at the same moment
+                return
+
+
+class Operation(ABC):
+    """Posted work. `await` it from asyncio, or hand it to `Progress.wait`."""
+
+    __slots__ = ("_callbacks", "_waiter", "done", "error", "lock")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock  # the node's
+        self.done = False
+        self.error: BaseException | None = None
+        self._waiter: Waiter | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is, for error messages: `receive of tag 7`."""
+
+    @abstractmethod
+    def awaited(self) -> AwaitedPeer:
+        """Who has to do what before this can be done."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give up. When this returns, nothing touches the operation's buffers. Done operations are left alone."""
+
+    def value(self) -> Any:
+        """What it gave, once it is done."""
+        return None
+
+    def result(self) -> Any:
+        """The value, or the error raised. Only for operations that are done."""
+        if self.error is not None:
+            raise copy(self.error)  # its own: several operations may have failed for one reason
+        return self.value()
+
+    # -- under the node's lock -------------------------------------------------------------------------
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """It is done. Idempotent: the first outcome stands."""
+        if self.done:
+            return
+        self.error = error
+        self.done = True
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            waiter.pending -= 1
+            if not waiter.pending:
+                waiter.wake()
+        if self._callbacks is not None:
+            for callback in self._callbacks:
+                callback()
+            self._callbacks = None
+
+    def join(self, waiter: Waiter) -> None:
+        """Let `waiter` count this operation. A second waiter is served through a callback."""
+        waiter.pending += 1
+        if self._waiter is None:
+            self._waiter = waiter
+        else:
+            self.when_done(lambda: _count_down(waiter))
+
+    def part(self, waiter: Waiter) -> None:
+        """`waiter` has given up."""
+        if self._waiter is waiter:
+            self._waiter = None
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """`callback` runs in the finishing thread under the node's lock: it may only hand over, never call back."""
+        if self.done:
+            callback()
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    # -- asyncio ---------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait without blocking the loop; the node's progress thread drives meanwhile.
+
+        Cancelling the task cancels this.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def announce() -> None:
+            loop.call_soon_threadsafe(resolve)
+
+        with self.lock:
+            self.when_done(announce)
+        try:
+            yield from future
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result()
+
+
+def _count_down(waiter: Waiter) -> None:
+    waiter.pending -= 1
+    if not waiter.pending:
+        waiter.wake()
+
+
+class Finished(Operation):
+    """An operation that was done when it was posted."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:  # no lock: nobody ever waits for it
+        self.done = True
+        self.error = None
+
+    @property
+    def name(self) -> str:
+        """Never shown."""
+        return "finished operation"
+
+    def awaited(self) -> AwaitedPeer:
+        """Nobody."""
+        return AwaitedPeer()
+
+    def cancel(self) -> None:
+        """Too late."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """At once."""
+        yield from ()
+
+
+FINISHED = Finished()

@@ -1,0 +1,96 @@
+"""Where the links of one node meet its communicators: arriving frames find the matching they belong to.
+
+A peer may have opened a communicator a moment before us, so frames of a generation that is not open *yet* are kept
+until it is, within a bound; frames of one that is over are dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nexar.config import Config
+from nexar.errors import NexarError, UsageError
+from nexar.links.early import EarlyStore
+from nexar.links.matching import Matching
+from nexar.links.outbox import Outbox
+from nexar.links.progress import Progress
+from nexar.transport.buffer_pool import BufferPool
+from nexar.types import NodeId
+from nexar.wire.frame import HEADER_BYTES, Frame
+
+_UNOPENED_CREDITS = 16  # a node keeps this many credits' worth of frames for communicators it has not opened yet
+
+
+class Router:
+    """The communicators of one node, as far as links need to know them."""
+
+    def __init__(self, node: NodeId, config: Config, progress: Progress) -> None:
+        self.node = node
+        self.config = config
+        self.progress = progress
+        self.lock = progress.lock
+        self.outbox = Outbox()
+        self.pool = BufferPool.of_profile(config.buffer_profile)
+        self.early = EarlyStore(config.early_bytes, self.pool)
+        self.stale_frames = 0  # of generations that are over; under the lock
+        self._open: dict[int, Matching] = {}  # under the lock
+        self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
+        self._unopened: dict[tuple[int, int], list[tuple[int, Callable[[], None]]]] = {}  # under the lock
+        self._unopened_bytes = 0
+
+    def open(self, communicator: int, generation: int = 0, members: frozenset[NodeId] | None = None) -> Matching:
+        """Begin a generation of a communicator. Frames that came too early for it are delivered now.
+
+        `members`: the nodes that take part; None: whoever has a link.
+        """
+        with self.lock:
+            if generation < self._over.get(communicator, 0):
+                raise UsageError(f"generation {generation} of communicator {communicator} is over already")
+            matching = Matching(communicator, generation, self.lock, self.early, self.outbox, members=members)
+            self._open[communicator] = matching
+            self._over[communicator] = generation
+            early = self._unopened.pop((communicator, generation), [])
+            self._unopened_bytes -= sum(size for size, _ in early)
+        for _, deliver in early:
+            deliver()
+        return matching
+
+    def close(self, matching: Matching, error: NexarError) -> None:
+        """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
+        with self.lock:
+            if self._open.get(matching.communicator) is matching:
+                del self._open[matching.communicator]
+                self._over[matching.communicator] = matching.generation + 1
+            matching.close(error)
+        self.outbox.flush()
+
+    def find(self, communicator: int, generation: int) -> Matching | None:
+        """The matching of an open generation. Under the lock."""
+        matching = self._open.get(communicator)
+        return matching if matching is not None and matching.generation == generation else None
+
+    def matchings(self) -> list[Matching]:
+        """Every open generation. Under the lock."""
+        return list(self._open.values())
+
+    def current(self, communicator: int) -> Matching:
+        """The open generation of a communicator. Under the lock. UsageError if there is none."""
+        matching = self._open.get(communicator)
+        if matching is None:
+            raise UsageError(f"communicator {communicator} is not open on this node")
+        return matching
+
+    def keep(self, frame: Frame, deliver: Callable[[], None]) -> bool:
+        """Keep a frame of a generation that is not open yet, or drop one that is over.
+
+        Under the lock. False: too much is kept.
+        """
+        if frame.generation < self._over.get(frame.communicator, 0):
+            self.stale_frames += 1
+            return True
+        size = HEADER_BYTES + frame.body
+        if self._unopened_bytes + size > _UNOPENED_CREDITS * self.config.credit_bytes:
+            return False
+        self._unopened_bytes += size
+        self._unopened.setdefault((frame.communicator, frame.generation), []).append((size, deliver))
+        return True

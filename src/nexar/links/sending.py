@@ -1,0 +1,205 @@
+"""The sending half of a link: whole messages, envelopes, payloads, and sends that wait for credit."""
+
+from __future__ import annotations
+
+from itertools import count as counter
+from typing import Final, NamedTuple
+
+from nexar.errors import Cancelled, NexarError
+from nexar.links.carrier import number_of as carrier_number
+from nexar.links.flow import Flow
+from nexar.links.line import Line
+from nexar.links.operation import FINISHED, Operation
+from nexar.links.send import Send
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.types import AwaitedPeer
+from nexar.wire.frame import HEADER_BYTES, VERSION, Frame, Kind, Lane, Space, encode, encode_shape, pack_header
+
+_EAGER: Final = int(Kind.EAGER)
+_ENVELOPE: Final = int(Kind.ENVELOPE)
+_DATA: Final = Lane.DATA
+_COLLECTIVE: Final = int(Space.COLLECTIVE)
+
+
+class About(NamedTuple):
+    """What a message says of itself besides its bytes. The last six fields are a collective's."""
+
+    space: int = Space.UNTAGGED
+    tag: int = 0
+    dtype: int = 0
+    sequence: int = 0
+    step: int = 0
+    operation: int = 0
+    reduce_op: int = 0
+    root: int = 0
+    elements: int = 0
+
+
+class Sending:
+    """Posts sends and follows them until they are done."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.lock = line.router.lock
+        self._outbox = line.router.outbox
+        self._eager_limit = line.router.config.eager_limit_bytes
+        self._transfers = counter(1)
+        self._announced: dict[int, Send] = {}  # by transfer; under the lock
+        self.messages = 0  # posted; under the lock
+        self.bytes = 0
+        self.envelopes = 0
+        self.stalls = 0  # sends that had to wait for credit
+
+    def post(self, communicator: int, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
+        """Send one message. See Link.post_send."""
+        extents = encode_shape(shape) if shape else b""
+        length = len(data)
+        body = len(extents) + length
+        line = self._line
+        with self.lock:
+            carrier = line.connected()
+            flow = line.flow(communicator)
+            message = flow.message
+            if about.space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
+                flow.message = message + 1
+            self.messages += 1
+            self.bytes += length
+            fields = (
+                VERSION, _EAGER, _DATA, carrier_number(carrier.scheme), about.space, about.dtype, len(shape),
+                about.operation,
+                about.reduce_op, flow.generation, about.step, about.root, communicator, line.node, line.peer, about.tag,
+                about.sequence, message, 0, length, about.elements, body,
+            )  # fmt: skip
+            whole = length <= self._eager_limit and not flow.waiting and flow.sent.take_whole(HEADER_BYTES + body)
+            operation = FINISHED if whole else self._post_large(flow, Send(self, Frame(*fields), extents, data))
+        if whole:
+            self._send_whole(carrier, communicator, pack_header(*fields), extents, data)
+        else:
+            self._outbox.flush()
+        return operation
+
+    def _send_whole(self, carrier: Carrier, communicator: int, header: bytes, extents: bytes, data: memoryview) -> None:
+        try:
+            if extents:
+                carrier.send_frame(_DATA, communicator, header, extents, data)
+            else:
+                carrier.send_frame(_DATA, communicator, header, data)
+        except CarrierLost as loss:
+            raise self._line.explain(loss) from loss
+
+    def _post_large(self, flow: Flow, send: Send) -> Send:
+        if flow.waiting or not self._announce(flow, send):
+            self.stalls += 1
+            flow.waiting.append(send)
+        return send
+
+    def _announce(self, flow: Flow, send: Send) -> bool:
+        """Let the envelope leave, if there is credit for it."""
+        if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
+            return False
+        transfer = next(self._transfers)
+        send.frame = send.frame._replace(kind=_ENVELOPE, lane=_DATA, transfer=transfer, body=len(send.shape))
+        send.announced = True
+        self._announced[transfer] = send
+        self.envelopes += 1
+        carrier = self._line.connected()
+        self._outbox.add(carrier.send_frame, _DATA, send.frame.communicator, encode(send.frame), send.shape)
+        return True
+
+    # -- what the peer says, under the lock --------------------------------------------------------------
+
+    def granted(self, frame: Frame) -> None:
+        """The peer wants the payload.
+
+        One that was withdrawn meanwhile is withdrawn once more: the first word may have overtaken its envelope.
+        """
+        send = self._announced.get(frame.transfer)
+        if send is None:
+            self._line.notice(Kind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
+            return
+        carrier = self._line.carrier_of(send.frame.carrier)
+        if carrier is not None and not send.flowing:
+            send.flowing = True
+            self._outbox.add(carrier.send_payload, frame.transfer, send.data)
+
+    def delivered(self, frame: Frame) -> None:
+        """The peer's transport has all of it."""
+        send = self._announced.pop(frame.transfer, None)
+        if send is not None:
+            send.finish()
+
+    def refused(self, frame: Frame, reason: str) -> None:
+        """The peer does not want it any more."""
+        send = self._announced.pop(frame.transfer, None)
+        if send is not None:
+            self._stop(send)
+            send.finish(Cancelled(operation=send.name, reason=reason))
+
+    def credited(self, frame: Frame) -> bool:
+        """Credit came back: sends that waited go on, in order. False: the peer gave back more than it got."""
+        flow = self._line.flows.get(frame.communicator)
+        if flow is None or flow.generation != frame.generation:
+            return True
+        if not flow.sent.give_back(frame.length):
+            return False
+        while flow.waiting and (flow.waiting[0].done or self._announce(flow, flow.waiting[0])):
+            flow.waiting.popleft()
+        return True
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    def cancel_send(self, send: Send) -> None:
+        """See Send.cancel."""
+        with self.lock:
+            if send.done:
+                return
+            if send.announced:
+                self._announced.pop(send.frame.transfer, None)
+                self._stop(send)
+                self._line.notice(
+                    Kind.WITHDRAW, send.frame.communicator, send.frame.generation, transfer=send.frame.transfer
+                )
+            else:
+                self._forget_waiting(send)
+            send.finish(Cancelled(operation=send.name))
+        self._outbox.flush()
+
+    def fail(self, error: NexarError) -> None:
+        """The link is over: every send raises.
+
+        Under the lock. A carrier that goes on (a polite close) is told to stop reading.
+        """
+        waiting = [send for flow in self._line.flows.values() for send in flow.waiting]
+        for send in [*self._announced.values(), *waiting]:
+            self._stop(send)
+            send.finish(error)
+        self._announced.clear()
+
+    def awaited(self, missing: str) -> AwaitedPeer:
+        """The peer."""
+        return self._line.awaited(missing)
+
+    def _stop(self, send: Send) -> None:
+        """No byte of its memory is read any more."""
+        carrier = self._line.carrier_of(send.frame.carrier)
+        if carrier is not None and send.flowing:
+            try:
+                carrier.withdraw_payload(send.frame.transfer)
+            except CarrierLost:
+                return  # it has ended, so it reads nothing; the link is told by the carrier itself
+
+    def _forget_waiting(self, send: Send) -> None:
+        """A send that never left takes its number along: the messages behind it move up, or the receiver would wait
+        for it.
+        """
+        flow = self._line.flows.get(send.frame.communicator)
+        if flow is None or send not in flow.waiting:
+            return
+        position = flow.waiting.index(send)
+        del flow.waiting[position]
+        if send.frame.space == _COLLECTIVE:
+            return
+        flow.message -= 1
+        for later in list(flow.waiting)[position:]:
+            if later.frame.space != _COLLECTIVE:
+                later.frame = later.frame._replace(message=later.frame.message - 1)

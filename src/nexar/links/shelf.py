@@ -1,0 +1,76 @@
+"""First in, first out, per key: the one container of matching. Most keys hold one thing at a time, so that case is
+cheap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Key = tuple[int, int, int]
+T = TypeVar("T")
+
+
+class Shelf(Generic[T]):
+    """A queue for each key; an empty queue leaves no trace."""
+
+    __slots__ = ("_more", "_one")
+
+    def __init__(self) -> None:
+        self._one: dict[Key, T] = {}  # the oldest thing of each key
+        self._more: dict[Key, deque[T]] = {}  # what came after it
+
+    def __len__(self) -> int:
+        return len(self._one) + sum(len(queue) for queue in self._more.values())
+
+    def put(self, key: Key, thing: T) -> None:
+        """Behind everything of its key."""
+        if key not in self._one:
+            self._one[key] = thing
+        else:
+            self._more.setdefault(key, deque()).append(thing)
+
+    def put_back(self, key: Key, thing: T) -> None:
+        """Before everything of its key: it was taken, and is wanted no more by who took it."""
+        if key in self._one:
+            self._more.setdefault(key, deque()).appendleft(self._one[key])
+        self._one[key] = thing
+
+    def first(self, key: Key) -> T | None:
+        """The oldest thing of this key, left where it is."""
+        return self._one.get(key)
+
+    def take(self, key: Key) -> T | None:
+        """The oldest thing of this key."""
+        thing = self._one.pop(key, None)
+        if thing is not None and key in self._more:
+            self._promote(key)
+        return thing
+
+    def remove(self, key: Key, thing: T) -> bool:
+        """Take this very thing out, wherever it stands. False if it is not here."""
+        if self._one.get(key) is thing:
+            self.take(key)
+            return True
+        queue = self._more.get(key)
+        if queue is None or thing not in queue:
+            return False
+        queue.remove(thing)
+        if not queue:
+            del self._more[key]
+        return True
+
+    def heads(self) -> Iterator[tuple[Key, T]]:
+        """The oldest thing of every key."""
+        return iter(list(self._one.items()))
+
+    def everything(self) -> list[T]:
+        """All of it, oldest first within a key."""
+        return [*self._one.values(), *(thing for queue in self._more.values() for thing in queue)]
+
+    def _promote(self, key: Key) -> None:
+        queue = self._more[key]
+        self._one[key] = queue.popleft()
+        if not queue:
+            del self._more[key]

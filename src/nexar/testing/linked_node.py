@@ -1,0 +1,139 @@
+"""A node with links and nothing above them: what tests, benchmarks and the demo need before there is a cluster.
+
+Identity, addresses and who dials whom are given by the caller; a cluster finds them out by itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, cast
+
+from nexar.config import Config
+from nexar.errors import NexarError
+from nexar.links.link import Link
+from nexar.links.operation import Operation
+from nexar.links.progress import DEFAULT_SPIN, Progress
+from nexar.links.router import Router
+from nexar.security.credentials import Credentials, Trust
+from nexar.transport.base import Carrier, Expected, Sleeper, Transport
+from nexar.transport.memory import MemoryNetwork
+from nexar.transport.registry import load
+from nexar.transport.sleep import PollSleeper
+from nexar.types import NodeId
+from nexar.wire.messages import Message
+
+
+class LinkedNode:
+    """Close it, or leave its `with` block: links politely, then transports."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        trust: Trust,
+        schemes: Sequence[str],
+        *,
+        host: str = "127.0.0.1",
+        config: Config | None = None,
+        network: MemoryNetwork | None = None,
+        spin: float = DEFAULT_SPIN,
+        on_control: Callable[[Link, Message], None] | None = None,
+        on_lost: Callable[[Link, NexarError], None] | None = None,
+    ) -> None:
+        self.node = credentials.node
+        self.refusals: list[tuple[str, str]] = []  # appended by the driving thread
+        self._links: dict[NodeId, Link] = {}  # written by the driving thread and by connect()
+        self._inbound: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._on_control = on_control
+        self._on_lost = on_lost
+        self._poller: PollSleeper | None = None
+        self.transports: dict[str, Transport] = {}
+        sleeper = self._make_transports(credentials, trust, schemes, host, network)
+        self.progress = Progress(sleeper, list(self.transports.values()), spin=spin)
+        self.router = Router(self.node, config or Config(), self.progress)
+        self.matching = self.router.open(0)
+        self._listen(host)
+
+    def _make_transports(
+        self, credentials: Credentials, trust: Trust, schemes: Sequence[str], host: str, network: MemoryNetwork | None
+    ) -> Sleeper:
+        """The transports asked for, and what the driving thread sleeps in: QUIC drives while it sleeps, so it comes
+        first.
+        """
+        sleeper: Sleeper
+        if "quic" in schemes:
+            quic = load("quic")(credentials, trust, bind=(host, 0))
+            self.transports["quic"] = quic
+            sleeper = cast(Sleeper, quic)
+        else:
+            sleeper = self._poller = PollSleeper()
+        for scheme in ("tls", "tcp"):
+            if scheme in schemes:
+                self.transports[scheme] = load("tls")(sleeper, credentials, trust, encrypt=scheme == "tls")
+        if "shm" in schemes:
+            self.transports["shm"] = load("shm")(sleeper, self.node)
+        if "memory" in schemes:
+            self.transports["memory"] = load("memory")(sleeper, self.node, network or MemoryNetwork())
+        return sleeper
+
+    def _listen(self, host: str) -> None:
+        for scheme, transport in self.transports.items():
+            network = scheme in ("quic", "tls", "tcp")
+            transport.listen(f"[{host}]:0" if ":" in host else f"{host}:0" if network else "", self)
+
+    def addresses_for(self, peer: NodeId) -> dict[str, str]:
+        """What `peer` must know to dial us, by scheme."""
+        found = {scheme: transport.address_for(peer) for scheme, transport in self.transports.items()}
+        return {scheme: address for scheme, address in found.items() if address is not None}
+
+    def connect(self, peer: NodeId, addresses: Mapping[str, str], timeout: float = 10.0) -> Link:
+        """Dial every scheme that both have; one link over all of them."""
+        deadline = time.monotonic() + timeout
+        link = self._link(peer)
+        for scheme, transport in self.transports.items():
+            if scheme in addresses:
+                link.adopt(transport.connect(addresses[scheme], Expected(peer), deadline))
+        return link
+
+    def accept(self, timeout: float = 10.0) -> Link:
+        """The next link a peer opened to us. TimeoutError if none comes."""
+        try:
+            return self._inbound.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"nobody connected within {timeout} s") from None
+
+    def _link(self, peer: NodeId) -> Link:
+        if peer not in self._links:
+            self._links[peer] = Link(self.router, peer, on_control=self._on_control, on_lost=self._on_lost)
+        return self._links[peer]
+
+    def carrier_accepted(self, carrier: Carrier) -> None:
+        """See Acceptor: a new peer's first carrier makes the link; more carriers join it."""
+        new = carrier.peer.node not in self._links
+        link = self._link(carrier.peer.node)
+        link.adopt(carrier)
+        if new:
+            self._inbound.put(link)
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        """See Acceptor."""
+        self.refusals.append((address, reason))
+
+    def wait(self, *operations: Operation, timeout: float = 30.0) -> None:
+        """Until all are done."""
+        self.progress.wait(operations, time.monotonic() + timeout)
+
+    def close(self) -> None:
+        """Idempotent."""
+        for link in list(self._links.values()):
+            link.close(timeout=2.0)
+        self.progress.close()
+        if self._poller is not None:
+            self._poller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,70 @@
+"""Two linked nodes of one process on the memory transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from nexar.config import Config
+from nexar.errors import NexarError
+from nexar.links.link import Link
+from nexar.security.authority import Authority
+from nexar.security.credentials import Trust
+from nexar.testing.linked_node import LinkedNode
+from nexar.transport.memory import MemoryNetwork
+from nexar.wire.messages import Message
+
+
+@dataclass
+class Pair:
+    left: LinkedNode
+    right: LinkedNode
+    to_right: Link
+    to_left: Link
+    losses: list[NexarError] = field(default_factory=list)
+    control: list[Message] = field(default_factory=list)
+
+
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return Authority.create("test")
+
+
+@pytest.fixture
+def make_pair(authority: Authority) -> Iterator[MakePair]:
+    made: list[LinkedNode] = []
+
+    def make(**settings: object) -> Pair:
+        network, trust = MemoryNetwork(), Trust(authority.certificate_pem)
+        losses: list[NexarError] = []
+        control: list[Message] = []
+        config = Config(**settings)  # type: ignore[arg-type]
+        left, right = (
+            LinkedNode(
+                authority.admit(node),
+                trust,
+                ["memory"],
+                network=network,
+                config=config,
+                on_control=lambda _, message: control.append(message),
+                on_lost=lambda _, error: losses.append(error),
+            )
+            for node in (1, 2)
+        )
+        made.extend((left, right))
+        to_right = left.connect(2, right.addresses_for(1))
+        return Pair(left, right, to_right, right.accept(), losses, control)
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> Pair:
+    return make_pair()

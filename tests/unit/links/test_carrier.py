@@ -1,0 +1,26 @@
+from nexar.links.carrier import PREFERENCE, choose, number_of, scheme_of
+from nexar.links.lanes import BUDGET_BYTES, admits
+from nexar.wire.frame import Lane
+
+
+def test_shared_memory_is_preferred_then_quic_then_tls() -> None:
+    assert choose(8, {"tls", "quic", "shm"}) == "shm"
+    assert choose(8, {"tls", "quic"}) == "quic"
+    assert choose(8, {"tls"}) == "tls"
+
+
+def test_nothing_connected_is_nothing_chosen() -> None:
+    assert choose(8, ()) is None
+
+
+def test_every_scheme_has_a_number_of_its_own() -> None:
+    assert [scheme_of(number_of(scheme)) for scheme in PREFERENCE] == list(PREFERENCE)
+    assert scheme_of(200) is None
+
+
+def test_a_lane_admits_within_its_budget_and_always_one_frame() -> None:
+    budget = BUDGET_BYTES[Lane.CONTROL]
+    assert admits(Lane.CONTROL, 0, budget + 1)
+    assert admits(Lane.CONTROL, budget - 10, 10)
+    assert not admits(Lane.CONTROL, budget - 10, 11)
+    assert admits(Lane.DATA, 1 << 40, 1)

@@ -1,0 +1,64 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.links.credit import EarlyBudget, ReceiveCredit, SendCredit
+
+LIMIT = 1 << 20
+
+
+def test_whole_messages_stop_at_the_reserve_and_envelopes_go_on() -> None:
+    credit = SendCredit(LIMIT)
+    while credit.take_whole(64 << 10):
+        assert credit.available >= credit.reserve
+    assert not credit.take_whole(64 << 10)
+    assert credit.take_envelope(104)
+
+
+def test_envelopes_stop_when_nothing_is_left() -> None:
+    credit = SendCredit(1000)
+    assert credit.take_envelope(600)
+    assert not credit.take_envelope(600)
+    assert credit.give_back(600)
+    assert credit.take_envelope(600)
+
+
+def test_giving_back_more_than_was_taken_is_seen() -> None:
+    credit = SendCredit(1000)
+    assert credit.take_envelope(100)
+    assert not credit.give_back(101)
+
+
+def test_a_peer_that_overdraws_is_seen() -> None:
+    credit = ReceiveCredit(1000)
+    assert credit.arrived(1000)
+    assert not credit.arrived(1)
+
+
+@given(st.lists(st.integers(104, (64 << 10) + 400), min_size=1, max_size=200))
+def test_a_sender_whose_messages_are_consumed_never_starves(sizes: list[int]) -> None:
+    send, receive = SendCredit(LIMIT), ReceiveCredit(LIMIT)
+    for size in sizes:
+        assert send.take_whole(size)
+        assert receive.arrived(size)
+        assert send.give_back(receive.consumed(size))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(104, 70_000))))
+def test_both_ends_agree_on_what_is_outstanding(steps: list[tuple[bool, int]]) -> None:
+    send, receive = SendCredit(LIMIT), ReceiveCredit(LIMIT)
+    unread: list[int] = []
+    for sends, size in steps:
+        if sends and send.take_envelope(size):
+            assert receive.arrived(size)
+            unread.append(size)
+        elif unread:
+            assert send.give_back(receive.consumed(unread.pop(0)))
+        assert LIMIT - send.available == receive.held == sum(unread) + receive.owed
+
+
+def test_the_early_budget_is_a_bound() -> None:
+    budget = EarlyBudget(100)
+    assert budget.reserve(60)
+    assert not budget.reserve(41)
+    budget.release(60)
+    assert budget.reserve(100)

@@ -1,0 +1,312 @@
+"""A link between two nodes of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from nexar.errors import Cancelled, LinkClosed, OperationTimeout, PeerLost, PeerMisbehaved, UsageError
+from nexar.links.operation import Operation
+from nexar.links.sending import About
+from nexar.testing.linked_node import LinkedNode
+from nexar.transport.base import Expected
+from nexar.wire.frame import Frame, Kind, Lane, Space, encode
+from nexar.wire.messages import Ping
+from tests.unit.links.conftest import MakePair, Pair
+
+TAG = About(space=Space.TAGGED, tag=7)
+LARGE = 300_000
+
+
+def receive(node: LinkedNode, source: int, tag: int = 7, into: memoryview | None = None) -> bytes:
+    operation = node.matching.post(into, source=source, space=Space.TAGGED, tag=tag)
+    node.wait(operation)
+    assert operation.into is not None
+    return bytes(operation.into)
+
+
+def large(seed: int, size: int = LARGE) -> bytes:
+    return bytes((seed + i) % 251 for i in range(1000)) * (size // 1000)
+
+
+def test_messages_of_any_size_arrive_in_order(pair: Pair) -> None:
+    messages = [b"", b"x", large(1), b"y" * 65536, b"z" * 65537, large(2), b"end"]
+    operations = [pair.to_right.post_send(0, memoryview(message), about=TAG) for message in messages]
+    assert [receive(pair.right, 1) for _ in messages] == messages
+    pair.left.wait(*operations)
+
+
+def test_both_ends_may_send_first_and_receive_then(pair: Pair) -> None:
+    sends = [
+        pair.to_right.post_send(0, memoryview(large(1)), about=TAG),
+        pair.to_left.post_send(0, memoryview(large(2)), about=TAG),
+    ]
+    pair.left.wait(sends[0])
+    pair.right.wait(sends[1])
+    assert receive(pair.left, 2) == large(2)
+    assert receive(pair.right, 1) == large(1)
+
+
+def test_a_message_on_another_tag_passes_many_that_nobody_reads(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=LARGE)
+    unread = [pair.to_right.post_send(0, memoryview(large(n)), about=TAG) for n in range(20)]
+    pair.to_right.post_send(0, memoryview(b"hello"), about=About(Space.TAGGED, 8))
+    assert receive(pair.right, 1, tag=8) == b"hello"
+    assert not unread[-1].done
+    assert [receive(pair.right, 1) for _ in unread] == [large(n) for n in range(20)]
+    pair.left.wait(*unread)
+
+
+def test_small_messages_beyond_the_credit_wait_and_none_is_lost(make_pair: MakePair) -> None:
+    pair = make_pair(credit_bytes=65536, eager_limit_bytes=1024, early_bytes=8192)
+    sends = [pair.to_right.post_send(0, memoryview(n.to_bytes(4, "little") * 200), about=TAG) for n in range(2000)]
+    assert not sends[-1].done
+    assert pair.to_right.stats()["sends_stalled"] > 0
+    for number in range(2000):
+        assert receive(pair.right, 1) == number.to_bytes(4, "little") * 200
+    pair.left.wait(*sends)
+
+
+def test_a_send_that_nobody_receives_times_out_and_names_the_missing_receive(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    send = pair.to_right.post_send(0, memoryview(large(1)), about=TAG)
+    with pytest.raises(OperationTimeout, match="missing a receive with tag 7"):
+        pair.left.wait(send, timeout=0.05)
+    with pytest.raises(Cancelled):
+        send.result()
+    pair.to_right.post_send(0, memoryview(b"next"), about=TAG)
+    assert receive(pair.right, 1) == b"next"
+
+
+def test_a_receive_that_times_out_names_the_missing_send_and_takes_nothing_later(pair: Pair) -> None:
+    into = bytearray(4)
+    operation = pair.right.matching.post(memoryview(into), source=1, space=Space.TAGGED, tag=7)
+    with pytest.raises(OperationTimeout, match=r"node 0000000000000001, missing a send with tag 7"):
+        pair.right.wait(operation, timeout=0.05)
+    pair.to_right.post_send(0, memoryview(b"data"), about=TAG)
+    assert receive(pair.right, 1) == b"data"
+    assert bytes(into) == bytes(4)
+
+
+def test_a_send_cancelled_while_it_waits_for_credit_leaves_no_gap(make_pair: MakePair) -> None:
+    pair = make_pair(credit_bytes=65536, eager_limit_bytes=1024, early_bytes=1)
+    sends = [pair.to_right.post_send(0, memoryview(bytes([n % 251]) * 2000), about=TAG) for n in range(1000)]
+    waiting = next(index for index, send in enumerate(sends) if not getattr(send, "announced", True))
+    sends[waiting + 3].cancel()
+    expected = [n % 251 for n in range(1000) if n != waiting + 3]
+    assert [receive(pair.right, 1)[0] for _ in expected] == expected
+
+
+def test_closing_politely_delivers_what_was_sent_and_tells_the_peer(pair: Pair) -> None:
+    pair.to_right.post_send(0, memoryview(b"last words"), about=TAG)
+    pair.to_right.close()
+    assert receive(pair.right, 1) == b"last words"
+    with pytest.raises(PeerLost, match="it closed the link"):
+        receive(pair.right, 1)
+    with pytest.raises(LinkClosed):
+        pair.to_right.post_send(0, memoryview(b""), about=TAG)
+    with pytest.raises(PeerLost):
+        pair.to_left.post_send(0, memoryview(b""), about=TAG)
+
+
+def test_a_lost_link_wakes_every_waiter_at_once_with_the_reason(pair: Pair) -> None:
+    errors: list[BaseException] = []
+
+    def wait(tag: int) -> None:
+        try:
+            receive(pair.right, 1, tag=tag)
+        except PeerLost as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(tag,)) for tag in range(8)]
+    for thread in threads:
+        thread.start()
+    while len(pair.right.matching._posted) < 8:
+        time.sleep(0.001)
+    pair.to_right.abort("gone fishing")
+    for thread in threads:
+        thread.join(5)
+    assert len(errors) == 8
+    assert "gone fishing" in str(errors[0])
+    assert len(pair.losses) == 1
+
+
+def test_after_a_new_connection_only_the_next_generation_works(pair: Pair) -> None:
+    pending = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=7)
+    carrier = pair.left.transports["memory"].connect(
+        pair.right.addresses_for(1)["memory"], Expected(2), time.monotonic() + 5
+    )
+    pair.to_right.adopt(carrier)
+    with pytest.raises(PeerLost):
+        pair.right.wait(pending)
+    for send in (pair.to_right, pair.to_left):
+        with pytest.raises(PeerLost):
+            send.post_send(0, memoryview(b"old"), about=TAG)
+    left, right = pair.left.router.open(0, 1), pair.right.router.open(0, 1)
+    pair.to_right.post_send(0, memoryview(b"new"), about=TAG)
+    operation = right.post(None, source=1, space=Space.TAGGED, tag=7)
+    pair.right.wait(operation)
+    assert bytes(operation.into or b"") == b"new"
+    assert left.generation == 1
+
+
+def test_frames_for_a_communicator_that_is_not_open_yet_wait_for_it(pair: Pair) -> None:
+    pair.left.router.open(5)
+    pair.to_right.post_send(5, memoryview(b"early bird"), about=TAG)
+    pair.to_right.post_send(0, memoryview(b"marker"), about=TAG)
+    assert receive(pair.right, 1) == b"marker"
+    matching = pair.right.router.open(5)
+    operation = matching.post(None, source=1, space=Space.TAGGED, tag=7)
+    pair.right.wait(operation)
+    assert bytes(operation.into or b"") == b"early bird"
+
+
+def test_frames_of_a_generation_that_is_over_are_dropped_and_counted(pair: Pair) -> None:
+    pair.right.router.open(0, 1)
+    pair.to_right.post_send(0, memoryview(b"stale"), about=TAG)
+    pair.left.router.open(9)
+    other = pair.right.router.open(9)
+    pair.to_right.post_send(9, memoryview(b"fresh"), about=TAG)
+    operation = other.post(None, source=1, space=Space.TAGGED, tag=7)
+    pair.right.wait(operation)
+    assert pair.right.router.stale_frames == 1
+
+
+def test_a_communicator_that_is_not_open_cannot_be_sent_on(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="communicator 77 is not open"):
+        pair.to_right.post_send(77, memoryview(b""), about=TAG)
+
+
+def test_control_messages_arrive_whatever_data_is_outstanding(pair: Pair) -> None:
+    for number in range(5):
+        pair.to_right.post_send(0, memoryview(large(number)), about=TAG)
+    assert pair.to_right.send_control(Ping(number=3))
+    while not pair.control:
+        pair.right.progress.wait([], 0)
+        time.sleep(0.001)
+    assert pair.control == [Ping(number=3)]
+
+
+def rogue(pair: Pair, frame: Frame, body: bytes = b"") -> None:
+    """Send a frame that no link would."""
+    carrier = pair.to_right._line.connected()
+    carrier.send_frame(Lane.DATA, frame.communicator, encode(frame._replace(body=len(body))), body)
+
+
+@pytest.mark.parametrize(
+    ("frame", "body", "what"),
+    [
+        (Frame(kind=Kind.EAGER, space=Space.TAGGED, message=0, length=2), b"ab", "message 0 twice"),
+        (Frame(kind=Kind.CREDIT, length=1 << 40), b"", "more credit"),
+        (Frame(kind=Kind.ENVELOPE, space=Space.TAGGED, message=1, carrier=99, transfer=1, length=9), b"", "carrier 99"),
+        (Frame(kind=Kind.EAGER, space=Space.TAGGED, message=1, dimensions=33, length=0), bytes(33 * 8), "dimensions"),
+    ],
+    ids=["repeated", "credit", "carrier", "shape"],
+)
+def test_a_peer_that_breaks_the_protocol_is_named_and_cut_off(pair: Pair, frame: Frame, body: bytes, what: str) -> None:
+    pair.to_right.post_send(0, memoryview(b"honest"), about=TAG)
+    pair.to_left.post_send(0, memoryview(b"honest"), about=TAG)
+    receive(pair.right, 1)
+    receive(pair.left, 2)
+    operation = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=1)
+    rogue(pair, frame, body)
+    with pytest.raises(PeerMisbehaved, match=what):
+        pair.right.wait(operation)
+
+
+def test_a_peer_that_overdraws_its_credit_is_cut_off(pair: Pair) -> None:
+    operation = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=1)
+    for number in range(20):
+        body = bytes(65536)
+        rogue(pair, Frame(kind=Kind.EAGER, space=Space.TAGGED, tag=2, message=number, length=len(body)), body)
+    with pytest.raises(PeerMisbehaved, match="more than its credit"):
+        pair.right.wait(operation)
+
+
+def test_a_frame_of_an_unknown_kind_is_dropped_and_counted(pair: Pair) -> None:
+    rogue(pair, Frame(kind=200), b"whatever")
+    pair.to_right.post_send(0, memoryview(b"after"), about=TAG)
+    assert receive(pair.right, 1) == b"after"
+    assert pair.to_left.stats()["frames_dropped"] == 1
+
+
+def test_messages_that_overtake_one_another_are_put_back_in_order(pair: Pair) -> None:
+    pair.to_right.post_send(0, memoryview(b"0"), about=TAG)
+    for number in (3, 2, 1):
+        rogue(pair, Frame(kind=Kind.EAGER, space=Space.TAGGED, tag=7, message=number, length=1), str(number).encode())
+    assert [receive(pair.right, 1) for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_cancelling_a_send_in_mid_flight_frees_its_memory_and_the_link_goes_on(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    data = bytearray(large(1))
+    send = pair.to_right.post_send(0, memoryview(data), about=TAG)
+    send.cancel()
+    data[:] = bytes(len(data))
+    pair.to_right.post_send(0, memoryview(b"after"), about=TAG)
+    assert receive(pair.right, 1) == b"after"
+
+
+def test_eight_threads_share_a_link_and_none_starves(pair: Pair) -> None:
+    rounds = 200
+    failures: list[BaseException] = []
+
+    def talk(node: LinkedNode, link: object, peer: int, tag: int, first: bool) -> None:
+        try:
+            about = About(Space.TAGGED, tag)
+            for number in range(rounds):
+                if first:
+                    link.post_send(0, memoryview(number.to_bytes(4, "little")), about=about)  # type: ignore[attr-defined]
+                assert receive(node, peer, tag) == number.to_bytes(4, "little")
+                if not first:
+                    link.post_send(0, memoryview(number.to_bytes(4, "little")), about=about)  # type: ignore[attr-defined]
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [
+        threading.Thread(target=talk, args=(node, link, peer, tag, first))
+        for tag in range(8)
+        for node, link, peer, first in (
+            (pair.left, pair.to_right, 2, True),
+            (pair.right, pair.to_left, 1, False),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert not failures
+
+
+def test_operations_can_be_awaited(pair: Pair) -> None:
+    async def talk() -> bytes:
+        operation = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=7)
+        await pair.to_right.post_send(0, memoryview(large(3)), about=TAG)
+        return bytes((await operation).into)
+
+    assert asyncio.run(talk()) == large(3)
+
+
+def test_cancelling_a_task_cancels_the_operation_it_awaits(pair: Pair) -> None:
+    operation = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=7)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait_for(operation), 0.02)
+
+    asyncio.run(give_up())
+    assert isinstance(operation.error, Cancelled)
+
+
+async def wait_for(operation: Operation) -> None:
+    await operation
+
+
+def test_wait_returns_at_once_for_operations_that_are_done(pair: Pair) -> None:
+    operation: Operation = pair.to_right.post_send(0, memoryview(b"x"), about=TAG)
+    pair.left.wait(operation)
+    assert operation.result() is None

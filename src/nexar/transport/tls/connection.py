@@ -36,7 +36,6 @@ class Connection:
         self.bytes_received = 0  # written by the driving thread
         self.frames_sent = 0  # written under lock
         self.ended: CarrierLost | None = None  # written under lock, once
-        self.peer_finished = False  # written by the driving thread
         self._finished = False  # written under lock
         self._watched = False  # written under lock: the reactor knows us
         self._wants_write = False  # written under lock: the reactor was told to wait for room to write
@@ -82,7 +81,8 @@ class Connection:
     def finish(self, farewell: bytes) -> None:
         """Queue the last frame and send it if nothing is waiting. Idempotent."""
         with self.lock:
-            if self.ended is None and not self._finished:
+            if not self._finished:
+                self.check_open()
                 self._finished = True
                 self.outbox.say_farewell(farewell)
                 self._pump()
@@ -98,9 +98,13 @@ class Connection:
         with self.lock:
             return self.ended is not None or (self._finished and self.outbox.empty and self.channel.flush())
 
+    def check_open(self) -> None:
+        """Raise CarrierLost if it was closed. Under lock."""
+        if self.ended is not None:  # a new object each time: one raised twice would carry the first one's frames along
+            raise CarrierLost(self.ended.kind, self.ended.reason)
+
     def _check(self) -> None:
-        if self.ended is not None:
-            raise self.ended.with_traceback(None)
+        self.check_open()
         if self._finished:
             raise CarrierLost("closed", "this side has finished")
 

@@ -37,7 +37,11 @@ class Inbox:
         """Bytes of the current chunk that are still to come."""
 
     def expect(self, transfer: int, into: memoryview) -> None:
-        """From now on chunks of this payload are accepted."""
+        """From now on chunks of this payload are accepted. ValueError if that cannot be."""
+        if into.readonly:
+            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+        if transfer in self._expected or transfer in self._discarded:
+            raise ValueError(f"payload {transfer} is expected already")
         self._expected[transfer] = _Expected(len(into), into)
 
     def redirect(self, transfer: int, into: memoryview | None) -> bool:
@@ -76,6 +80,11 @@ class Inbox:
             return None
         payload.received += count
         return None if self.missing or payload.received < payload.size else self._complete()
+
+    @property
+    def cut_off(self) -> int | None:
+        """A payload that has begun to come and is not complete, if there is one."""
+        return next((transfer for transfer, payload in self._expected.items() if payload.received), None)
 
     def clear(self) -> None:
         """Forget everything; no memory of anybody is held any more."""

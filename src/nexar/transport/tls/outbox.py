@@ -70,7 +70,9 @@ class Outbox:
         self._bytes[lane] += len(rest)
 
     def push_payload(self, transfer: int, data: memoryview) -> None:
-        """A payload, which takes its turn among the others."""
+        """A payload, which takes its turn among the others. ValueError if it is here already."""
+        if any(payload.transfer == transfer for payload in self._payloads):
+            raise ValueError(f"payload {transfer} is being sent already")
         self._payloads.append(_Payload(transfer, data))
 
     def withdraw(self, transfer: int) -> None:

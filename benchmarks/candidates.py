@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from nexar.testing.availability import why_absent
 from nexar.testing.peer_process import LINKED, RAW, Terms
 
 SOCKETS, NATIVE, CARRIER, LINK = "sockets", "native", "raw", "Link"
@@ -36,17 +35,7 @@ class Candidate:
 
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
-        return absent(self.scheme) if self.layer != SOCKETS else None
-
-
-def absent(scheme: str) -> str | None:
-    """Why a transport cannot be used here; None if it can."""
-    try:
-        room = import_module(f"nexar.transport.{'tls' if scheme == 'tcp' else scheme}")
-    except ImportError as error:
-        return str(error)
-    available: Callable[[], str | None] = getattr(room, "available", lambda: None)
-    return available()
+        return why_absent(self.scheme) if self.layer != SOCKETS else None
 
 
 def _sockets(transport: str, scheme: str) -> Candidate:

@@ -14,6 +14,7 @@ from report import FOUR_RANKS
 
 from nexar.security.authority import Authority
 from nexar.security.credentials import Trust
+from nexar.testing.linked_node import LinkedNode
 from nexar.testing.peer_process import PeerPair, Place
 from nexar.transport.memory import MemoryNetwork
 
@@ -47,8 +48,6 @@ def run_two_at_once(candidate: Candidate, places: tuple[Place, Place], plan: dic
 
 def _run_in_threads(plan: dict[str, Any]) -> list[Sample]:
     """Two ranks of one process, on the memory transport: they share an interpreter, and so its lock."""
-    from nexar.testing.linked_node import LinkedNode  # noqa: PLC0415
-
     authority = Authority.create("benchmark")
     trust = Trust(authority.certificate_pem)
     network = MemoryNetwork()

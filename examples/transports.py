@@ -1,0 +1,225 @@
+"""The ground floor of nexar, in ten seconds: two processes exchange NumPy arrays over every transport that works here.
+
+What happens, for each transport:
+
+1. An *authority* signs a certificate for each of two nodes. A node is a process; its certificate names it.
+2. A second process starts. The two connect and verify each other's certificate: a *carrier*. (Shared memory is proven
+   by a secret instead, and the memory transport lives inside one process.)
+3. On the carrier stands a *link*: ordered messages with tags, back-pressure, and a deadline for every wait.
+   Receives and sends are *posted*, and then waited for together; the waiting thread itself moves the bytes.
+4. Arrays of several types go over and come back negated, straight from and into the arrays' own memory.
+
+Nobody writes links by hand later on: `nexar.init()` will, and `comm.send(x, dest=1)` is what one types.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
+from nexar.links.link import Link
+from nexar.links.operation import Operation
+from nexar.links.sending import About
+from nexar.security.authority import Authority
+from nexar.security.credentials import Trust
+from nexar.testing.availability import why_absent
+from nexar.testing.linked_node import LinkedNode
+from nexar.testing.peer_process import PeerProcess
+from nexar.transport.memory import MemoryNetwork
+from nexar.wire.frame import Space
+
+Array = np.ndarray[Any, Any]
+
+TAG = 7
+TYPES = ("int8", "int32", "float32", "float64", "complex64")
+LARGE_BYTES = 16 << 20
+LARGE_ROUNDS = 8
+PINGS = 2000
+
+
+class Transport(NamedTuple):
+    """One line of the table."""
+
+    scheme: str
+    encrypted: str
+    between: str = "two processes"
+
+
+TRANSPORTS = (
+    Transport("quic", "yes, TLS 1.3"),
+    Transport("tls", "yes, TLS 1.3"),
+    Transport("tcp", "no, only authenticated"),
+    Transport("shm", "not needed: one host"),
+    Transport("memory", "not needed: one process", "two threads"),
+)
+
+
+# -- sending and receiving an array over a link ----------------------------------------------------------------------
+
+
+class Line:
+    """A link, with verbs for arrays."""
+
+    def __init__(self, node: LinkedNode, link: Link) -> None:
+        self.node, self.link = node, link
+
+    def post_send(self, array: Array) -> Operation:
+        """The message says the array's type and shape; its bytes are read from the array itself."""
+        dtype, shape = code_and_shape(array)
+        return self.link.post_send(0, as_bytes(array), shape=shape, about=About(Space.TAGGED, TAG, dtype))
+
+    def post_receive(self, into: Array) -> Operation:
+        """What comes lands in `into`. Posted before the message arrives, nothing is copied on the way."""
+        dtype, _ = code_and_shape(into)
+        return self.node.matching.post(as_bytes(into), source=self.link.peer, space=Space.TAGGED, tag=TAG, dtype=dtype)
+
+    def receive_any(self) -> Array:
+        """An array of whatever type and shape comes."""
+        receive = self.node.matching.post(None, source=self.link.peer, space=Space.TAGGED, tag=TAG)
+        self.node.wait(receive)
+        return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+
+
+# -- the other side: a process of its own ----------------------------------------------------------------------------
+
+
+def mirror(node: LinkedNode, link: Link) -> int:
+    """Send every array back, negated; then answer pings, then swallow large arrays. Returns how many bytes came."""
+    line = Line(node, link)
+    received = 0
+    for _ in TYPES:
+        array = line.receive_any()
+        received += array.nbytes
+        node.wait(line.post_send(-array))
+    return received + answer_pings(line) + swallow(line)
+
+
+def answer_pings(line: Line) -> int:
+    """Send every eight bytes back."""
+    ball = np.zeros(1)
+    for _ in range(PINGS):
+        line.node.wait(line.post_receive(ball))
+        line.post_send(ball)
+    return ball.nbytes * PINGS
+
+
+def swallow(line: Line) -> int:
+    """Two receives are always posted, so that the next array is on its way while this one lands."""
+    places = [np.empty(LARGE_BYTES, np.uint8) for _ in range(2)]
+    posted = [line.post_receive(place) for place in places]
+    for done in range(LARGE_ROUNDS):
+        line.node.wait(posted[done % 2])
+        if done + 2 < LARGE_ROUNDS:
+            posted[done % 2] = line.post_receive(places[done % 2])
+    return LARGE_BYTES * LARGE_ROUNDS
+
+
+# -- this side -------------------------------------------------------------------------------------------------------
+
+
+def check_arrays(line: Line) -> str:
+    """Arrays of every type must come back negated, in type, shape and every element."""
+    generator = np.random.default_rng(7)
+    for name in TYPES:
+        sent = generator.integers(-100, 100, (300, 400)).astype(name)
+        back = np.empty_like(sent)
+        line.node.wait(line.post_receive(back), line.post_send(sent))
+        if not np.array_equal(back, -sent):
+            raise AssertionError(f"an array of {name} came back wrong")
+    return f"{len(TYPES)} types, every element"
+
+
+def measure_round_trip(line: Line) -> float:
+    """Median seconds for eight bytes there and back."""
+    ball, back = np.zeros(1), np.zeros(1)
+    times = []
+    for _ in range(PINGS):
+        begin = time.perf_counter()
+        receive = line.post_receive(back)
+        line.post_send(ball)
+        line.node.wait(receive)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def measure_throughput(line: Line) -> float:
+    """Bytes per second, one way, of arrays of 16 MB. A send is done when the other side has all of it."""
+    array = np.ones(LARGE_BYTES, np.uint8)
+    begin = time.perf_counter()
+    sends = [line.post_send(array) for _ in range(LARGE_ROUNDS)]
+    line.node.wait(*sends)
+    return LARGE_BYTES * LARGE_ROUNDS / (time.perf_counter() - begin)
+
+
+# -- connecting the two ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def connected(scheme: str) -> Iterator[tuple[Line, Callable[[], int]]]:
+    """This side's line, and how to learn what the other side returned."""
+    if scheme == "memory":
+        with connected_threads() as both:
+            yield both
+    else:
+        with PeerProcess(mirror, schemes=[scheme]) as peer:
+            yield Line(peer.node, peer.link), peer.result
+
+
+@contextmanager
+def connected_threads() -> Iterator[tuple[Line, Callable[[], int]]]:
+    """The same without a second process: what PeerProcess does, spelled out."""
+    authority = Authority.create("demo")
+    trust = Trust(authority.certificate_pem)
+    network = MemoryNetwork()
+    with (
+        LinkedNode(authority.admit(1), trust, ["memory"], network=network) as near,
+        LinkedNode(authority.admit(2), trust, ["memory"], network=network) as far,
+    ):
+        link = near.connect(2, far.addresses_for(1))
+        received: list[int] = []
+        other = threading.Thread(target=lambda: received.append(mirror(far, far.accept())))
+        other.start()
+        try:
+            yield Line(near, link), lambda: other.join() or received[0]
+        finally:
+            other.join()
+
+
+def exchange(transport: Transport) -> tuple[str, str, str]:
+    """The last three columns of a line."""
+    with connected(transport.scheme) as (line, other_side):
+        checked = check_arrays(line)
+        seconds = measure_round_trip(line)
+        rate = measure_throughput(line)
+        other_side()
+    return f"{seconds * 1e6:.0f} µs", f"{rate / 1e9:.2f} GB/s", f"[green]✔[/] {checked}"
+
+
+def main() -> None:
+    """Every transport in its turn."""
+    console = Console()
+    table = Table(title="NumPy arrays between two nodes of one cluster", caption="medians, this machine, busy or not")
+    for heading in ("transport", "between", "encrypted?"):
+        table.add_column(heading)
+    for heading in ("round trip, 8 B", "one way, 16 MB"):
+        table.add_column(heading, justify="right")
+    table.add_column("checked")
+    for transport in TRANSPORTS:
+        reason = why_absent(transport.scheme)
+        with console.status(f"{transport.scheme} …"):
+            cells = exchange(transport) if reason is None else ("–", "–", f"not here: {reason}")
+        table.add_row(transport.scheme, transport.between, transport.encrypted, *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from nexar.transport.tls.handshake import HandshakeFailed, Story, answer
 from nexar.transport.tls.hello import Hello, Verdict
 from nexar.transport.tls.lingerer import Lingerer
 from nexar.transport.tls.reactor import READABLE, Reactor
-from nexar.transport.tls.sockets import format_address, tune
+from nexar.transport.tls.sockets import address_text, tune
 from nexar.transport.tls.trust import Believer
 
 ACCEPTS_PER_TURN: Final = 64
@@ -129,7 +129,7 @@ class Listener:
             except OSError as error:
                 self._cannot_accept(error)
                 return True
-            self._admit(connection, format_address(address[0], address[1]))
+            self._admit(connection, address_text(address))
         return True
 
     def _cannot_accept(self, error: OSError) -> None:

@@ -1,13 +1,12 @@
-"""TCP sockets as this transport needs them: addresses as text, options, and reasons in words."""
+"""TCP sockets as this transport needs them: made from addresses, tuned, with reasons in words."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from nexar.errors import UsageError
+from nexar.transport.address import format_address, parse_address
 
 SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 
@@ -17,26 +16,6 @@ _UNSENT_BYTES: Final = 128 << 10
 _BACKLOG: Final = 1024
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """A host that vanished is noticed after 30 s on an idle connection, where nobody noticed earlier."""
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6 address]:port`. UsageError for anything else."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is not an address; write host:port or [address]:port")
-    if host.startswith("[") and host.endswith("]"):
-        return host[1:-1], int(port)
-    if ":" in host:
-        raise UsageError(f"{text!r} is ambiguous; write IPv6 addresses as [{host}]:{port}")
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    """The text `parse_address` takes. An IPv4 peer of a dual-stack socket is shown as what it is."""
-    if ":" not in host:
-        return f"{host}:{port}"
-    mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
-    return f"{mapped}:{port}" if mapped else f"[{host}]:{port}"
 
 
 def resolve(text: str) -> list[tuple[int, SocketAddress]]:
@@ -86,13 +65,9 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def peer_address(connection: socket.socket) -> str:
-    """Who is at the other end, or what is known of it when it has gone already."""
-    try:
-        host, port, *_ = connection.getpeername()
-    except OSError:
-        return "a peer that has gone"
-    return format_address(host, port)
+def address_text(place: tuple[Any, ...]) -> str:
+    """The text of a socket address, of any family."""
+    return format_address(str(place[0]), int(place[1]))
 
 
 def pending_error(connection: socket.socket) -> str | None:

@@ -15,7 +15,7 @@ from nexar.transport.tls.connection import Connection
 from nexar.transport.tls.dialer import dial_peer
 from nexar.transport.tls.listener import Listener
 from nexar.transport.tls.reactor import Reactor
-from nexar.transport.tls.sockets import format_address, open_listener
+from nexar.transport.tls.sockets import address_text, open_listener
 from nexar.transport.tls.trust import Believer
 from nexar.wire.codec import FrameReader
 
@@ -66,8 +66,7 @@ class TlsTransport(Transport):
             acceptor.carrier_accepted(self._make_carrier(peer, control, data, dialed=False))
 
         listening = open_listener(address)
-        host, port, *_ = listening.getsockname()
-        self.address = format_address(host, port)
+        self.address = address_text(listening.getsockname())
         self._listener = Listener(
             listening,
             self._reactor,

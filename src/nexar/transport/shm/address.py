@@ -1,4 +1,6 @@
-"""shm://<listener's node>:<key>@<path of its socket>. The key makes it a secret of the two nodes; `shown` leaves it out."""
+"""shm://<listener's node>:<key>@<path of its socket>. The key makes it a secret of the two nodes; `shown` leaves it
+out.
+"""
 
 from __future__ import annotations
 

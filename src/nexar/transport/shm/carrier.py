@@ -1,30 +1,31 @@
 """One open connection to a process of this host.
 
-Threads. `drive`, `answer_bell` and the sleeping verbs belong to the driving thread. The verbs of the contract come from
-any thread and touch only FrameSender, PayloadSender and PayloadReceiver, which lock for themselves. No lock is held while
-a sink is called. The memory is unmapped once the carrier has ended *and* the driving thread is outside: `Lifetime`
-keeps that account, and an abort from another thread waits for the sink call in progress.
+Threads. `drive`, `answer_bell` and the sleeping verbs belong to the driving thread. The verbs of the contract come
+from any thread and touch only FrameSender, PayloadSender and PayloadReceiver, which lock for themselves. No lock is
+held while a sink is called. The memory is unmapped once the carrier has ended *and* the driving thread is outside:
+`Lifetime` keeps that account, and an abort from another thread waits for the sink call in progress.
 """
 
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import ClassVar, Final, Protocol
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
 from nexar.transport.shm.doorbell import Doorbell, fence
-from nexar.transport.shm.frames_in import FrameReceiver
 from nexar.transport.shm.frames_out import FINAL, FrameSender, flat
 from nexar.transport.shm.lifetime import Lifetime
 from nexar.transport.shm.payload_in import NOTHING, PayloadReceiver
 from nexar.transport.shm.payload_out import PayloadSender
 from nexar.transport.shm.ring import Corrupt
-from nexar.transport.shm.segment import Segment
+from nexar.transport.shm.segment import Segment, sleep_word
 from nexar.wire.frame import Frame, Kind, Lane, encode
 
 _TURNS: Final = 4  # chunks each way before other carriers get theirs
+_CHUNK: Final = int(Kind.CHUNK)
 _FINISH: Final = int(Kind.FINISH)
-_PRIVATE: Final = (int(Kind.CHUNK), int(Kind.HELLO))
+_HELLO: Final = int(Kind.HELLO)  # these three are neighbours, and never reach a sink
 
 
 class Owner(Protocol):
@@ -57,9 +58,9 @@ class ShmCarrier(Carrier):
         self._segment = segment
         self._words = segment.words
         self._frame_word, self._chunk_word = segment.news_words
+        self._sleep_word = sleep_word(1 - segment.side)  # the peer's
         self._reader = segment.reader
         self._slot_reader = segment.slot_reader
-        self._frames_in = FrameReceiver(segment.reader)
         self._frames_out = FrameSender(segment.writer)
         self._payloads_in = PayloadReceiver(segment.slot_reader)
         self._payloads_out = PayloadSender(segment.slot_writer)
@@ -87,17 +88,16 @@ class ShmCarrier(Carrier):
             if part.__class__ is memoryview:
                 body = tuple(map(flat, body))
                 break
-        self._send(lane, (header, *body))
-
-    def _send(self, lane: int, parts: tuple[Buffer, ...]) -> None:
         try:
-            if not self._frames_out.send(lane, parts):
+            if not self._frames_out.send(lane, header, body):
                 self._ask_for_driver()
-            self.bell.ring_for_news()
+            nap = self._words[self._sleep_word]  # after the fence that the sender's lock was: see doorbell.py
+            if nap:
+                self.bell.ring(nap)
         except Corrupt as error:
             self._blame(error)
         except ValueError:
-            self._raise_if_ended()
+            self._raise_if_ended()  # another thread aborted it, and the memory is gone
             raise
 
     def queued_bytes(self, lane: Lane) -> int:
@@ -118,7 +118,7 @@ class ShmCarrier(Carrier):
             raise self._refusal()
         try:
             self._payloads_out.pump(_TURNS)
-            self.bell.ring_for_news()
+            self._ring(sent=True)
         except Corrupt as error:
             self._blame(error)
         except ValueError:
@@ -140,16 +140,16 @@ class ShmCarrier(Carrier):
     def abort(self, reason: str) -> None:
         if self._end(CarrierLost("closed", reason)):
             self._close_bell(reason)
-            if not self._life.driven():
+            if not self._life.driver:
                 self._free()
         self._life.wait_outside()
 
     def stats(self) -> dict[str, float]:
         return {
             "bytes_sent": self._frames_out.bytes_sent + self._payloads_out.bytes_sent,
-            "bytes_received": self._frames_in.bytes_received + self._payloads_in.bytes_received,
+            "bytes_received": self._reader.tail + self._payloads_in.bytes_received,
             "frames_sent": self._frames_out.frames_sent,
-            "frames_received": self._frames_in.frames_received,
+            "frames_received": self._reader.frames_received,
             "payload_bytes_sent": self._payloads_out.bytes_sent,
             "payload_bytes_received": self._payloads_in.bytes_received,
         }
@@ -173,77 +173,85 @@ class ShmCarrier(Carrier):
         self._ask_for_driver()
 
     # ------------------------------------------------------------------ the driving thread
-    def has_news(self) -> bool:
-        """Whether `drive` may find something to do: asked on every poll, so it is three comparisons and no call."""
-        words = self._words
-        try:
-            return (
-                words[self._frame_word] != self._reader.tail
-                or words[self._chunk_word] != self._slot_reader.tail
-                or self.attention
-            )
-        except ValueError:
-            return False  # another thread aborted it and the memory is gone
-
     def drive(self) -> bool:
-        """Deliver what arrived, send what waits. True if anything happened."""
-        if not self._life.enter():
-            return False
+        """Deliver what arrived, send what waits. True if anything happened. Called on every poll, mostly for nothing:
+        so it begins with three comparisons."""
         try:
-            happened = self._exchange()
-            if self.attention:
-                happened = self._attend() or happened
-            return happened
+            if not self.attention and not self._readable():
+                return False
+        except ValueError:
+            return False  # another thread aborted it, and the memory is gone
+        life = self._life
+        life.driver = get_ident()  # what life.enter() does, without the call: this is the way of every frame
+        if life.ended is not None:
+            return life.enter()
+        try:
+            return self._work()
         except Corrupt as error:
             self._lose("misbehaved", str(error))
             return True
         finally:
-            self._leave()
+            life.driver = 0
+            if self._life.ended is not None:
+                self._clear_away()
+
+    def _readable(self) -> bool:
+        words = self._words
+        return bool(words[self._frame_word] != self._reader.tail or words[self._chunk_word] != self._slot_reader.tail)
+
+    def _work(self) -> bool:
+        happened = self._reader.refresh()
+        if happened:
+            self._take_frames()
+        if self.attention or self._words[self._chunk_word] != self._slot_reader.tail:
+            happened = self._exchange() or happened
+        return happened
+
+    def _take_frames(self) -> None:
+        reader, sink, life = self._reader, self._sink, self._life
+        assert sink is not None
+        while reader.tail != reader.head and life.ended is None:
+            frame = reader.next_frame()
+            try:
+                if frame is None:
+                    continue
+                if _CHUNK <= frame.kind <= _HELLO or self._finish_at is not None:
+                    self._take_special(frame)
+                else:
+                    sink.frame_arrived(self, frame, reader.body)
+            finally:
+                reader.advance()
+        if reader.owes_a_look():
+            self._ring(sent=False)
+
+    def _take_special(self, frame: Frame) -> None:
+        if frame.kind != _FINISH or self._finish_at is not None:
+            raise Corrupt(f"a frame of kind {frame.kind} where none may come")
+        self._finish_at = frame.count
+        self.attention = True
 
     def _exchange(self) -> bool:
-        received = self._take_frames()
-        sent = self.attention and self._frames_out.waiting and self._frames_out.flush()
+        """Everything but plain frames: what waited for room, chunks both ways, and what the rings do not show."""
+        happened = self._frames_out.waiting and self._frames_out.flush()
+        if happened:
+            self._ring(sent=True)
         for _ in range(_TURNS):
-            taken = self._words[self._chunk_word] != self._slot_reader.tail and self._take_chunk()
+            taken = self._take_chunk()
             filled = self._payloads_out.waiting and self._payloads_out.pump(1) > 0
             if not taken and not filled:
                 break
-            self._ring(filled)
-            self._take_frames()
-            received, sent = received or taken, sent or filled
-        if received or sent:
-            self._ring(sent)
-        return received or sent
+            happened = True
+            self._ring(sent=filled)
+            if self._life.ended is None and self._reader.refresh():
+                self._take_frames()
+        return (self._attend() if self.attention else False) or happened
 
-    def _ring(self, sent: bool) -> None:
+    def _ring(self, *, sent: bool) -> None:
+        """Wake the peer if it sleeps: for news, or only if it waits for room."""
         fence()
-        if sent:
-            self.bell.ring_for_news()
-        else:
-            self.bell.ring_for_room()
-
-    def _take_frames(self) -> bool:
-        if self._words[self._frame_word] == self._reader.tail or not self._reader.refresh():
-            return False
-        frames = self._frames_in
-        while (frame := frames.next()) is not None:
-            try:
-                self._deliver(frame, frames.body)
-            finally:
-                frames.advance()
-            if self._life.ended is not None:
-                break
-        return True
-
-    def _deliver(self, frame: Frame, body: memoryview) -> None:
-        if self._finish_at is not None or frame.kind in _PRIVATE:
-            raise Corrupt(f"a frame of kind {frame.kind} where none may come")
-        if frame.kind == _FINISH:
-            self._finish_at = frame.count
-            self.attention = True
-            return
-        assert self._sink is not None
-        self._sink.frame_arrived(self, frame, body)
+        nap = self._words[self._sleep_word]
+        if nap & 1 or (nap and sent):
+            self.bell.ring(nap)
 
     def _take_chunk(self) -> bool:
         outcome = NOTHING if self._life.ended is not None else self._payloads_in.receive()
@@ -272,18 +280,13 @@ class ShmCarrier(Carrier):
             waiting or self._finish_due or self.bell.hung_up or (self._finish_at is not None and not self._finish_told)
         )
 
-    def _readable(self) -> bool:
-        return bool(
-            self._words[self._frame_word] != self._reader.tail
-            or self._words[self._chunk_word] != self._slot_reader.tail
-        )
-
     def _send_finish(self) -> bool:
         if not self._finish_due or self._payloads_out.waiting:
             return False
         self._finish_due = False
-        self._send(FINAL, (encode(Frame(kind=_FINISH, count=self._payloads_out.chunks_sent())),))
+        self._frames_out.send(FINAL, encode(Frame(kind=_FINISH, count=self._payloads_out.chunks_sent())), ())
         self._finish_sent = True
+        self._ring(sent=True)
         return True
 
     def _tell_finish(self) -> bool:
@@ -338,9 +341,13 @@ class ShmCarrier(Carrier):
     # ------------------------------------------------------------------ the end
     def _leave(self) -> None:
         if self._life.leave():
-            self._close_bell(None)
-            self._free()
-            self._life.settle()
+            self._clear_away()
+
+    def _clear_away(self) -> None:
+        """By the driving thread, when it has left an ended carrier."""
+        self._close_bell(None)
+        self._free()
+        self._life.settle()
 
     def _end(self, error: CarrierLost) -> bool:
         """Mark it ended, and let go of everybody's buffers. False if it had ended before."""
@@ -365,7 +372,6 @@ class ShmCarrier(Carrier):
             if self._freed:
                 return
             self._freed = True
-        self._frames_in.close()
         self._segment.release()
 
     def abandon(self) -> None:

@@ -1,7 +1,7 @@
 """All descriptors of one transport behind a single one.
 
-An epoll instance is itself readable when one of its members is, so the node's sleeper watches one descriptor however many
-peers there are, and after a sleep one call tells which doorbells rang.
+An epoll instance is itself readable when one of its members is, so the node's sleeper watches one descriptor however
+many peers there are, and after a sleep one call tells which doorbells rang.
 """
 
 from __future__ import annotations

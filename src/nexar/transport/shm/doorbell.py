@@ -1,15 +1,16 @@
 """The Unix socket beside the rings: it ends the peer's sleep, and its hang-up tells of the peer's death.
 
-Sleeping words: each side has one in the segment, which only it writes. 0: awake. Otherwise asleep, and the number of the
-nap; its lowest bit says that the sleeper waits for room as well as for news. Who changed something for a sleeper writes
-one byte, once per nap (`_rung` remembers which), so bytes never pile up in the socket.
+Sleeping words: each side has one in the segment, which only it writes. 0: awake. Otherwise asleep, and the number of
+the nap; its lowest bit says that the sleeper waits for room as well as for news. Who changed something for a sleeper
+writes one byte, once per nap (`_rung` remembers which), so bytes never pile up in the socket.
 
-The race, and where it is closed. The sleeper stores "asleep", then looks at the rings a last time; the other side stores
-its new head, then looks whether somebody sleeps. Total store order allows one exception, a load overtaking an *earlier
-store to another word*: each could miss the other's store, and the sleeper would sleep on. So both sides execute an atomic
-read-modify-write between their store and their load, which on x86 is a full fence: every acquire and release of a
-threading.Lock contains one. The sender releases the lock of its FrameSender or PayloadSender there, the receiver and the
-sleeper call `fence()`. The timed re-check of ShmTransport.due stands behind that as a second line.
+The race, and where it is closed. The sleeper stores "asleep", then looks at the rings a last time; the other side
+stores its new head, then looks whether somebody sleeps. Total store order allows one exception, a load overtaking an
+*earlier store to another word*: each could miss the other's store, and the sleeper would sleep on. So both sides
+execute an atomic read-modify-write between their store and their load, which on x86 is a full fence: every acquire
+and release of a threading.Lock contains one. The sender releases the lock of its FrameSender or PayloadSender there,
+the receiver and the sleeper call `fence()`. The timed re-check of ShmTransport.due stands behind that as a second
+line.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ def fence() -> None:
 
 
 class Doorbell:
-    """This side's end of the socket, and both sleeping words."""
+    """This side's end of the socket, and its sleeping word."""
 
-    __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_theirs", "_words", "hung_up")
+    __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_words", "hung_up")
 
-    def __init__(self, connection: socket.socket, words: memoryview, mine: int, theirs: int) -> None:
+    def __init__(self, connection: socket.socket, words: memoryview, mine: int) -> None:
         self._socket = connection
         self._words = words
         self._mine = mine
-        self._theirs = theirs
         self._lock = threading.Lock()  # for closing while another thread rings
         self._rung = 0  # the nap we last rang for; any thread writes it, and a race costs one needless byte
         self._note = b""  # what the peer said of its abort; the driving thread writes
@@ -58,22 +58,10 @@ class Doorbell:
         """Ask for no more bytes."""
         self._words[self._mine] = 0
 
-    def ring_for_news(self) -> None:
-        """Wake the peer if it sleeps. After a fence, and after the ring was written."""
-        try:
-            nap: int = self._words[self._theirs]
-        except ValueError:
-            return  # another thread aborted the carrier, the memory is gone: nobody to wake
-        if nap and nap != self._rung:
-            self._ring(nap)
-
-    def ring_for_room(self) -> None:
-        """Wake the peer if it sleeps because there was no room. After a fence, and after the tail moved."""
-        nap: int = self._words[self._theirs]
-        if nap & 1 and nap != self._rung:
-            self._ring(nap)
-
-    def _ring(self, nap: int) -> None:
+    def ring(self, nap: int) -> None:
+        """Wake the peer from that nap, unless we have done so. From any thread."""
+        if nap == self._rung:
+            return
         self._rung = nap
         with self._lock:
             if self._socket.fileno() >= 0:

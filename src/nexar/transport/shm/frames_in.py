@@ -2,69 +2,79 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from nexar.transport.shm.frames_out import FINAL
-from nexar.transport.shm.ring import LAST, MORE, Corrupt, RingReader
+from nexar.transport.shm.ring import LAST, MORE, PAD, PREFIX_BYTES, Corrupt, RingReader, largest_record
 from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameError, decode
 
 _MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_BODY_BYTES
+_NO_BODY: Final = memoryview(b"")
 
 
-class FrameReceiver:
-    """Used by the driving thread only. `next`, deliver, `advance`; until then the bytes belong to the frame."""
+class FrameReader(RingReader):
+    """A ring reader that knows what records are. `next_frame`, deliver, `advance`; until then the bytes stay."""
 
-    __slots__ = ("_joining", "_ring", "body", "bytes_received", "frames_received")
+    __slots__ = ("_joining", "_largest", "body", "frames_received")
 
-    def __init__(self, ring: RingReader) -> None:
-        self._ring = ring
+    def __init__(self, counters: memoryview, head_word: int, tail_word: int, data: memoryview) -> None:
+        super().__init__(counters, head_word, tail_word, data)
+        self._largest = largest_record(len(data))
         self._joining: dict[int, bytearray] = {}  # lane → the pieces so far; grows only by bytes that arrived
-        self.body = memoryview(b"")
+        self.body = _NO_BODY
         self.frames_received = 0
-        self.bytes_received = 0
 
-    def next(self) -> Frame | None:
-        """The oldest frame, its body in `body`, or None. Corrupt."""
-        ring = self._ring
-        at = ring.next()
-        while at >= 0 and ring.mark:
-            whole = self._join(at)
-            if whole is not None:
-                return self._frame(whole, 0, len(whole))
-            ring.advance()
-            at = ring.next()
-        return None if at < 0 else self._frame(ring.data, at, ring.size)
+    def next_frame(self) -> Frame | None:
+        """The frame that the oldest record brings, its body in `body`; None if it brings none yet. Corrupt.
 
-    def _frame(self, data: memoryview, at: int, size: int) -> Frame:
-        if size < HEADER_BYTES:
-            raise Corrupt(f"a frame of {size} bytes")
+        A plain frame's word is just its size, so one comparison tells it from everything else.
+        """
+        at = self.tail & self._mask
+        size: int = self._words[at >> 3]
+        if size > self._largest:
+            return self._unusual()
+        self._span = self._checked_span(at, size)
+        return self._decode(self.data, at + PREFIX_BYTES, size)
+
+    def _decode(self, data: memoryview, at: int, size: int) -> Frame:
         try:
             frame = decode(data, at)  # copies the header out, then checks the copy: the peer may be writing here still
-        except FrameError as error:
-            raise Corrupt(str(error)) from error
+        except (FrameError, struct.error) as error:
+            raise Corrupt(f"a record of {size} bytes that is no frame: {error}") from error
         if frame.body != size - HEADER_BYTES:
             raise Corrupt(f"a frame with a body of {frame.body} bytes in a record of {size}")
         self.frames_received += 1
-        self.bytes_received += size
         self.body = data[at + HEADER_BYTES : at + size]
         return frame
 
-    def _join(self, at: int) -> memoryview | None:
-        ring = self._ring
-        kind, lane = ring.mark & 0xFF, ring.mark >> 8
-        if kind not in (MORE, LAST) or lane > FINAL:
-            raise Corrupt(f"a record of kind {kind} on lane {lane}")
+    def _unusual(self) -> Frame | None:
+        at = self.next()
+        self.body = _NO_BODY
+        if self.mark == PAD:
+            self._check_padding(at - PREFIX_BYTES)
+            return None
+        kind, lane = self.mark & 0xFF, self.mark >> 8
+        if kind not in (MORE, LAST) or lane > FINAL or self.size > self._largest:
+            raise Corrupt(f"a record of kind {kind}, lane {lane} and {self.size} bytes")
+        return self._join(lane, self.data[at : at + self.size], last=kind == LAST)
+
+    def _check_padding(self, at: int) -> None:
+        if at == 0 or at + self._span != self._capacity:
+            raise Corrupt(f"padding of {self._span} bytes at {at}")
+
+    def _join(self, lane: int, piece: memoryview, *, last: bool) -> Frame | None:
         pieces = self._joining.setdefault(lane, bytearray())
-        pieces += ring.data[at : at + ring.size]
+        pieces += piece
         if len(pieces) > _MAX_FRAME_BYTES:
             raise Corrupt(f"pieces of more than {_MAX_FRAME_BYTES} bytes")
-        return memoryview(self._joining.pop(lane)) if kind == LAST else None
+        if not last:
+            return None
+        del self._joining[lane]
+        return self._decode(memoryview(pieces), 0, len(pieces))
 
-    def advance(self) -> None:
-        """The frame was delivered: its bytes may be overwritten."""
-        self._ring.advance()
-
-    def close(self) -> None:
+    def release(self) -> None:
         """Let go of the memory."""
-        self.body = memoryview(b"")
+        self.body = _NO_BODY
         self._joining.clear()
+        super().release()

@@ -22,16 +22,18 @@ def flat(part: Buffer) -> Buffer:
 
 
 class FrameSender:
-    """Called from any thread. Frames of one lane leave in the order they came; of several that wait, the lowest lane first."""
+    """Called from any thread. Frames of one lane leave in the order they came; of several that wait, the lowest lane
+    first.
+    """
 
     __slots__ = (
         "_acquire",
+        "_largest",
         "_positions",
         "_queued",
         "_queues",
         "_release",
         "_ring",
-        "bytes_sent",
         "frames_sent",
         "waiting",
     )
@@ -41,25 +43,24 @@ class FrameSender:
         self._acquire = lock.acquire
         self._release = lock.release
         self._ring = ring
+        self._largest = ring.largest
         self._queues: tuple[deque[bytes], ...] = tuple(deque() for _ in range(FINAL + 1))
         self._queued = [0] * (FINAL + 1)  # bytes in each queue
         self._positions = [0] * (FINAL + 1)  # how much of the first frame in each queue is in the ring already
         self.waiting = False  # some queue is not empty; written under the lock, read without it
         self.frames_sent = 0
-        self.bytes_sent = 0
 
-    def send(self, lane: int, parts: tuple[Buffer, ...]) -> bool:
-        """Copy one frame (header and body). True if it is in the ring, False if it waits. Corrupt."""
-        size = 0
-        for part in parts:
+    def send(self, lane: int, header: bytes, body: tuple[Buffer, ...]) -> bool:
+        """Copy one frame. True if it is in the ring, False if it waits. Corrupt."""
+        size = len(header)
+        for part in body:
             size += len(part)
         self._acquire()
         try:
             self.frames_sent += 1
-            self.bytes_sent += size
-            if not self.waiting and size <= self._ring.largest and self._ring.write(parts):
+            if not self.waiting and size <= self._largest and self._ring.write(header, body, size):
                 return True
-            self._queues[lane].append(b"".join(parts))
+            self._queues[lane].append(b"".join((header, *body)))
             self._queued[lane] += size
             self.waiting = True
             return self._flush()
@@ -87,9 +88,9 @@ class FrameSender:
         return True
 
     def _write(self, lane: int, frame: bytes) -> bool:
-        if len(frame) > self._ring.largest:
+        if len(frame) > self._largest:
             return self._write_pieces(lane, frame)
-        if not self._ring.write((frame,)):
+        if not self._ring.write(frame, (), len(frame)):
             return False
         self._queued[lane] -= len(frame)
         return True
@@ -97,13 +98,18 @@ class FrameSender:
     def _write_pieces(self, lane: int, frame: bytes) -> bool:
         start = self._positions[lane]
         while start < len(frame):
-            end = min(start + self._ring.largest, len(frame))
+            end = min(start + self._largest, len(frame))
             kind = LAST if end == len(frame) else MORE
-            if not self._ring.write((memoryview(frame)[start:end],), kind | lane << 8):
+            if not self._ring.write(memoryview(frame)[start:end], (), end - start, kind | lane << 8):
                 return False
             self._queued[lane] -= end - start
             self._positions[lane] = start = end
         return True
+
+    @property
+    def bytes_sent(self) -> int:
+        """What went into the ring."""
+        return self._ring.written
 
     def queued_bytes(self, lane: int) -> int:
         """Bytes of this lane that are not in the ring yet."""

@@ -1,16 +1,16 @@
 """How dialer and listener prove to each other who they are: the messages, and nothing that does I/O.
 
-The listener draws a secret; the address it gives to node N contains key = HMAC(secret, N) and travels only over links that
-are authenticated already. So whoever knows the key is N, or the listener itself.
+The listener draws a secret; the address it gives to node N contains key = HMAC(secret, N) and travels only over links
+that are authenticated already. So whoever knows the key is N, or the listener itself.
 
     dialer → listener   HELLO      version, both node ids, the dialer's nonce
     listener → dialer   CHALLENGE  the listener's nonce, its proof
-    dialer → listener   OFFER      a nonce that is also in the segment, the dialer's proof over it; the segment's descriptor
+    dialer → listener   OFFER      a nonce that is also in the segment, the dialer's proof over it; the descriptor
     listener → dialer   ANSWER     a nonce that is also in the segment
 
-A proof is an HMAC over the role of who proves, the whole HELLO and the listener's nonce: it holds for one connection, one
-pair of nodes and one direction, so it can be neither replayed nor reflected. The listener proves itself first; the
-descriptor goes to nobody who has not. A nonce found in the segment shows that both really have the same memory.
+A proof is an HMAC over the role of who proves, the whole HELLO and the listener's nonce: it holds for one connection,
+one pair of nodes and one direction, so it can be neither replayed nor reflected. The listener proves itself first;
+the descriptor goes to nobody who has not. A nonce found in the segment shows that both really have the same memory.
 """
 
 from __future__ import annotations

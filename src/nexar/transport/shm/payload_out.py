@@ -68,7 +68,9 @@ class PayloadSender:
         return outgoing.sent >= outgoing.total or outgoing.total == WITHDRAWN
 
     def withdraw(self, transfer: int) -> None:
-        """Let go of a payload's memory; what is not sent yet never is, and the peer's carrier learns that no more comes."""
+        """Let go of a payload's memory; what is not sent yet never is, and the peer's carrier learns that no more
+        comes.
+        """
         with self._lock:
             for outgoing in self._queue:
                 if outgoing.transfer == transfer:

@@ -45,12 +45,14 @@ class Place:
         os.close(self.lock)
 
     def abandon(self) -> None:
-        """In a forked child: the directory is the parent's, and so is the lock, which a copy would keep for too long."""
+        """In a forked child: the directory is the parent's, and so is the lock, which a copy would keep."""
         os.close(self.lock)
 
 
 def make_place(base: str | None) -> Place:
-    """A new private directory below `base` (default: where temporary files go), after sweeping dead ones away. OSError."""
+    """A new private directory below `base` (default: where temporary files go), after sweeping dead ones away.
+    OSError.
+    """
     parent = _parent(base)
     sweep(parent)
     for _ in range(_ATTEMPTS):

@@ -1,11 +1,13 @@
 """One direction of frames: a byte ring with one writer process and one reader process.
 
-Law     `head` counts the bytes ever written, `tail` the bytes ever read; both only grow. The writer alone stores `head`,
-        the reader alone stores `tail`, and 0 <= head - tail <= capacity at every moment. Position = counter mod capacity.
-Record  one word (size | kind << 32 | lane << 40), then `size` bytes, then nothing up to the next multiple of 64, so two
-        records never share a cache line. A record is contiguous: where it would cross the end, a PAD fills the rest.
-        (Splitting it instead would cost the reader a copy, and the sink could not read straight from the ring.)
-        A frame above a quarter of the ring travels as MORE … MORE LAST records of its lane and is joined by the reader.
+Law     `head` counts the bytes ever written, `tail` the bytes ever read; both only grow. The writer alone stores
+        `head`, the reader alone stores `tail`, and 0 <= head - tail <= capacity at every moment. Position = counter
+        mod capacity.
+Record  one word (size | kind << 32 | lane << 40), then `size` bytes, then nothing up to the next multiple of 64, so
+        that two records never share a cache line. No record is larger than a quarter of the ring: a larger frame
+        travels as MORE … MORE LAST records of its lane and is joined by the reader. A record is contiguous: where it
+        would cross the end, a PAD fills the rest. (Splitting it instead would cost the reader a copy, and the sink
+        could not read straight from the ring.)
 
 Why plain stores are enough: x86 is a total-store-order machine. A core's stores become visible to others in program
 order, and loads are not reordered with other loads. So a reader that sees the new `head` sees every byte stored before
@@ -13,8 +15,8 @@ it, and a writer that sees the new `tail` knows that the reader's loads were don
 which `memoryview` of format Q stores and loads by a single move: it is never seen half written. On CPUs with weaker
 order both statements are false, and `support.py` refuses them.
 
-The other process is not believed. Each side keeps its own counter in its own memory and only *publishes* it; a word from
-the segment is loaded once, then checked, then used, because it may change between two looks.
+The other process is not believed. Each side keeps its own counter in its own memory and only *publishes* it; a word
+from the segment is loaded once, then checked, then used, because it may change between two looks.
 """
 
 from __future__ import annotations
@@ -36,10 +38,26 @@ class Corrupt(Exception):
     """The segment holds what no correct peer writes."""
 
 
+def largest_record(capacity: int) -> int:
+    """The most bytes that one record of a ring may have."""
+    return capacity // 4 - PREFIX_BYTES
+
+
 class RingWriter:
     """The end that appends. Whoever calls `write` holds the lock of its FrameSender."""
 
-    __slots__ = ("_capacity", "_counters", "_data", "_head", "_head_word", "_tail", "_tail_word", "_words", "largest")
+    __slots__ = (
+        "_capacity",
+        "_counters",
+        "_data",
+        "_head",
+        "_head_word",
+        "_mask",
+        "_tail",
+        "_tail_word",
+        "_words",
+        "largest",
+    )
 
     def __init__(self, counters: memoryview, head_word: int, tail_word: int, data: memoryview) -> None:
         self._counters = counters
@@ -48,43 +66,45 @@ class RingWriter:
         self._data = data
         self._words = data.cast("Q")
         self._capacity = len(data)
+        self._mask = self._capacity - 1
         self._head = 0  # the truth; the word in the segment is its copy
         self._tail = 0  # the last value seen there: looked at again only when the ring seems full
-        self.largest = self._capacity // 4 - PREFIX_BYTES
+        self.largest = largest_record(self._capacity)
 
-    def write(self, parts: tuple[Buffer, ...], mark: int = 0) -> bool:
-        """Append one record, the parts joined; False (nothing changed) when it does not fit now. At most `largest` bytes."""
-        size = 0
-        for part in parts:
-            size += len(part)
-        head, at = self._place(size)
-        if at < 0:
-            return False
+    def write(self, first: Buffer, rest: tuple[Buffer, ...], size: int, mark: int = 0) -> bool:
+        """Append one record, the parts joined, `size` bytes (at most `largest`); False if it does not fit now."""
+        span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
+        after = self._head + span
+        at = self._head & self._mask
+        if at + span > self._capacity or after - self._tail > self._capacity:
+            after, at = self._make_room(at, span)
+            if at < 0:
+                return False
         self._words[at >> 3] = size | mark << 32
         data = self._data
         at += PREFIX_BYTES
-        for part in parts:
-            end = at + len(part)
+        end = at + len(first)
+        data[at:end] = first
+        for part in rest:
+            at, end = end, end + len(part)
             data[at:end] = part
-            at = end
-        self._head = head
-        self._counters[self._head_word] = head  # publishes: after every byte, see the module's law
+        self._head = after
+        self._counters[self._head_word] = after  # publishes: after every byte, see the module's law
         return True
 
-    def _place(self, size: int) -> tuple[int, int]:
-        """The head after a record of `size` bytes, and where it goes (-1: no room), with a PAD written if it must wrap."""
-        span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
-        head = self._head
-        capacity = self._capacity
-        at = head & (capacity - 1)
-        rest = capacity - at
+    def _make_room(self, at: int, span: int) -> tuple[int, int]:
+        """The head after a record of `span` bytes and where it goes (-1: nowhere now); writes the PAD if it must
+        wrap.
+        """
+        rest = self._capacity - at
         skip = rest if span > rest else 0
-        if head + skip + span - self._tail > capacity and head + skip + span - self._look_at_tail() > capacity:
-            return head, -1
+        after = self._head + skip + span
+        if after - self._tail > self._capacity and after - self._look_at_tail() > self._capacity:
+            return after, -1
         if skip:
             self._words[at >> 3] = (skip - PREFIX_BYTES) | PAD << 32
             at = 0
-        return head + skip + span, at
+        return after, at
 
     def _look_at_tail(self) -> int:
         tail: int = self._counters[self._tail_word]
@@ -92,6 +112,11 @@ class RingWriter:
             raise Corrupt(f"ring tail {tail} is outside {self._tail}..{self._head}")
         self._tail = tail
         return tail
+
+    @property
+    def written(self) -> int:
+        """Bytes ever appended, padding included."""
+        return self._head
 
     def room_grew(self) -> bool:
         """Whether the reader has moved since the writer last looked."""
@@ -103,17 +128,19 @@ class RingWriter:
 
 
 class RingReader:
-    """The end that takes away; used by the driving thread only."""
+    """The end that takes away; used by the driving thread only. While `tail` differs from `head`: `next`, `advance`."""
 
     __slots__ = (
+        "_asked",
         "_capacity",
         "_counters",
-        "_head",
         "_head_word",
+        "_mask",
         "_span",
         "_tail_word",
         "_words",
         "data",
+        "head",
         "mark",
         "size",
         "tail",
@@ -126,47 +153,53 @@ class RingReader:
         self.data = data
         self._words = data.cast("Q")
         self._capacity = len(data)
+        self._mask = self._capacity - 1
         self.tail = 0  # the truth; the word in the segment is its copy
-        self._head = 0  # what the last refresh saw, already checked
-        self._span = 0
+        self.head = 0  # what the last refresh saw, already checked
+        self._span = 0  # what `advance` gives back
+        self._asked = 0  # the tail when `owes_a_look` was last true
         self.size = 0
         self.mark = 0  # kind | lane << 8 of the record `next` found
 
     def refresh(self) -> bool:
-        """Look at the writer's head. `next` reads up to what was seen here, so a fast writer cannot hold the reader forever."""
+        """Look at the writer's head; True if there is something. What is written later waits for the next look, so that
+        a fast writer cannot hold the reader for ever."""
         head: int = self._counters[self._head_word]
-        if not self._head <= head <= self.tail + self._capacity or head % _ALIGN:
-            raise Corrupt(f"ring head {head} is outside {self._head}..{self.tail + self._capacity}")
-        self._head = head
+        if not self.head <= head <= self.tail + self._capacity or head % _ALIGN:
+            raise Corrupt(f"ring head {head} is outside {self.head}..{self.tail + self._capacity}")
+        self.head = head
         return head != self.tail
 
     def next(self) -> int:
-        """Where the oldest record's bytes start (`size` and `mark` describe it), or -1. It stays until `advance`."""
-        tail = self.tail
-        if tail == self._head:
-            return -1
-        at = tail & (self._capacity - 1)
+        """Where the bytes of the oldest record start; `size` and `mark` describe it. It stays until `advance`."""
+        at = self.tail & self._mask
         word: int = self._words[at >> 3]  # one load: what is checked below is what is used
-        self.size = size = word & 0xFFFFFFFF
+        self.size = word & 0xFFFFFFFF
         self.mark = word >> 32
-        self._span = span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
-        if at + span > self._capacity or tail + span > self._head:
-            raise Corrupt(f"record of {size} bytes at {at} reaches beyond what was written")
-        if self.mark == PAD:
-            return self._skip(at, span)
+        self._span = self._checked_span(at, self.size)
         return at + PREFIX_BYTES
 
-    def _skip(self, at: int, span: int) -> int:
-        # A correct writer pads once, exactly to the end, and goes on at 0; so this calls `next` at most once in a row.
-        if at == 0 or at + span != self._capacity:
-            raise Corrupt(f"padding of {span} bytes at {at}")
-        self.advance()
-        return self.next()
+    def _checked_span(self, at: int, size: int) -> int:
+        span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
+        if at + span > self._capacity or self.tail + span > self.head:
+            raise Corrupt(f"record of {size} bytes at {at} reaches beyond what was written")
+        return span
 
     def advance(self) -> None:
         """Give the record's bytes back to the writer."""
         self.tail = tail = self.tail + self._span
         self._counters[self._tail_word] = tail
+
+    def owes_a_look(self) -> bool:
+        """Whether enough was read to ask if the writer sleeps for want of room; asking every time would cost a fence.
+
+        A writer is refused only when more than half the ring is full: a record and its padding take a quarter each at
+        most. So before the ring is empty, a quarter has been read since, and this has been true after a later tail.
+        """
+        if self.tail - self._asked < self._capacity // 4:
+            return False
+        self._asked = self.tail
+        return True
 
     def release(self) -> None:
         """Let go of the memory."""

@@ -5,7 +5,7 @@ how, and the size of /dev/shm does not matter. It is *sealed* against shrinking 
 could otherwise kill us with SIGBUS. Its pages are allocated when it is made, so a lack of memory is an error at connect
 rather than that same SIGBUS later.
 
-    page 0    geometry and nonces; the counters, those of one writer on a cache line pair of their own; chunk descriptors
+    page 0    geometry and nonces; the counters, those of one writer on a cache line pair of their own; descriptors
     then      for each direction: the frame ring; for each direction: the chunk slots
 """
 
@@ -18,7 +18,8 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.transport.shm.ring import Corrupt, RingReader, RingWriter
+from nexar.transport.shm.frames_in import FrameReader
+from nexar.transport.shm.ring import Corrupt, RingWriter
 from nexar.transport.shm.slots import DESCRIPTOR_BYTES, SlotReader, SlotWriter
 
 NONCE_BYTES: Final = 32
@@ -35,8 +36,8 @@ _ADD_SEALS: Final = getattr(fcntl, "F_ADD_SEALS", 1033)
 _GET_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)
 _NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, which Python does not name; Linux 6.3 warns, or refuses, without it
 
-# Words of page 0. Direction d carries what side d writes. One line pair (128 bytes: CPUs fetch lines in pairs) holds the
-# two heads of a direction, so that its reader finds frames and chunks with one look; another holds the two tails.
+# Words of page 0. Direction d carries what side d writes. One line pair (128 bytes: CPUs fetch lines in pairs) holds
+# the two heads of a direction, so that its reader finds frames and chunks with one look; another holds the two tails.
 _LINE: Final = 16
 
 
@@ -97,8 +98,8 @@ class Segment:
         self._views.append(view)
         return view
 
-    def _rings(self) -> tuple[RingWriter, RingReader]:
-        return RingWriter(*self._ring(self.side)), RingReader(*self._ring(1 - self.side))
+    def _rings(self) -> tuple[RingWriter, FrameReader]:
+        return RingWriter(*self._ring(self.side)), FrameReader(*self._ring(1 - self.side))
 
     def _ring(self, direction: int) -> tuple[memoryview, int, int, memoryview]:
         size = self._geometry.ring_bytes
@@ -160,7 +161,7 @@ def create(geometry: Geometry) -> tuple[Segment, int]:
 
 
 def attach(descriptor: int) -> Segment:
-    """The segment behind a descriptor that a peer passed, seen by the listener. Corrupt if it could harm us; OSError."""
+    """The segment behind a descriptor that a peer passed, seen by the listener. OSError, Corrupt if it could harm."""
     size = _checked_size(descriptor)
     with _map(descriptor, _PAGE) as page:
         words = memoryview(bytes(page[: 8 * _GEOMETRY_WORDS])).cast("Q")

@@ -1,13 +1,13 @@
 """One direction of payload chunks: a few fixed slots used in turn, with the same law as the ring.
 
-`head` counts the chunks ever written, `tail` those ever taken out; slot = counter mod number of slots. Chunks have a place
-of their own, beside the frame ring and not in it, so that a frame never stands behind more than the one chunk that the
-reader is copying, and so that a payload never takes the room of frames. The same few slots are used again and again, so
-the bytes pass from one core to the other through the cache.
+`head` counts the chunks ever written, `tail` those ever taken out; slot = counter mod number of slots. Chunks have a
+place of their own, beside the frame ring and not in it, so that a frame never stands behind more than the one chunk
+that the reader is copying, and so that a payload never takes the room of frames. The same few slots are used again
+and again, so the bytes pass from one core to the other through the cache.
 
-Copies are slice assignments between memoryviews: one memcpy, as fast as NumPy's (measured). They hold the interpreter's
-lock for about 25 µs per chunk; NumPy would release it, and could then wait a whole switch interval (5 ms) to get it back
-from a thread that computes.
+Copies are slice assignments between memoryviews: one memcpy, as fast as NumPy's (measured). They hold the
+interpreter's lock for about 25 µs per chunk; NumPy would release it, and could then wait a whole switch interval (5
+ms) to get it back from a thread that computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shared-memory transport: carriers between processes of one user on one host. See the contract in transport/base.py."""
+"""The shared-memory transport: carriers between processes of one user on one host."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from nexar.transport.shm.place import make_place
 from nexar.transport.shm.segment import Geometry, Segment, sleep_word
 from nexar.transport.shm.support import missing_support
 
-# Between sleeps the descriptors are asked only every so many polls: a system call would dominate an idle poll, and while
-# nobody sleeps a doorbell has only deaths and new dials to tell.
+# Between sleeps the descriptors are asked only every so many polls: a system call would dominate an idle poll, and
+# while nobody sleeps a doorbell has only deaths and new dials to tell.
 _POLLS_PER_LOOK: Final = 256
 
-# After a sleep is armed, the rings are looked at again after the first of these, then ever more rarely up to the second.
-# The doorbell is the signal; the re-check would only find what both fences (doorbell.py) had let through. A store leaves
-# its core within microseconds, so what was stored around the moment of arming is visible long before the first re-check,
-# and what is stored later meets a sleeping word that has long been visible itself and rings. Hence the first re-check
-# finds all there could be to find, and going on rarely costs nothing: an idle process wakes ten times a second.
+# After a sleep is armed, the rings are looked at again after the first of these, then ever more rarely up to the
+# second. The doorbell is the signal; the re-check would only find what both fences (doorbell.py) had let through. A
+# store leaves its core within microseconds, so what was stored around the moment of arming is visible long before the
+# first re-check, and what is stored later meets a sleeping word that has long been visible itself and rings. Hence
+# the first re-check finds all there could be to find, and going on rarely costs nothing: an idle process wakes ten
+# times a second.
 _FIRST_RECHECK: Final = 0.001
 _LAST_RECHECK: Final = 0.1
 
@@ -46,9 +47,7 @@ class ShmTransport(Transport):
         self._descriptors = Descriptors()
         self._lock = threading.Lock()  # over the next three
         self._carriers: set[ShmCarrier] = set()
-        self._attached: tuple[
-            ShmCarrier, ...
-        ] = ()  # those with a sink; replaced, never changed, so poll reads it freely
+        self._attached: tuple[ShmCarrier, ...] = ()  # those with a sink; replaced, never changed: poll reads it freely
         self._closed = False
         self._listener: Listener | None = None  # written by listen and close
         self._acceptor: Acceptor | None = None  # written by listen, before the listener is there
@@ -114,7 +113,7 @@ class ShmTransport(Transport):
         self._acceptor.carrier_accepted(carrier)
 
     def _add(self, connection: socket.socket, segment: Segment, peer: Peer, *, dialed: bool) -> ShmCarrier:
-        bell = Doorbell(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
+        bell = Doorbell(connection, segment.words, sleep_word(segment.side))
         carrier = ShmCarrier(self, peer, dialed, segment, bell)
         with self._lock:
             closed = self._closed
@@ -146,8 +145,9 @@ class ShmTransport(Transport):
         self._descriptors.remove(carrier.bell.fileno())
 
     def poke(self) -> None:
-        """End the driving thread's sleep, if there is one. Who adds work does so before this looks at `_armed`, and `arm`
-        sets that before it looks for work: one of the two sees the other."""
+        """End the driving thread's sleep, if there is one. Who adds work does so before this looks at `_armed`, and
+        `arm` sets that before it looks for work: one of the two sees the other.
+        """
         if self._armed:
             self._waker.kick()
 
@@ -158,7 +158,7 @@ class ShmTransport(Transport):
         if self._armed or self._polls >= _POLLS_PER_LOOK:
             happened = self._look_at_descriptors()
         for carrier in self._attached:
-            if carrier.has_news() and carrier.drive():
+            if carrier.drive():
                 happened = True
         if happened:
             self._recheck = _FIRST_RECHECK

@@ -159,6 +159,25 @@ def make_shm(number: int, world: World) -> Made:
     return ShmTransport(sleeper, number, directory=str(world.directory)), sleeper
 
 
+def shm_address(path: Path) -> str:
+    return f"shm://{RIGHT:016x}:{'0' * 64}@{path}"
+
+
+@contextmanager
+def silent_shm(world: World) -> Iterator[str]:
+    path = world.directory / "silent"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        yield shm_address(path)
+
+
+def open_unix_socket(address: str) -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect(address.partition("@")[2])
+    return stranger
+
+
 def make_quic(number: int, world: World) -> Made:
     from nexar.transport.quic.transport import QuicTransport
 
@@ -168,7 +187,14 @@ def make_quic(number: int, world: World) -> Made:
 
 CASES: dict[str, Case] = {
     "shm": Case(
-        "shm", make_shm, missing=absent("nexar.transport.shm.transport"), listen=lambda _: "", claims_address=False
+        "shm",
+        make_shm,
+        missing=absent("nexar.transport.shm.transport"),
+        listen=lambda _: "",
+        claims_address=False,
+        dead_address=lambda world: shm_address(world.directory / "nobody"),
+        silent_address=silent_shm,
+        raw_socket=open_unix_socket,
     ),
     "quic": Case(
         "quic",

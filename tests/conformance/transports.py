@@ -179,9 +179,11 @@ def open_unix_socket(address: str) -> socket.socket:
 
 
 def make_quic(number: int, world: World) -> Made:
+    from nexar.transport.quic.settings import QuicSettings
     from nexar.transport.quic.transport import QuicTransport
 
-    transport = QuicTransport(world.credentials[number], world.trust, bind="127.0.0.1:0")
+    settings = QuicSettings(idle_timeout=4.0, keep_alive_interval=1.0)  # a peer that dies is silent, and no more
+    transport = QuicTransport(world.credentials[number], world.trust, bind="127.0.0.1:0", settings=settings)
     return transport, transport
 
 

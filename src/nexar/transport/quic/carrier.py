@@ -130,9 +130,8 @@ class QuicCarrier(Carrier):
 
     def abort(self, reason: str) -> None:
         """See Carrier."""
-        self._inbound.sink = SILENT
         self._end(CarrierLost("closed", reason), CloseCode.ABORTED)
-        self._forget(self)
+        self._inbound.silence()
 
     def fail(self, error: CarrierLost) -> None:
         """End it because of `error`; the sink hears of it in its turn. Callable from any thread."""
@@ -159,8 +158,12 @@ class QuicCarrier(Carrier):
         self._driver.defer(self._report)  # behind the reads that got what had arrived before the end
 
     def _report(self) -> None:
-        sink, self._inbound.sink = self._inbound.sink, SILENT
-        if self._error is not None and not (self._inbound.finished and self._outbound.finished):
+        if not (self._inbound.finished and self._outbound.finished):
+            self._inbound.tell(self._tell_loss)
+        self._inbound.sink = SILENT
+
+    def _tell_loss(self, sink: Sink) -> None:
+        if self._error is not None:
             sink.carrier_lost(self, self._error)
 
     def interrupted(self, error: BaseException) -> None:

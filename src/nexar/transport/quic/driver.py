@@ -12,9 +12,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Protocol
 
 from nexar_quic import Completions, Endpoint, Operation
+
+_driving: set[int] = set()
+"""The threads that are serving, each adding and removing itself. Of all transports: such a thread waits for no other,
+because two that abort one another's carriers would wait for ever."""
+
+
+def is_driving() -> bool:
+    """Whether this thread is serving some queue, and so perhaps inside a sink."""
+    return get_ident() in _driving
 
 
 class Handler(Protocol):
@@ -39,15 +49,24 @@ class Driver:
         operations, descriptors = self.completions.wait(timeout, spin=spin)
         if operations:
             self._finished.extend(operations)
-        happened = bool(self._finished or descriptors)
-        if self._finished:
-            self._serve()
-        return self._do_chores() or happened
+        happened = bool(self._finished or self._chores)
+        if happened:
+            self._work()
+        return happened or bool(descriptors)
 
     def defer(self, chore: Callable[[], None]) -> None:
         """Let the driving thread do this soon. Callable from any thread."""
         self._chores.append(chore)
         self.completions.kick()
+
+    def _work(self) -> None:
+        thread = get_ident()
+        _driving.add(thread)
+        try:
+            self._serve()
+            self._do_chores()
+        finally:
+            _driving.discard(thread)
 
     def _serve(self) -> None:
         finished = self._finished
@@ -60,9 +79,6 @@ class Driver:
                 owner.interrupted(error)
                 raise
 
-    def _do_chores(self) -> bool:
-        done = False
+    def _do_chores(self) -> None:
         while self._chores:
             self._chores.popleft()()
-            done = True
-        return done

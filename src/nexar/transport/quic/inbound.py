@@ -9,12 +9,12 @@ counted: they come after the announcement.
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
+from threading import Event, Lock
 
 from nexar_quic import Cancelled, Connection, ConnectionLost, EndpointClosed, Operation, QuicError, Stream, StreamError
 
 from nexar.transport.base import Carrier, CarrierLost, Sink
-from nexar.transport.quic.driver import Driver
+from nexar.transport.quic.driver import Driver, is_driving
 from nexar.transport.quic.payloads import IncomingPayloads
 from nexar.transport.quic.preamble import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
 from nexar.transport.quic.receiving import SILENT
@@ -36,11 +36,13 @@ class Inbound:
         self.completions = driver.completions
         self.sink: Sink = SILENT  # written by attach() and by abort(), in any thread
         self.payloads = IncomingPayloads(self)
+        self.inside = False  # the driving thread may be in a call of the sink; written by it
         self.frames_received = 0  # the driving thread's, like the next two
         self.finished = False  # the sink has heard carrier_finished
         self.farewell = False  # the peer has everything we announced
         self._connection = connection
         self._driver = driver
+        self._left = Event()  # set by the driving thread when it leaves the sink of an aborted carrier
         self._fail = fail
         self._settle = settle
         self._lock = Lock()
@@ -50,6 +52,30 @@ class Inbound:
     def start(self) -> None:
         """Take in streams from now on."""
         self._connection.post_accept_uni(self.completions, token=self.accepted)
+
+    def tell(self, call: Callable[[Sink], None]) -> None:
+        """See Receiver."""
+        self.inside = True
+        try:
+            call(self.sink)
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """See Receiver."""
+        self.inside = False
+        if self.sink is SILENT:
+            self._left.set()
+
+    def silence(self) -> None:
+        """No call of the sink begins from now on, and none is running when this returns, except the caller's own.
+
+        The driving thread first says that it is inside and then looks for the sink; we first take the sink away and
+        then look whether it is inside. One of the two sees the other.
+        """
+        self.sink = SILENT
+        while self.inside and not is_driving():
+            self._left.wait()
 
     def accepted(self, operation: Operation) -> None:
         """A stream has come."""
@@ -66,7 +92,7 @@ class Inbound:
         if preamble.type is StreamType.ORDERED:
             OrderedReader(self, stream)
         elif preamble.type is StreamType.PAYLOAD:
-            self.payloads.begin(preamble.number, stream)
+            self.payloads.begin(stream, preamble.number, preamble.size)
         else:
             self.farewell_arrived()
 
@@ -114,7 +140,7 @@ class Inbound:
         if self.finished:
             return None
         self.finished = True
-        self.sink.carrier_finished(self.carrier)
+        self.tell(lambda sink: sink.carrier_finished(self.carrier))
         return self._settle()
 
 

@@ -152,7 +152,7 @@ class Outbound:
         stream = self._try_open()
         if stream is not None:
             stream.priority = _TOP_PRIORITY - lane
-            stream.write(encode_preamble(StreamType.ORDERED, communicator, lane))
+            stream.write(encode_preamble(StreamType.ORDERED, communicator, lane=lane))
             self._lanes.setdefault(lane, []).append(stream)
         return stream
 
@@ -184,7 +184,7 @@ class Outbound:
 
     def _start(self, stream: Stream, transfer: int, data: memoryview) -> None:
         stream.priority = 0
-        stream.write(encode_preamble(StreamType.PAYLOAD, transfer))
+        stream.write(encode_preamble(StreamType.PAYLOAD, transfer, size=len(data)))
         if len(data):
             self._payloads[transfer] = OutgoingPayload(self, transfer, stream, data, self._completions)
         stream.finish()

@@ -2,10 +2,11 @@
 
 Law: `_expected` holds every transfer whose last byte has not landed. Its memory is touched only by the one read that is
 posted into it, and who cancels that read owns the memory again. So a transfer is in one of three states: no stream yet
-(nothing posted), a read posted, or a read done whose handler is about to run; then it is too late to redirect it.
+(nothing posted), a read posted, or a read done whose handler is about to run; if that was the last one, it is too late.
 
 A stream may come for a transfer that nobody expects any more, because the link refused it on the way: it is stopped.
-One that was never expected is stopped too, and counted; a peer that does it again and again has broken the protocol.
+Such transfers are remembered, but not all of them for ever; so a peer may surprise us as often as we forgot one.
+Any other payload that was never expected breaks the protocol, as does one of another size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from nexar_quic import Cancelled, Operation, QuicError, Stream, StreamError
 
 from nexar.transport.quic.receiving import Receiver
 
-MAX_UNEXPECTED: Final = 64
+PIECE_BYTES: Final = 2 << 20
+"""One read: how much of a payload is taken in between two looks at everything else. Native code fills it, and the
+window behind it, while nobody drives."""
 MAX_FORSAKEN: Final = 4096
 """Transfers given up before their stream came: remembered, the oldest forgotten, because it may never come."""
 
@@ -26,11 +29,12 @@ class IncomingPayloads:
     """The payloads one peer may send us. Verbs from any thread; `begin` from the driving one."""
 
     def __init__(self, receiver: Receiver) -> None:
-        self.unexpected = 0  # written by the driving thread
+        self.unexpected = 0  # payloads that nobody expected any more; written by the driving thread
         self.lock = Lock()
         self._receiver = receiver
         self._expected: dict[int, IncomingPayload] = {}  # under lock
         self._forsaken: dict[int, None] = {}  # under lock
+        self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -60,23 +64,25 @@ class IncomingPayloads:
             self._discard(stopped)
         return True
 
-    def begin(self, transfer: int, stream: Stream) -> None:
+    def begin(self, stream: Stream, transfer: int, size: int) -> None:
         """The stream of `transfer` has come."""
         with self.lock:
             payload = self._expected.get(transfer)
-            if payload is not None and payload.take(stream):
-                return None
-            forsaken = payload is None and self._forsaken.pop(transfer, False) is None
+            if payload is None:
+                forgiven = self._forgive(transfer)
+            else:
+                fault = payload.take(stream, size)
+                if not (size or fault):
+                    self.complete(transfer)
         if payload is None:
-            return self._turn_away(stream, known=forsaken)
-        if payload.stream is stream:
-            return payload.landed(stream)  # it has no bytes
-        return self._receiver.misbehaved(f"a second stream for payload {transfer}")
+            return self._turn_away(stream, transfer, forgiven=forgiven)
+        if fault is not None:
+            return self._receiver.misbehaved(fault)
+        return None if size else payload.landed(stream)
 
-    def claim(self, transfer: int) -> None:
-        """The last byte has landed: too late for a redirect."""
-        with self.lock:
-            self._expected.pop(transfer, None)
+    def complete(self, transfer: int) -> None:
+        """Under the lock: the last byte has landed, it is too late for a redirect."""
+        del self._expected[transfer]
 
     def clear(self) -> None:
         """The carrier has ended: nothing is touched any more."""
@@ -90,11 +96,19 @@ class IncomingPayloads:
         self._forsaken[transfer] = None
         if len(self._forsaken) > MAX_FORSAKEN:
             del self._forsaken[next(iter(self._forsaken))]
+            self._forgotten += 1
 
-    def _turn_away(self, stream: Stream, *, known: bool) -> None:
-        self.unexpected += not known
-        if self.unexpected > MAX_UNEXPECTED:
-            return self._receiver.misbehaved(f"{self.unexpected} payloads that nobody expected")
+    def _forgive(self, transfer: int) -> bool:
+        if transfer in self._forsaken:
+            del self._forsaken[transfer]
+            return True
+        self._forgotten -= 1
+        return self._forgotten >= 0
+
+    def _turn_away(self, stream: Stream, transfer: int, *, forgiven: bool) -> None:
+        if not forgiven:
+            return self._receiver.misbehaved(f"payload {transfer}, which nobody expects")
+        self.unexpected += 1
         return self._discard(stream)
 
     def _discard(self, stream: Stream) -> None:
@@ -110,7 +124,7 @@ class IncomingPayloads:
 class IncomingPayload:
     """One expected payload. Its attributes are written under the table's lock."""
 
-    __slots__ = ("_into", "_operation", "_received", "_receiver", "_table", "_transfer", "stream")
+    __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_table", "_transfer", "stream")
 
     def __init__(self, table: IncomingPayloads, receiver: Receiver, transfer: int, into: memoryview) -> None:
         self.stream: Stream | None = None
@@ -120,21 +134,26 @@ class IncomingPayload:
         self._into = into
         self._received = 0  # bytes that landed before the read that is posted
         self._operation: Operation | None = None
+        self._dropped = False  # nobody wants it any more; a handler that comes later has nothing to do
 
-    def take(self, stream: Stream) -> bool:
-        """Read from this stream. False: there is nothing to read, or another stream is being read."""
+    def take(self, stream: Stream, size: int) -> str | None:
+        """Read from this stream, or say what is wrong with it."""
         if self.stream is not None:
-            return False
+            return f"a second stream for payload {self._transfer}"
+        if size != len(self._into):
+            return f"payload {self._transfer} has {size} bytes instead of {len(self._into)}"
         self.stream = stream
-        if len(self._into):
+        if size:
             self._post()
-            return True
-        return False
+        return None
 
     def drop(self) -> bool:
         """Stop reading. False: too late, everything has landed."""
         operation = self._operation
-        return operation is None or operation.cancel() or not self._is_whole(operation)
+        if operation is not None and not operation.cancel() and self._is_whole(operation):
+            return False
+        self._dropped = True
+        return True
 
     def move(self, into: memoryview) -> bool:
         """Read the rest elsewhere. False: too late."""
@@ -143,7 +162,7 @@ class IncomingPayload:
         operation = self._operation
         if operation is not None:
             if not operation.cancel():
-                return self._leave_failed(operation, into)
+                return self._move_done(operation, into)
             self._received += operation.transferred
         into[: self._received] = self._into[: self._received]
         self._into = into
@@ -161,42 +180,59 @@ class IncomingPayload:
             return self._withdrawn()
         except QuicError as error:
             return self._receiver.read_failed(error)
-        size = len(self._into) - self._received
-        if count < size or self.stream is None:
-            return self._receiver.misbehaved(f"payload {self._transfer} ends {size - count} bytes short")
-        return self.landed(self.stream)
+        return self._advance(count)
 
     def interrupted(self, error: BaseException) -> None:
         """See Handler."""
         self._receiver.interrupted(error)
 
+    def _advance(self, count: int) -> None:
+        with self._table.lock:
+            stream, piece = self.stream, self._piece()
+            self._received += count
+            missing = len(self._into) - self._received
+            if self._dropped:
+                return None
+            if missing and count == len(piece):
+                return self._post()
+            if not missing:
+                self._table.complete(self._transfer)
+        if missing or stream is None:
+            return self._receiver.misbehaved(f"payload {self._transfer} ends {missing} bytes short")
+        return self.landed(stream)
+
+    def _piece(self) -> memoryview:
+        return self._into[self._received : self._received + PIECE_BYTES]
+
     def _post(self) -> None:
         assert self.stream is not None
-        rest = self._into[self._received :]
         try:
-            self._operation = self.stream.post_read(rest, self._receiver.completions, token=self.filled)
+            self._operation = self.stream.post_read(self._piece(), self._receiver.completions, token=self.filled)
         except QuicError:
             self._operation = None  # the connection is gone; its end is reported by who waits for it
 
     def _is_whole(self, operation: Operation) -> bool:
         return self._received + operation.transferred == len(self._into)
 
-    def _leave_failed(self, operation: Operation, into: memoryview) -> bool:
-        """The read is done. Whole: too late. Otherwise it failed, and nothing of it counts: it starts again."""
+    def _move_done(self, operation: Operation, into: memoryview) -> bool:
+        """The read is done, and its handler about to run: it will go on, or start again, in the new memory."""
         if self._is_whole(operation):
             return False
+        arrived = self._received + operation.transferred
+        into[:arrived] = self._into[:arrived]
         self._into = into
         return True
 
     def landed(self, stream: Stream) -> None:
         """Every byte is there."""
-        self._table.claim(self._transfer)
         EndOfStream(self._receiver, stream)
-        self._receiver.sink.payload_arrived(self._receiver.carrier, self._transfer)
+        self._receiver.tell(lambda sink: sink.payload_arrived(self._receiver.carrier, self._transfer))
 
     def _withdrawn(self) -> None:
         """The peer took it back. Its link tells ours; until then the transfer stays expected, from the start."""
         with self._table.lock:
+            if self._dropped:
+                return
             self.stream = None
             self._operation = None
             self._received = 0

@@ -5,7 +5,7 @@ Streams are unidirectional and opened by the side that sends. Each starts with P
 ORDERED   frames follow, one after another, until the stream ends. `number` is the communicator that opened it, `lane`
           its lane; both are for people who look at captures, because every frame says the same of itself and
           communicators may share a stream.
-PAYLOAD   the bytes of payload `number` follow, and nothing else.
+PAYLOAD   the `size` bytes of payload `number` follow, and nothing else.
 FAREWELL  nothing follows: the side that sends it has finished, and has received everything the other side announced.
 """
 
@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 VERSION: Final = 1
-_LAYOUT: Final = struct.Struct("<BBB5xQ")
+_LAYOUT: Final = struct.Struct("<BBB5xQQ")
 PREAMBLE_BYTES: Final = _LAYOUT.size
 
 
@@ -34,23 +34,24 @@ class Preamble(NamedTuple):
     type: StreamType
     lane: int
     number: int
+    size: int
 
 
 class PreambleError(ValueError):
     """A stream that begins with something else."""
 
 
-def encode_preamble(stream_type: StreamType, number: int = 0, lane: int = 0) -> bytes:
+def encode_preamble(stream_type: StreamType, number: int = 0, *, lane: int = 0, size: int = 0) -> bytes:
     """The bytes that open a stream of this type."""
-    return _LAYOUT.pack(VERSION, stream_type, lane, number)
+    return _LAYOUT.pack(VERSION, stream_type, lane, number, size)
 
 
 def decode_preamble(buffer: bytes | bytearray) -> Preamble:
     """What the stream is. Raises PreambleError."""
-    version, stream_type, lane, number = _LAYOUT.unpack_from(buffer)
+    version, stream_type, lane, number, size = _LAYOUT.unpack_from(buffer)
     if version != VERSION:
         raise PreambleError(f"a stream of preamble version {version}; ours is {VERSION}")
     try:
-        return Preamble(StreamType(stream_type), lane, number)
+        return Preamble(StreamType(stream_type), lane, number, size)
     except ValueError as error:
         raise PreambleError(f"a stream of unknown type {stream_type}") from error

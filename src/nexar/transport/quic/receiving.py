@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from nexar_quic import Completions, QuicError
@@ -17,8 +18,15 @@ class Receiver(Protocol):
     completions: Completions
     frames_received: int
     sink: Sink
-    """Looked up at every call, never kept: abort() puts the silent one in its place, and as nothing lies between the
-    look and the call, no call can begin after that."""
+    """Looked up at every call, never kept: abort() puts the silent one in its place."""
+    inside: bool
+    """Set before the sink is looked up, and lowered by leave(): see abort()."""
+
+    def leave(self) -> None:
+        """The call of the sink has returned."""
+
+    def tell(self, call: Callable[[Sink], None]) -> None:
+        """Call the sink: `inside`, the look, the call, and leave()."""
 
     def finish_announced(self, streams: int) -> None:
         """The peer sends no more; it opened this many streams, all types together."""

@@ -51,7 +51,12 @@ class OrderedReader:
             return self._receiver.read_failed(error)
         if count < self._minimum:
             return self._over(count)
-        start = self._deliver(self._start, self._end + count)
+        receiver = self._receiver
+        receiver.inside = True
+        try:
+            start = self._deliver(self._start, self._end + count)
+        finally:
+            receiver.leave()
         if start < 0:
             return None
         if start == self._end < self._size <= KEPT_BYTES:  # all delivered, with room to spare: by far the usual case

@@ -11,7 +11,7 @@ import time
 from threading import Lock
 from typing import ClassVar
 
-from nexar_quic import Connection, Endpoint, EndpointClosed, VerificationError
+from nexar_quic import Connection, Endpoint, EndpointClosed
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
@@ -22,6 +22,7 @@ from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import CloseCode
 from nexar.transport.quic.identification import (
     WrongPeer,
+    is_verification,
     name_for_dial,
     peer_of_arrival,
     peer_of_dial,
@@ -104,10 +105,8 @@ class QuicTransport(Transport):
             )
         except TimeoutError as error:
             raise TimeoutError(f"{address} did not answer within {timeout:.3g} s") from error
-        except VerificationError as error:
-            raise ConnectRefused(address, str(error), verification=True) from error
         except OSError as error:  # the native package's, or of a name that cannot be resolved
-            raise ConnectRefused(address, str(error)) from error
+            raise ConnectRefused(address, str(error), verification=is_verification(error)) from error
 
     def _identify(self, connection: Connection) -> Peer:
         credentials, _ = self._identity
@@ -142,8 +141,11 @@ class QuicTransport(Transport):
         self._turn(timeout, spin)
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """See Waker."""
-        self._completions.watch(descriptor, readable=readable, writable=writable)
+        """See Waker. Watched for neither, the descriptor is forgotten."""
+        if readable or writable:
+            self._completions.watch(descriptor, readable=readable, writable=writable)
+        else:
+            self._completions.unwatch(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
         """See Waker."""

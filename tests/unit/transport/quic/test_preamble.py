@@ -12,9 +12,9 @@ from nexar.transport.quic.preamble import (
 
 @pytest.mark.parametrize("stream_type", StreamType)
 def test_a_preamble_says_what_was_put_into_it(stream_type):
-    encoded = encode_preamble(stream_type, 2**64 - 1, 4)
+    encoded = encode_preamble(stream_type, 2**64 - 1, lane=4, size=2**63)
     assert len(encoded) == PREAMBLE_BYTES
-    assert decode_preamble(encoded) == Preamble(stream_type, 4, 2**64 - 1)
+    assert decode_preamble(encoded) == Preamble(stream_type, 4, 2**64 - 1, 2**63)
 
 
 def test_an_unknown_type_is_refused_by_its_number():

@@ -53,6 +53,11 @@ class PaperReceiver:
         self.announced = None
         self.over = 0
         self.error = None
+        self.inside = False
+
+    def leave(self):
+        assert self.inside
+        self.inside = False
 
     def finish_announced(self, streams):
         self.announced = streams

@@ -199,7 +199,7 @@ def test_a_closed_transport_tells_its_peers_and_ends_its_carriers(scene):
     assert pair.left_sink.calls == []
     with pytest.raises(CarrierLost, match="closed"):
         send(pair.left, b"")
-    assert not pair.left_node.transport.poll()
+    scene.drive(lambda: not pair.left_node.transport.poll())
 
 
 def test_closing_ends_the_sleep_of_the_driving_thread(scene):

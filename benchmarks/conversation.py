@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 GOES_ON, LAST = 1, 2
+FEWEST_ROUNDS = 20
 ROUND_TRIP, ONE_WAY, BOTH_WAYS = "round trip", "one way", "both ways"
 
 
@@ -85,6 +86,7 @@ def _round_trips(talker: Talker, size: int, plan: dict[str, Any]) -> dict[str, f
     """For `seconds` from `begin` on; before and after that the same goes on unmeasured, so that others have company."""
     talker.prepare(size)
     talker.outgoing[0] = GOES_ON
+    _ping(talker)  # the other side may still be on its way
     begin = plan["begin"] or time.monotonic() + plan["warm_up"]
     _ping_until(talker, begin)
     times = _ping_until(talker, time.monotonic() + plan["seconds"])
@@ -112,7 +114,7 @@ def _ping_until(talker: Talker, end: float) -> list[int]:
     times = []
     stop = clock() + int((end - time.monotonic()) * 1e9)
     before = clock()
-    while before < stop or not times:
+    while before < stop or len(times) < FEWEST_ROUNDS:
         expect()
         say()
         hear()

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
 from nexar.links.link import Link
@@ -46,20 +46,27 @@ LARGE_ROUNDS = 8
 PINGS = 2000
 
 
+INTRODUCTION = """\
+Two nodes of one cluster, each a process with a certificate of its own.
+They verify each other, exchange NumPy arrays over a link, and check
+every element that came back. One line per transport:
+"""
+
+
 class Transport(NamedTuple):
     """One line of the table."""
 
     scheme: str
+    between: str
     encrypted: str
-    between: str = "two processes"
 
 
 TRANSPORTS = (
-    Transport("quic", "yes, TLS 1.3"),
-    Transport("tls", "yes, TLS 1.3"),
-    Transport("tcp", "no, only authenticated"),
-    Transport("shm", "not needed: one host"),
-    Transport("memory", "not needed: one process", "two threads"),
+    Transport("quic", "any hosts", "yes"),
+    Transport("tls", "any hosts", "yes"),
+    Transport("tcp", "trusted hosts", "NO"),
+    Transport("shm", "one host", "–"),
+    Transport("memory", "one process", "–"),
 )
 
 
@@ -114,7 +121,7 @@ def answer_pings(line: Line) -> int:
 
 def swallow(line: Line) -> int:
     """Two receives are always posted, so that the next array is on its way while this one lands."""
-    places = [np.empty(LARGE_BYTES, np.uint8) for _ in range(2)]
+    places = [np.ones(LARGE_BYTES, np.uint8) for _ in range(2)]
     posted = [line.post_receive(place) for place in places]
     for done in range(LARGE_ROUNDS):
         line.node.wait(posted[done % 2])
@@ -135,7 +142,7 @@ def check_arrays(line: Line) -> str:
         line.node.wait(line.post_receive(back), line.post_send(sent))
         if not np.array_equal(back, -sent):
             raise AssertionError(f"an array of {name} came back wrong")
-    return f"{len(TYPES)} types, every element"
+    return f"{len(TYPES)} dtypes"
 
 
 def measure_round_trip(line: Line) -> float:
@@ -207,18 +214,21 @@ def exchange(transport: Transport) -> tuple[str, str, str]:
 def main() -> None:
     """Every transport in its turn."""
     console = Console()
-    table = Table(title="NumPy arrays between two nodes of one cluster", caption="medians, this machine, busy or not")
-    for heading in ("transport", "between", "encrypted?"):
-        table.add_column(heading)
-    for heading in ("round trip, 8 B", "one way, 16 MB"):
-        table.add_column(heading, justify="right")
-    table.add_column("checked")
+    console.print(INTRODUCTION)
+    table = Table("transport", "for", "encrypted", *_numbers("8 bytes\nround trip", "16 MB\none way"), "checked")
+    absent = {transport: why_absent(transport.scheme) for transport in TRANSPORTS}
     for transport in TRANSPORTS:
-        reason = why_absent(transport.scheme)
         with console.status(f"{transport.scheme} …"):
-            cells = exchange(transport) if reason is None else ("–", "–", f"not here: {reason}")
-        table.add_row(transport.scheme, transport.between, transport.encrypted, *cells)
+            cells = exchange(transport) if absent[transport] is None else ("–", "–", "not here")
+        table.add_row(*transport, *cells)
     console.print(table)
+    for transport, reason in absent.items():
+        if reason is not None:
+            console.print(f"{transport.scheme} is not here: {reason}")
+
+
+def _numbers(*headings: str) -> list[Column]:
+    return [Column(heading, justify="right") for heading in headings]
 
 
 if __name__ == "__main__":

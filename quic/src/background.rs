@@ -43,7 +43,9 @@ pub fn start(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
 
 fn run(shared: &Shared) {
     let mut state = shared.state.lock();
-    let me = state.crew.background.clone();
+    let Some(me) = state.crew.background() else {
+        return;
+    };
     let mut seen = state.crew.stints;
     let mut looks = 0;
     while state.closed.is_none() {

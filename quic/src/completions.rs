@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::endpoint::Endpoint;
 use crate::errors::Failure;
 use crate::exit;
 use crate::queue::{Finished, Queue};
 use crate::shared::Guard;
-use crate::trash;
 use crate::wait::{Ended, Vigil};
 
 #[pyclass(module = "nexar_quic", frozen)]
@@ -135,6 +135,14 @@ impl Completions {
                 .map_err(|e| Failure::Os(e.raw_os_error().unwrap_or(0)))
         })
     }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.queue.traverse(&visit)
+    }
+
+    fn __clear__(&self) {
+        self.queue.clear();
+    }
 }
 
 impl Completions {
@@ -153,9 +161,8 @@ impl Completions {
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        for Finished { object, .. } in self.queue.close() {
-            trash::put(trash::Item::Object(object.into_any()));
-        }
+        // Only Python drops it: the GIL is held.
+        self.queue.clear();
     }
 }
 

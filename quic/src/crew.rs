@@ -28,7 +28,8 @@ pub struct Crew {
     followers: Vec<Arc<Waiter>>,
     /// Waiters of threads that are not here now, kept for the next ones.
     spare: Vec<Arc<Waiter>>,
-    pub background: Arc<Waiter>,
+    /// None once the endpoint is closed and that thread has ended.
+    background: Option<Arc<Waiter>>,
     pub parked: bool,
     /// The background thread is to drive now, not after its usual delay.
     pub summoned: bool,
@@ -47,13 +48,29 @@ impl Crew {
             nap: None,
             followers: Vec::new(),
             spare: Vec::new(),
-            background: Arc::new(Waiter::new()?),
+            background: Some(Arc::new(Waiter::new()?)),
             parked: false,
             summoned: false,
             inside: 0,
             stints: 0,
             driven: Instant::now(),
         })
+    }
+
+    /// For the background thread itself.
+    pub fn background(&self) -> Option<Arc<Waiter>> {
+        self.background.clone()
+    }
+
+    fn is_background(&self, waiter: &Arc<Waiter>) -> bool {
+        let background = self.background.as_ref();
+        background.is_some_and(|b| Arc::ptr_eq(b, waiter))
+    }
+
+    fn wake_background(&self) {
+        if let Some(background) = &self.background {
+            background.wake();
+        }
     }
 
     pub fn arrive(&mut self, eager: bool) -> io::Result<Arc<Waiter>> {
@@ -88,10 +105,7 @@ impl Crew {
     pub fn lead(&mut self, waiter: &Arc<Waiter>) -> bool {
         match &self.leader {
             Some(leader) if Arc::ptr_eq(leader, waiter) => return true,
-            Some(leader)
-                if !Arc::ptr_eq(leader, &self.background)
-                    && (leader.eager() || !waiter.eager()) =>
-            {
+            Some(leader) if !self.is_background(leader) && (leader.eager() || !waiter.eager()) => {
                 return false
             }
             _ => {}
@@ -100,7 +114,7 @@ impl Crew {
         let former = self.leader.replace(waiter.clone());
         self.nap = None;
         // Still asleep, it does not know yet; but it has to be found when the endpoint closes.
-        if let Some(former) = former.filter(|f| !Arc::ptr_eq(f, &self.background)) {
+        if let Some(former) = former.filter(|f| !self.is_background(f)) {
             self.follow(&former);
         }
         true
@@ -130,7 +144,7 @@ impl Crew {
         let next = next.or_else(|| self.followers.first().filter(|_| !waiter.eager()));
         match next {
             Some(follower) => follower.wake(),
-            None if self.parked => self.background.wake(),
+            None if self.parked => self.wake_background(),
             None => {}
         }
     }
@@ -139,7 +153,7 @@ impl Crew {
     pub fn call_background(&mut self) {
         if self.leader.is_none() {
             self.summoned = true;
-            self.background.wake();
+            self.wake_background();
         }
     }
 
@@ -173,11 +187,13 @@ impl Crew {
         for waiter in self.followers.iter().chain(&self.leader) {
             waiter.wake();
         }
-        self.background.wake();
+        self.wake_background();
     }
 
-    /// Their descriptors go with them.
-    pub fn dismiss_spares(&mut self) {
+    /// Nobody is inside and the background thread has ended: the descriptors go.
+    pub fn disband(&mut self) {
+        self.leader = None;
+        self.background = None;
         self.spare.clear();
     }
 }

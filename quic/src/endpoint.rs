@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyTimeoutError, PyValueError};
@@ -114,7 +114,7 @@ impl Endpoint {
         };
         let shared = &self.guard.0;
         let queue = completions.map(|c| c.queue.clone());
-        let op = Op::new(Target::Connect(OnceLock::new()), queue);
+        let op = Op::new(Target::Connect(None), queue);
         Operation::post(py, shared, op, token, false, |state, op| {
             state.dial(remote, server_name, &dial, op)
         })
@@ -235,6 +235,7 @@ impl Endpoint {
         self.guard.0.call(py, false, |state| {
             state.panic_wanted = true;
             state.crew.call_background();
+            state.crew.wake_all();
             Ok(())
         })
     }

@@ -1,7 +1,7 @@
 //! A posted operation, as the driver sees it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
@@ -12,13 +12,12 @@ use crate::errors::Failure;
 use crate::grip::{ConnectionGrip, StreamGrip};
 use crate::operation::Operation;
 use crate::queue::Queue;
-use crate::trash;
 use crate::waiter::Waiter;
 
 /// What an operation is about: where the driver keeps it while it is pending.
 pub enum Target {
     /// The connection is made when the operation is posted.
-    Connect(OnceLock<Arc<ConnectionGrip>>),
+    Connect(Option<Arc<ConnectionGrip>>),
     Accept,
     Open(Arc<ConnectionGrip>, Dir),
     AcceptStream(Arc<ConnectionGrip>, Dir),
@@ -41,7 +40,6 @@ pub type Outcome = Result<Value, Failure>;
 
 /// Shared by the driver, which completes it, and its Python `Operation`.
 pub struct Op {
-    pub target: Target,
     done: AtomicBool,
     cell: Mutex<Cell>,
 }
@@ -49,6 +47,8 @@ pub struct Op {
 /// The changing part. Its lock comes after the endpoint's and is held only to copy. Once `outcome`
 /// is set nobody but a thread with the GIL touches the buffer, and only to give it back.
 pub struct Cell {
+    /// None once done: an operation that is only looked at holds nothing open.
+    target: Option<Target>,
     pub buffer: Option<Borrowed>,
     /// Bytes moved so far.
     pub moved: usize,
@@ -56,8 +56,8 @@ pub struct Cell {
     pub minimum: usize,
     outcome: Option<Outcome>,
     queue: Option<Arc<Queue>>,
-    /// What the queue hands out. Keeps the Python object alive while the operation is pending.
-    object: Option<Py<Operation>>,
+    /// Where the queue keeps the Python object.
+    slot: usize,
     waiters: Vec<Arc<Waiter>>,
 }
 
@@ -73,15 +73,15 @@ impl Op {
         minimum: usize,
     ) -> Self {
         Op {
-            target,
             done: AtomicBool::new(false),
             cell: Mutex::new(Cell {
+                target: Some(target),
                 buffer,
                 moved: 0,
                 minimum,
                 outcome: None,
                 queue,
-                object: None,
+                slot: 0,
                 waiters: Vec::new(),
             }),
         }
@@ -94,6 +94,7 @@ impl Op {
             return;
         }
         cell.outcome = Some(outcome);
+        let target = cell.target.take();
         self.done.store(true, Ordering::Release);
         for waiter in &cell.waiters {
             waiter.wake();
@@ -101,9 +102,10 @@ impl Op {
         let Some(queue) = cell.queue.take() else {
             return;
         };
-        let object = cell.object.take();
+        let slot = cell.slot;
         drop(cell);
-        queue.push(self.clone(), object);
+        drop(target);
+        queue.push(self.clone(), slot);
     }
 
     pub fn done(&self) -> bool {
@@ -128,27 +130,35 @@ impl Op {
     /// It could not be posted after all. GIL held, no lock of ours.
     pub fn unpost(&self, py: Python<'_>) {
         let mut cell = self.cell.lock();
-        let (buffer, object) = (cell.buffer.take(), cell.object.take());
+        let (buffer, queue, slot) = (cell.buffer.take(), cell.queue.take(), cell.slot);
         drop(cell);
         if let Some(buffer) = buffer {
             buffer.release(py);
         }
-        drop(object);
+        drop(queue.and_then(|queue| queue.release(slot)));
     }
 }
 
 impl Cell {
+    /// To withdraw the operation from where it is posted.
+    pub fn take_target(&mut self) -> Option<Target> {
+        self.target.take()
+    }
+
+    /// The dial has begun.
+    pub fn dialing(&mut self, grip: Arc<ConnectionGrip>) {
+        self.target = Some(Target::Connect(Some(grip)));
+    }
+
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome.clone()
     }
 
-    /// Before the operation is posted: it will appear in the queue as `object`.
-    pub fn queued(&self) -> bool {
-        self.queue.is_some()
-    }
-
-    pub fn keep(&mut self, object: Py<Operation>) {
-        self.object = Some(object);
+    /// Before the operation is posted: it will appear in its queue, if it has one, as `object`.
+    pub fn keep(&mut self, py: Python<'_>, object: &Py<Operation>) {
+        if let Some(queue) = &self.queue {
+            self.slot = queue.keep(object.clone_ref(py));
+        }
     }
 
     pub fn enlist(&mut self, waiter: &Arc<Waiter>) {
@@ -157,13 +167,5 @@ impl Cell {
 
     pub fn dismiss(&mut self, waiter: &Arc<Waiter>) {
         self.waiters.retain(|w| !Arc::ptr_eq(w, waiter));
-    }
-}
-
-impl Drop for Cell {
-    fn drop(&mut self) {
-        if let Some(object) = self.object.take() {
-            trash::put(trash::Item::Object(object.into_any()));
-        }
     }
 }

@@ -59,11 +59,7 @@ impl Operation {
                 value: Mutex::new(None),
             },
         )?;
-        let mut cell = op.cell();
-        if cell.queued() {
-            cell.keep(object.clone_ref(py));
-        }
-        drop(cell);
+        op.cell().keep(py, &object);
         Ok(object)
     }
 

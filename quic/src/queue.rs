@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::event::Event;
 use crate::op::Op;
 use crate::operation::Operation;
-use crate::trash;
 use crate::waiter::Waiter;
 
 /// One finished operation, ready to be handed out.
@@ -20,6 +20,10 @@ pub struct Finished {
     pub object: Py<Operation>,
 }
 
+/// The Python objects of operations, pending and finished, belong to the queue and so to its
+/// `Completions`, which shows them to the garbage collector: an operation's token may well lead
+/// back to the endpoint.
+///
 /// Its lock comes after the endpoint's; whatever makes a waiter's condition true happens under both.
 #[derive(Default)]
 pub struct Queue {
@@ -28,13 +32,14 @@ pub struct Queue {
 
 #[derive(Default)]
 struct Inner {
+    pending: Vec<Option<Py<Operation>>>,
+    vacant: Vec<usize>,
     ready: Vec<Finished>,
     waiters: Vec<Arc<Waiter>>,
     kicked: bool,
     watched: Vec<(RawFd, i16)>,
     /// Readable while `ready` is not empty, from the first `fileno()` on.
     event: Option<Event>,
-    closed: bool,
     /// The spin budget is halved so many times: it did not pay lately.
     halvings: u32,
 }
@@ -42,13 +47,32 @@ struct Inner {
 const MOST_HALVINGS: u32 = 4;
 
 impl Queue {
-    /// Under the endpoint's lock. A queue nobody can wait on any more takes nothing in.
-    pub fn push(&self, op: Arc<Op>, object: Option<Py<Operation>>) {
+    /// An operation is about to be posted: keep its object. Returns where.
+    pub fn keep(&self, object: Py<Operation>) -> usize {
         let mut inner = self.inner.lock();
-        let Some(object) = object else { return };
-        if inner.closed {
-            return trash::put(trash::Item::Object(object.into_any()));
+        match inner.vacant.pop() {
+            Some(slot) => {
+                inner.pending[slot] = Some(object);
+                slot
+            }
+            None => {
+                inner.pending.push(Some(object));
+                inner.pending.len() - 1
+            }
         }
+    }
+
+    /// It was not posted after all.
+    pub fn release(&self, slot: usize) -> Option<Py<Operation>> {
+        self.inner.lock().release(slot)
+    }
+
+    /// Under the endpoint's lock. A queue nobody can wait on any more takes nothing in.
+    pub fn push(&self, op: Arc<Op>, slot: usize) {
+        let mut inner = self.inner.lock();
+        let Some(object) = inner.release(slot) else {
+            return;
+        };
         inner.ready.push(Finished { op, object });
         if inner.ready.len() == 1 {
             if let Some(event) = &inner.event {
@@ -140,16 +164,38 @@ impl Queue {
         };
     }
 
-    /// The Python object is gone. What it held is let go by the caller.
-    pub fn close(&self) -> Vec<Finished> {
+    /// Let go of every Python object. GIL held, no lock of ours.
+    pub fn clear(&self) {
         let mut inner = self.inner.lock();
-        inner.closed = true;
-        inner.event = None;
-        std::mem::take(&mut inner.ready)
+        inner.vacant.clear();
+        let pending = std::mem::take(&mut inner.pending);
+        let ready = std::mem::take(&mut inner.ready);
+        drop(inner);
+        drop((pending, ready));
+    }
+
+    /// For the garbage collector. A queue in use just now is not garbage.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(inner) = self.inner.try_lock() else {
+            return Ok(());
+        };
+        for object in inner.pending.iter().flatten() {
+            visit.call(object)?;
+        }
+        for finished in &inner.ready {
+            visit.call(&finished.object)?;
+        }
+        Ok(())
     }
 }
 
 impl Inner {
+    fn release(&mut self, slot: usize) -> Option<Py<Operation>> {
+        let object = self.pending.get_mut(slot)?.take()?;
+        self.vacant.push(slot);
+        Some(object)
+    }
+
     /// All of them: one that leaves for another reason would otherwise take the news with it.
     fn wake(&self) {
         for waiter in &self.waiters {

@@ -212,7 +212,7 @@ impl Shared {
         let mut state = self.state.lock();
         let socket = state.hub.socket.take();
         let sessions = std::mem::take(&mut state.sessions);
-        state.crew.dismiss_spares();
+        state.crew.disband();
         drop(state);
         drop((socket, sessions));
     }

@@ -13,7 +13,7 @@ use crate::errors::Failure;
 use crate::grip::{ConnectionGrip, Dropped};
 use crate::hub::Hub;
 use crate::identity::{Dial, Identity};
-use crate::op::{Op, Target};
+use crate::op::Op;
 use crate::session::Session;
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -228,9 +228,7 @@ impl State {
         let serial = grip.serial;
         let mut session = self.session(&grip, handle, connection, dial.verify, now);
         session.connector = Some(op.clone());
-        if let Target::Connect(target) = &op.target {
-            let _ = target.set(grip);
-        }
+        op.cell().dialing(grip);
         self.install(session, serial);
         Ok(())
     }

@@ -39,11 +39,14 @@ impl State {
 
     fn withdraw(&mut self, op: &Arc<Op>) {
         let other = |o: &Arc<Op>| !Arc::ptr_eq(o, op);
-        match &op.target {
+        let Some(target) = op.cell().take_target() else {
+            return;
+        };
+        match target {
             Target::Accept => self.hub.acceptors.retain(other),
             Target::Connect(grip) => {
                 let now = Instant::now();
-                let serial = grip.get().map_or(0, |grip| grip.serial);
+                let serial = grip.map_or(0, |grip| grip.serial);
                 self.soil(serial);
                 if let Some(session) = self.sessions.get_mut(&serial) {
                     session.connector = None;
@@ -52,12 +55,12 @@ impl State {
             }
             Target::Open(grip, dir) => {
                 if let Some(session) = self.sessions.get_mut(&grip.serial) {
-                    session.openers[*dir as usize].retain(other);
+                    session.openers[dir as usize].retain(other);
                 }
             }
             Target::AcceptStream(grip, dir) => {
                 if let Some(session) = self.sessions.get_mut(&grip.serial) {
-                    session.acceptors[*dir as usize].retain(other);
+                    session.acceptors[dir as usize].retain(other);
                 }
             }
             Target::Closed(grip) => {

@@ -13,7 +13,6 @@ use pyo3::prelude::*;
 
 pub enum Item {
     Buffer(Box<ffi::Py_buffer>),
-    Object(Py<PyAny>),
 }
 
 // SAFETY: a Py_buffer is inert until it is released, which happens with the GIL held.
@@ -29,7 +28,7 @@ pub fn put(item: Item) {
 }
 
 /// The argument is the proof that the GIL is held; the caller holds no lock of ours.
-pub fn empty(py: Python<'_>) {
+pub fn empty(_py: Python<'_>) {
     if !FULL.load(Ordering::Acquire) {
         return;
     }
@@ -42,7 +41,6 @@ pub fn empty(py: Python<'_>) {
         match item {
             // SAFETY: acquired by PyObject_GetBuffer, released once, GIL held.
             Item::Buffer(mut view) => unsafe { ffi::PyBuffer_Release(&mut *view) },
-            Item::Object(object) => drop(object.into_bound(py)),
         }
     }
 }

@@ -95,10 +95,9 @@ def check_refused(stranger: Node, server: Node, reason: str, expected: Expected 
 
 
 def check_reported(server: Node, reason: str) -> None:
-    pump([server], lambda: server.refused, "the report of a refusal")
-    address, words = server.refused[0]
-    assert address.startswith("127.0.0.1:")
-    assert reason in words
+    """Of the two connections of a dial one may only have been hung up."""
+    pump([server], lambda: any(reason in words for _, words in server.refused), "the report of a refusal")
+    assert all(address.startswith("127.0.0.1:") for address, _ in server.refused)
 
 
 def check_open_to_friends(stack: ExitStack, server: Node, *, encrypt: bool = True) -> None:
@@ -342,8 +341,8 @@ def test_the_silent_go_before_those_who_speak(stack: ExitStack) -> None:
     server = open_server(stack, max_pending=2)
     with stranger_socket(server) as speaks, ExitStack() as others:
         speaks.sendall(b"\x16\x03\x01")
-        while not server.poll() or not server.poll():  # it comes in, and it is heard
-            server.rest(PATIENCE)
+        waiting = server.transport._listener._candidates  # type: ignore[attr-defined]
+        pump([server], lambda: any(candidate.spoke for candidate in waiting.values()), "the first word")
         silent, third = (others.enter_context(stranger_socket(server)) for _ in range(2))
         pump([server], lambda: server.refused, "one to go")
         assert [address for address, _ in server.refused] == [local_address(silent)]

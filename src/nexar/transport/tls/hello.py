@@ -63,7 +63,8 @@ def decode_hello(frame: Frame, body: bytes | memoryview) -> Hello:
     if frame.kind != Kind.HELLO or not _LAYOUT.size <= len(body) <= MAX_HELLO_BYTES:
         raise HelloError(f"the first frame is of kind {frame.kind} with {len(body)} bytes, not a hello")
     half, verdict, plain, token = _LAYOUT.unpack_from(body)
+    reason = bytes(body[_LAYOUT.size :]).decode(errors="replace")
     try:
-        return Hello(Half(half), token, bool(plain), Verdict(verdict), bytes(body[_LAYOUT.size :]).decode())
+        return Hello(Half(half), token, bool(plain), Verdict(verdict), reason)
     except ValueError as error:
         raise HelloError(f"a hello that means nothing: {error}") from error

@@ -29,10 +29,14 @@ def format_address(address: tuple[str, int]) -> str:
     return f"{mapped}:{port}" if mapped else f"[{host}]:{port}"
 
 
-def to_numeric(text: str) -> tuple[str, int]:
-    """Where `text` is, names resolved; an empty host is every interface, of both families. OSError if it is nowhere."""
+def to_numeric(text: str, *, beside: str = "::") -> tuple[str, int]:
+    """Where `text` is, names resolved; an empty host is every interface, of both families. OSError if it is nowhere.
+
+    `beside` is the numeric host of the socket that will send there: one that speaks IPv4 only needs such an address.
+    """
     host, port = parse_address(text)
     if not host:
         return ("::", port) if socket.has_dualstack_ipv6() else ("0.0.0.0", port)
-    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4]
+    family = socket.AF_UNSPEC if ":" in beside else socket.AF_INET
+    resolved = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)[0][4]
     return str(resolved[0]), port

@@ -25,6 +25,7 @@ from nexar.transport.quic.endings import (
     close_code,
     ended_politely,
     finished_already,
+    forked,
     shorten,
     to_carrier_lost,
 )
@@ -124,9 +125,12 @@ class QuicCarrier(Carrier):
         self._driver.defer(self._settle)
 
     def abandon(self) -> None:
-        """In a forked child: no native call, and no lock, which a thread of the parent may have held."""
-        self._writers.clear()
-        self._error = CarrierLost("fault", "this process was forked; the connection belongs to its parent")
+        """In a forked child: no native call, and no lock that a thread of the parent may have held."""
+        self._lock = Lock()
+        self._error = forked()
+        self._inbound.sink = SILENT
+        self._inbound.payloads.abandon()
+        self._outbound.abandon(self._error)
 
     def abort(self, reason: str) -> None:
         """See Carrier."""
@@ -158,9 +162,11 @@ class QuicCarrier(Carrier):
         self._driver.defer(self._report)  # behind the reads that got what had arrived before the end
 
     def _report(self) -> None:
-        if not (self._inbound.finished and self._outbound.finished):
-            self._inbound.tell(self._tell_loss)
-        self._inbound.sink = SILENT
+        try:
+            if not (self._inbound.finished and self._outbound.finished):
+                self._inbound.tell(self._tell_loss)
+        finally:
+            self._inbound.sink = SILENT
 
     def _tell_loss(self, sink: Sink) -> None:
         if self._error is not None:

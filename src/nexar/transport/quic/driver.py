@@ -2,7 +2,7 @@
 
 Law: an operation's `token` is a bound method that takes the operation. The driving thread waits in `turn`, which drives
 the endpoint natively, and then calls the tokens of what finished, in that order, with no lock held. A chore that only
-the driving thread may do (a call of a sink, above all) is left to it by `defer`.
+the driving thread may do (a call of a sink, above all) is left to it by `defer`; it is a bound method too.
 
 Whatever leaves a handler (a sink that raises, Ctrl-C at the wrong moment) leaves it half done: the owner of the handler
 is told and gives up its connection, the rest of the queue waits for the next turn, and the exception goes on its way.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 from nexar_quic import Completions, Endpoint, Operation
 
@@ -75,10 +75,19 @@ class Driver:
             try:
                 operation.token(operation)
             except BaseException as error:
-                owner: Handler = operation.token.__self__
-                owner.interrupted(error)
+                _tell_owner(operation.token, error)
                 raise
 
     def _do_chores(self) -> None:
         while self._chores:
-            self._chores.popleft()()
+            chore = self._chores.popleft()
+            try:
+                chore()
+            except BaseException as error:
+                _tell_owner(chore, error)
+                raise
+
+
+def _tell_owner(call: Any, error: BaseException) -> None:
+    owner: Handler = call.__self__
+    owner.interrupted(error)

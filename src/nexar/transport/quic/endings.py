@@ -50,6 +50,11 @@ def ended_politely() -> CarrierLost:
     return CarrierLost("closed", "both sides have finished")
 
 
+def forked() -> CarrierLost:
+    """What is raised in a child process."""
+    return CarrierLost("fault", "this process was forked; the connection belongs to its parent")
+
+
 def again(error: CarrierLost) -> CarrierLost:
     """The same once more: one that is raised twice would keep the first one's frames, and their buffers, alive."""
     return CarrierLost(error.kind, error.reason)
@@ -62,7 +67,7 @@ def to_carrier_lost(error: QuicError | ForkedError) -> CarrierLost:
     if isinstance(error, EndpointClosed):
         return CarrierLost("closed", f"the endpoint is closed: {error}")
     if isinstance(error, ForkedError):
-        return CarrierLost("fault", "this process was forked; the connection belongs to its parent")
+        return forked()
     return CarrierLost("fault", str(error))
 
 

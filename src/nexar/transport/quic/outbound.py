@@ -102,6 +102,12 @@ class Outbound:
             self._payloads.clear()
             self._lanes.clear()
 
+    def abandon(self, error: CarrierLost) -> None:
+        """In a forked child, where the lock may be held for ever."""
+        self._lock = Lock()
+        self._refusal = error
+        self.writers.clear()
+
     def stream_opened(self, operation: Operation) -> None:
         """The peer allowed one more stream."""
         with self._lock:

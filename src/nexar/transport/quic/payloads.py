@@ -92,6 +92,11 @@ class IncomingPayloads:
             self._expected.clear()
             self._forsaken.clear()
 
+    def abandon(self) -> None:
+        """In a forked child, where the lock may be held for ever, and no native call is possible."""
+        self.lock = Lock()
+        self._expected.clear()
+
     def _forsake(self, transfer: int) -> None:
         self._forsaken[transfer] = None
         if len(self._forsaken) > MAX_FORSAKEN:

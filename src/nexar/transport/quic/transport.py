@@ -11,7 +11,7 @@ import time
 from threading import Lock
 from typing import ClassVar
 
-from nexar_quic import Connection, Endpoint, EndpointClosed
+from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
@@ -96,7 +96,7 @@ class QuicTransport(Transport):
         timeout = max(0.0, deadline - time.monotonic())
         try:
             return self._endpoint.connect(
-                to_numeric(address),
+                to_numeric(address, beside=self._endpoint.address[0]),
                 name_for_dial(credentials, expected),
                 timeout,
                 trust=believed,
@@ -177,10 +177,14 @@ class QuicTransport(Transport):
         self.address = None
         for carrier in carriers:
             carrier.abort("the transport is closed")
-        self._endpoint.close(CloseCode.ABORTED, "the transport is closed")
+        try:
+            self._endpoint.close(CloseCode.ABORTED, "the transport is closed")
+        except ForkedError:
+            return  # in a child nothing is open
 
     def abandon(self) -> None:
         """See Transport. The native package has closed its descriptors in the child already, and refuses every call."""
+        self._lock = Lock()
         self._closed = True
         self._listener = None
         for carrier in list(self._carriers):

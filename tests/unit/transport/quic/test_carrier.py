@@ -12,7 +12,7 @@ from nexar.transport.quic.preamble import StreamType, encode_preamble
 from nexar.transport.quic.settings import QuicSettings
 from nexar.wire.codec import encode_finish
 from nexar.wire.frame import Lane
-from tests.unit.transport.quic.scene import send
+from tests.unit.transport.quic.scene import PATIENCE, send
 
 MIB = 1 << 20
 
@@ -303,6 +303,39 @@ def test_nothing_is_lost_when_one_side_finishes_while_the_other_does_not_look(sc
     assert len(pair.right_sink.frames) == 200
 
 
+def test_a_peer_that_leaves_after_its_finish_is_lost_to_who_had_not_finished(scene):
+    pair = scene.pair()
+    pair.left.finish()
+    pair.drive(lambda: pair.right_sink.finished)
+    pair.left_node.transport.close()
+    scene.nodes.remove(pair.left_node)
+    pair.drive(lambda: pair.right_sink.lost)
+    assert pair.right_sink.calls == ["finished", "lost"]
+
+
+def test_an_abort_waits_for_the_sink_that_another_thread_runs(scene):
+    pair = scene.pair()
+    entered, release, left = threading.Event(), threading.Event(), []
+
+    def linger(carrier, frame, body):
+        entered.set()
+        release.wait(PATIENCE)
+        left.append(frame)
+
+    pair.right_sink.on_frame = linger
+    send(pair.left, b"x")
+    driver = threading.Thread(target=pair.drive, args=(lambda: left,))
+    driver.start()
+    assert entered.wait(PATIENCE)
+    aborter = threading.Thread(target=lambda: (pair.right.abort("now"), left.append("aborted")))
+    aborter.start()
+    release.set()
+    aborter.join(PATIENCE)
+    driver.join(PATIENCE)
+    assert left[-1] == "aborted"
+    assert len(left) == 2
+
+
 def test_an_abort_is_silent_here_and_told_there(scene):
     pair = scene.pair()
     pair.left.abort("enough")
@@ -399,6 +432,8 @@ def test_stats_count(scene):
     assert pair.left.stats()["bytes_sent"] > 5000
     assert pair.right.stats()["frames_received"] == 1
     assert pair.left.queued_bytes(Lane.CONTROL) == 0
+    pair.left.abort("enough")
+    assert pair.left.stats()["frames_sent"] == 1
 
 
 def lose_a_carrier(scene, into):

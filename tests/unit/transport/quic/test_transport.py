@@ -17,7 +17,7 @@ from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.quic.settings import QuicSettings
 from nexar.transport.quic.transport import QuicTransport
 from nexar.types import UNKNOWN_NODE
-from tests.unit.transport.quic.scene import CLUSTER, PATIENCE, pin, send
+from tests.unit.transport.quic.scene import CLUSTER, PATIENCE, Door, pin, send
 
 
 def test_both_ends_know_who_the_other_is(scene):
@@ -156,6 +156,21 @@ def test_a_socket_listens_where_it_is_bound_and_nowhere_else(scene):
         transport.close()
 
 
+@pytest.mark.parametrize("bind", [":0", "127.0.0.1:0", "[::1]:0"])
+def test_a_node_is_dialed_by_name_and_by_number(scene, bind):
+    door, transport = Door(), QuicTransport(scene.authority.admit(8), scene.trust, bind=bind)
+    dialer = QuicTransport(scene.authority.admit(9), scene.trust, bind=bind)
+    try:
+        port = transport.listen(bind, door).rpartition(":")[2]
+        hosts = {":0": ["127.0.0.1", "[::1]", "localhost"], "127.0.0.1:0": ["127.0.0.1", "localhost"]}
+        for host in hosts.get(bind, ["[::1]"]):
+            carrier = dialer.connect(f"{host}:{port}", Expected(8), time.monotonic() + PATIENCE)
+            assert carrier.peer.node == 8
+    finally:
+        dialer.close()
+        transport.close()
+
+
 def test_a_silent_peer_is_lost_at_the_idle_timeout(scene):
     code = """
         import sys, time
@@ -234,6 +249,24 @@ def test_a_watched_descriptor_ends_the_sleep(scene):
         os.close(writing)
 
 
+@pytest.mark.parametrize("what", ["sleep", "connect"])
+def test_ctrl_c_ends_a_wait_and_leaves_the_transport_usable(scene, what):
+    pair = scene.pair()
+    transport = pair.left_node.transport
+    waits = {
+        "sleep": lambda: transport.sleep(PATIENCE, 0.0),
+        "connect": lambda: transport.connect("127.0.0.1:9", Expected(2), time.monotonic() + PATIENCE),
+    }
+    interrupt = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
+        while True:
+            waits[what]()
+    interrupt.join()
+    send(pair.left, b"still here")
+    pair.drive(lambda: pair.right_sink.bodies == [b"still here"])
+
+
 def test_a_forked_child_lets_go_and_the_parent_goes_on(scene):
     pair = scene.pair()
     child = os.fork()
@@ -241,7 +274,8 @@ def test_a_forked_child_lets_go_and_the_parent_goes_on(scene):
         verdict = 1
         try:
             pair.left_node.transport.abandon()
-            pair.left_node.transport.abandon()
+            pair.left_node.transport.close()
+            pair.left.abort("nobody hears this")
             try:
                 send(pair.left, b"from the child")
             except CarrierLost as lost:

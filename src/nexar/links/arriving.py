@@ -135,6 +135,14 @@ class Arriving:
             matching.abandon(message, error)
         self._flowing.clear()
 
+    def close(self, matching: Matching, error: NexarError) -> None:
+        """A generation is over: what flows into its receives is not wanted any more. Under the lock."""
+        for transfer, (owner, message) in list(self._flowing.items()):
+            if owner is matching:
+                self.refuse(message, str(error))
+                matching.abandon(message, error)
+                self._flowing.pop(transfer, None)
+
     # -- Origin ----------------------------------------------------------------------------------------
 
     def grant(self, message: Message, into: memoryview) -> None:

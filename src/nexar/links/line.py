@@ -68,13 +68,14 @@ class Line:
     def flow(self, communicator: int) -> Flow:
         """The flow to send on. Raises if the communicator is not open, or its flow with this peer is over."""
         flow = self.flows.get(communicator)
+        return flow if flow is not None else self._begin_sending(communicator)
+
+    def _begin_sending(self, communicator: int) -> Flow:
         matching = self.router.current(communicator)
-        if flow is None or flow.matching is not matching:
-            error = matching.lost(self.peer)
-            if error is not None:
-                raise copy(error)
-            flow = self.begin(matching)
-        return flow
+        error = matching.lost(self.peer)
+        if error is not None:
+            raise copy(error)
+        return self.begin(matching)
 
     def begin(self, matching: Matching) -> Flow:
         """A new flow for this generation of the communicator."""

@@ -21,6 +21,7 @@ from nexar.links.arriving import Arriving, Misbehaviour
 from nexar.links.closing import Closing
 from nexar.links.lanes import admits
 from nexar.links.line import Line
+from nexar.links.matching import Matching
 from nexar.links.operation import Operation
 from nexar.links.router import Router
 from nexar.links.sending import About, Sending
@@ -69,6 +70,7 @@ class Link:
             Kind.WITHDRAW: lambda frame, _: self._arriving.withdrawn(frame),
         }
         self._progress.when_forked(self._forked)
+        router.tell_of_ends(self._generation_ended)
 
     @property
     def peer(self) -> NodeId:
@@ -231,6 +233,14 @@ class Link:
             self._line.dropped_frames += 1
         else:
             self._on_control(self, message)
+
+    def _generation_ended(self, matching: Matching, error: NexarError) -> None:
+        """See Router.tell_of_ends."""
+        self._sending.close(matching.communicator, matching.generation, error)
+        self._arriving.close(matching, error)
+        flow = self._line.flows.get(matching.communicator)
+        if flow is not None and flow.matching is matching:
+            del self._line.flows[matching.communicator]
 
     def _misbehaved(self, what: str) -> None:
         self._lose(self._line.explain(CarrierLost("misbehaved", what)), f"you broke the protocol: {what}")

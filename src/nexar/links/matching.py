@@ -307,8 +307,6 @@ class Matching:
             receive.finish(error)
         for message in self._waiting.everything():
             self._waiting.remove(message.key, message)
-            if not message.whole:
-                message.origin.refuse(message, str(error))
             message.gone = True
             self._early.free(message)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nexar.config import Config
-from nexar.errors import NexarError, UsageError
+from nexar.errors import NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
 from nexar.links.matching import Matching
 from nexar.links.outbox import Outbox
@@ -37,6 +37,12 @@ class Router:
         self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
         self._unopened: dict[tuple[int, int], list[tuple[int, Callable[[], None]]]] = {}  # under the lock
         self._unopened_bytes = 0
+        self._links: list[Callable[[Matching, NexarError], None]] = []  # told when a generation ends; under the lock
+
+    def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> None:
+        """`callback` runs under the lock whenever a generation is closed: what a link sends in it is over."""
+        with self.lock:
+            self._links.append(callback)
 
     def open(self, communicator: int, generation: int = 0, members: frozenset[NodeId] | None = None) -> Matching:
         """Begin a generation of a communicator. Frames that came too early for it are delivered now.
@@ -46,6 +52,11 @@ class Router:
         with self.lock:
             if generation < self._over.get(communicator, 0):
                 raise UsageError(f"generation {generation} of communicator {communicator} is over already")
+            previous = self._open.get(communicator)
+            if previous is not None:
+                self._end(
+                    previous, Revoked(communicator=str(communicator), reason=f"generation {generation} has begun")
+                )
             matching = Matching(communicator, generation, self.lock, self.early, self.outbox, members=members)
             self._open[communicator] = matching
             self._over[communicator] = generation
@@ -53,16 +64,23 @@ class Router:
             self._unopened_bytes -= sum(size for size, _ in early)
         for _, deliver in early:
             deliver()
+        self.outbox.flush()
         return matching
 
     def close(self, matching: Matching, error: NexarError) -> None:
         """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
         with self.lock:
-            if self._open.get(matching.communicator) is matching:
-                del self._open[matching.communicator]
-                self._over[matching.communicator] = matching.generation + 1
-            matching.close(error)
+            self._end(matching, error)
         self.outbox.flush()
+
+    def _end(self, matching: Matching, error: NexarError) -> None:
+        if self._open.get(matching.communicator) is not matching:
+            return
+        del self._open[matching.communicator]
+        self._over[matching.communicator] = matching.generation + 1
+        matching.close(error)
+        for tell in self._links:
+            tell(matching, error)
 
     def find(self, communicator: int, generation: int) -> Matching | None:
         """The matching of an open generation. Under the lock."""

@@ -48,6 +48,10 @@ class Send(Operation):
         tag = frame.tag if frame.space != Space.COLLECTIVE else frame.sequence << 32 | frame.step
         return conversation(frame.space, tag)
 
+    def belongs_to(self, communicator: int, generation: int) -> bool:
+        """Is it of this generation?"""
+        return self.frame.communicator == communicator and self.frame.generation == generation
+
     def awaited(self) -> AwaitedPeer:
         """The receiver, and what it has not done."""
         if self.flowing:

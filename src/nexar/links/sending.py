@@ -175,6 +175,16 @@ class Sending:
             send.finish(error)
         self._announced.clear()
 
+    def close(self, communicator: int, generation: int, error: NexarError) -> None:
+        """A generation is over: its sends raise. Under the lock."""
+        flow = self._line.flows.get(communicator)
+        waiting = list(flow.waiting) if flow is not None and flow.generation == generation else []
+        announced = [send for send in self._announced.values() if send.belongs_to(communicator, generation)]
+        for send in [*waiting, *announced]:
+            self._announced.pop(send.frame.transfer, None)
+            self._stop(send)
+            send.finish(error)
+
     def awaited(self, missing: str) -> AwaitedPeer:
         """The peer."""
         return self._line.awaited(missing)

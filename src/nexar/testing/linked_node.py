@@ -63,7 +63,7 @@ class LinkedNode:
         """
         sleeper: Sleeper
         if "quic" in schemes:
-            quic = load("quic")(credentials, trust, bind=(host, 0))
+            quic = load("quic")(credentials, trust, bind=_any_port(host))
             self.transports["quic"] = quic
             sleeper = cast(Sleeper, quic)
         else:
@@ -80,7 +80,7 @@ class LinkedNode:
     def _listen(self, host: str) -> None:
         for scheme, transport in self.transports.items():
             network = scheme in ("quic", "tls", "tcp")
-            transport.listen(f"[{host}]:0" if ":" in host else f"{host}:0" if network else "", self)
+            transport.listen(_any_port(host) if network else "", self)
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
         """What `peer` must know to dial us, by scheme."""
@@ -137,3 +137,7 @@ class LinkedNode:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _any_port(host: str) -> str:
+    return f"[{host}]:0" if ":" in host else f"{host}:0"

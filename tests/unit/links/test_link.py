@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nexar.errors import Cancelled, LinkClosed, OperationTimeout, PeerLost, PeerMisbehaved, UsageError
+from nexar.errors import Cancelled, LinkClosed, OperationTimeout, PeerLost, PeerMisbehaved, Revoked, UsageError
 from nexar.links.operation import Operation
 from nexar.links.sending import About
 from nexar.testing.linked_node import LinkedNode
@@ -310,3 +310,13 @@ def test_wait_returns_at_once_for_operations_that_are_done(pair: Pair) -> None:
     operation: Operation = pair.to_right.post_send(0, memoryview(b"x"), about=TAG)
     pair.left.wait(operation)
     assert operation.result() is None
+
+
+def test_the_end_of_a_generation_ends_its_sends_and_receives_on_both_ends(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    waiting = pair.to_right.post_send(0, memoryview(large(1)), about=TAG)
+    receive_ = pair.left.matching.post(None, source=2, space=Space.TAGGED, tag=7)
+    pair.left.router.open(0, 1)
+    for operation in (waiting, receive_):
+        with pytest.raises(Revoked, match="generation 1 has begun"):
+            operation.result()

@@ -294,3 +294,19 @@ def test_each_message_is_received_once_and_in_order_whatever_is_posted_when(
     for receive in receives:
         if not receive.done:
             assert not any(receive.wants(key) for key, _ in matching._waiting.heads())
+
+
+def test_closing_fails_every_receive_and_frees_every_early_message() -> None:
+    matching, origin = make()
+    arrive(matching, origin, b"unread", tag=1)
+    receives = [
+        matching.post(None, source=1, space=TAGGED, tag=7),
+        matching.post(None, source=ANY, space=TAGGED, tag=ANY),
+    ]
+    assert receives[1].done
+    with matching.lock:
+        matching.close(UsageError("over"))
+    with pytest.raises(UsageError, match="over"):
+        receives[0].result()
+    with pytest.raises(UsageError, match="over"):
+        matching.post(None, source=1, space=TAGGED, tag=1)

@@ -85,7 +85,7 @@ class Segment:
     """A mapping of the shared memory, seen from one `side`. Made by `create` or `attach`."""
 
     def __init__(self, mapping: mmap.mmap, geometry: Geometry, side: int) -> None:
-        self._mapping = mapping
+        self._mapping: mmap.mmap | None = mapping
         self._geometry = geometry
         self._views: list[memoryview] = []
         self._view = self._keep(memoryview(mapping))
@@ -138,10 +138,13 @@ class Segment:
         self.reader.release()
         while self._views:
             self._views.pop().release()  # newest first: a cast before what it was cast from
+        mapping, self._mapping = self._mapping, None
+        if mapping is None:
+            return
         try:
-            self._mapping.close()
+            mapping.close()
         except BufferError:
-            return  # a view outside is alive; the mapping goes with it
+            return  # a view outside is alive; the mapping goes with it, now that we hold neither
 
 
 def create(geometry: Geometry) -> tuple[Segment, int]:

@@ -176,8 +176,10 @@ class ShmCarrier(Carrier):
     def drive(self) -> bool:
         """Deliver what arrived, send what waits. True if anything happened. Called on every poll, mostly for nothing:
         so it begins with three comparisons."""
+        words = self._words
         try:
-            if not self.attention and not self._readable():
+            news = words[self._frame_word] != self._reader.tail
+            if not news and words[self._chunk_word] == self._slot_reader.tail and not self.attention:
                 return False
         except ValueError:
             return False  # another thread aborted it, and the memory is gone
@@ -186,7 +188,11 @@ class ShmCarrier(Carrier):
         if life.ended is not None:
             return life.enter()
         try:
-            return self._work()
+            if news and self._reader.refresh():
+                self._take_frames()
+            if self.attention or words[self._chunk_word] != self._slot_reader.tail:
+                return self._exchange() or news
+            return news
         except Corrupt as error:
             self._lose("misbehaved", str(error))
             return True
@@ -198,14 +204,6 @@ class ShmCarrier(Carrier):
     def _readable(self) -> bool:
         words = self._words
         return bool(words[self._frame_word] != self._reader.tail or words[self._chunk_word] != self._slot_reader.tail)
-
-    def _work(self) -> bool:
-        happened = self._reader.refresh()
-        if happened:
-            self._take_frames()
-        if self.attention or self._words[self._chunk_word] != self._slot_reader.tail:
-            happened = self._exchange() or happened
-        return happened
 
     def _take_frames(self) -> None:
         reader, sink, life = self._reader, self._sink, self._life

@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from nexar.transport.shm.frames_out import FINAL
-from nexar.transport.shm.ring import LAST, MORE, PAD, PREFIX_BYTES, Corrupt, RingReader, largest_record
+from nexar.transport.shm.ring import DOWN, LAST, MORE, PAD, PREFIX_BYTES, UP, Corrupt, RingReader, largest_record
 from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameError, decode
 
 _MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_BODY_BYTES
@@ -34,7 +34,9 @@ class FrameReader(RingReader):
         size: int = self._words[at >> 3]
         if size > self._largest:
             return self._unusual()
-        self._span = self._checked_span(at, size)
+        self._span = span = (size + UP) & DOWN
+        if at + span > self._capacity or self.tail + span > self.head:
+            raise Corrupt(f"record of {size} bytes at {at} reaches beyond what was written")
         return self._decode(self.data, at + PREFIX_BYTES, size)
 
     def _decode(self, data: memoryview, at: int, size: int) -> Frame:

@@ -43,7 +43,7 @@ class FrameSender:
         self._acquire = lock.acquire
         self._release = lock.release
         self._ring = ring
-        self._largest = ring.largest
+        self._largest = ring.largest  # -1 after close
         self._queues: tuple[deque[bytes], ...] = tuple(deque() for _ in range(FINAL + 1))
         self._queued = [0] * (FINAL + 1)  # bytes in each queue
         self._positions = [0] * (FINAL + 1)  # how much of the first frame in each queue is in the ring already
@@ -51,7 +51,7 @@ class FrameSender:
         self.frames_sent = 0
 
     def send(self, lane: int, header: bytes, body: tuple[Buffer, ...]) -> bool:
-        """Copy one frame. True if it is in the ring, False if it waits. Corrupt."""
+        """Copy one frame. True if it is in the ring, False if it waits. Corrupt; ValueError after close."""
         size = len(header)
         for part in body:
             size += len(part)
@@ -60,6 +60,8 @@ class FrameSender:
             self.frames_sent += 1
             if not self.waiting and size <= self._largest and self._ring.write(header, body, size):
                 return True
+            if self._largest < 0:
+                raise ValueError("the ring is gone")
             self._queues[lane].append(b"".join((header, *body)))
             self._queued[lane] += size
             self.waiting = True
@@ -100,7 +102,7 @@ class FrameSender:
         while start < len(frame):
             end = min(start + self._largest, len(frame))
             kind = LAST if end == len(frame) else MORE
-            if not self._ring.write(memoryview(frame)[start:end], (), end - start, kind | lane << 8):
+            if not self._ring.write(memoryview(frame)[start:end], (), end - start, kind << 32 | lane << 40):
                 return False
             self._queued[lane] -= end - start
             self._positions[lane] = start = end
@@ -120,9 +122,10 @@ class FrameSender:
         return self.waiting and self._ring.room_grew()
 
     def close(self) -> None:
-        """Forget what waits. Nobody is inside `send` any more when this returns; the carrier is marked ended first."""
+        """Forget what waits. When this returns nobody touches the ring, nor will: `send` raises ValueError."""
         self._acquire()
         try:
+            self._largest = -1  # nothing fits, so the way of every frame needs no further question
             for queue in self._queues:
                 queue.clear()
             self._queued = [0] * (FINAL + 1)

@@ -22,8 +22,8 @@ MAX_CANDIDATES: Final = 64
 _BACKLOG: Final = 256
 _PAUSE: Final = 0.1  # seconds without accepting after the system refused (no descriptors left)
 
-Proven = Callable[[socket.socket, Segment, int], None]
-"""Called with a connection, its segment and the node that has proven itself."""
+Proven = Callable[[socket.socket, Segment, int, str], None]
+"""Called with a connection, its segment, the node that has proven itself, and which process that is."""
 
 
 class Listener:
@@ -97,7 +97,7 @@ class Listener:
             return
         if segment is not None:
             self._release(candidate)
-            self._proven(candidate.connection, segment, candidate.node)
+            self._proven(candidate.connection, segment, candidate.node, candidate.name)
 
     def _release(self, candidate: Candidate) -> None:
         descriptor = candidate.connection.fileno()

@@ -83,7 +83,7 @@ class PayloadSender:
 
     def can_move(self) -> bool:
         """Whether `pump` may get further than the last time."""
-        return self.waiting and self._slots.room_grew()
+        return self.waiting and self._slots.may_have_room()
 
     def close(self) -> None:
         """Let go of all payloads."""

@@ -33,6 +33,11 @@ PAD: Final = 3
 PREFIX_BYTES: Final = 8
 _ALIGN: Final = 64
 
+# A record of n bytes takes (n + UP) & DOWN: its word and itself, rounded up to whole lines. (Two constants, and not a
+# function or their terms: this is computed four times for every frame there and back.)
+UP: Final = PREFIX_BYTES + _ALIGN - 1
+DOWN: Final = -_ALIGN
+
 
 class Corrupt(Exception):
     """The segment holds what no correct peer writes."""
@@ -72,15 +77,18 @@ class RingWriter:
         self.largest = largest_record(self._capacity)
 
     def write(self, first: Buffer, rest: tuple[Buffer, ...], size: int, mark: int = 0) -> bool:
-        """Append one record, the parts joined, `size` bytes (at most `largest`); False if it does not fit now."""
-        span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
+        """Append one record, the parts joined, `size` bytes (at most `largest`); False if it does not fit now.
+
+        `mark` is ready for the word: kind << 32 | lane << 40.
+        """
+        span = (size + UP) & DOWN
         after = self._head + span
         at = self._head & self._mask
         if at + span > self._capacity or after - self._tail > self._capacity:
             after, at = self._make_room(at, span)
             if at < 0:
                 return False
-        self._words[at >> 3] = size | mark << 32
+        self._words[at >> 3] = size | mark
         data = self._data
         at += PREFIX_BYTES
         end = at + len(first)
@@ -180,7 +188,7 @@ class RingReader:
         return at + PREFIX_BYTES
 
     def _checked_span(self, at: int, size: int) -> int:
-        span = (size + PREFIX_BYTES + _ALIGN - 1) & -_ALIGN
+        span = (size + UP) & DOWN
         if at + span > self._capacity or self.tail + span > self.head:
             raise Corrupt(f"record of {size} bytes at {at} reaches beyond what was written")
         return span

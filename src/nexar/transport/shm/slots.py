@@ -73,9 +73,9 @@ class SlotWriter:
         self._tail = tail
         return tail
 
-    def room_grew(self) -> bool:
-        """Whether the reader has moved since the writer last looked."""
-        return bool(self._counters[self._tail_word] != self._tail)
+    def may_have_room(self) -> bool:
+        """As `has_room`, but believing nothing, so it never raises."""
+        return self.head - self._tail < len(self._slots) or bool(self._counters[self._tail_word] != self._tail)
 
 
 class SlotReader:

@@ -107,9 +107,9 @@ class ShmTransport(Transport):
         if reason is not None:
             raise OSError(reason)
 
-    def _accepted(self, connection: socket.socket, segment: Segment, node: int) -> None:
+    def _accepted(self, connection: socket.socket, segment: Segment, node: int, process: str) -> None:
         assert self._acceptor is not None
-        carrier = self._add(connection, segment, Peer(node, None, True, SCHEME), dialed=False)
+        carrier = self._add(connection, segment, Peer(node, None, True, process), dialed=False)
         self._acceptor.carrier_accepted(carrier)
 
     def _add(self, connection: socket.socket, segment: Segment, peer: Peer, *, dialed: bool) -> ShmCarrier:

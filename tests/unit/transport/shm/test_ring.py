@@ -23,7 +23,7 @@ class Rings:
         self.reader = reader(self.counters, HEAD, TAIL, self.memory)
 
     def write(self, record: bytes, mark: int = 0) -> bool:
-        return self.writer.write(record[:3], (record[3:],), len(record), mark)
+        return self.writer.write(record[:3], (record[3:],), len(record), mark << 32)
 
     def read(self) -> bytes | None:
         while self.reader.tail != self.reader.head or self.reader.refresh():

@@ -95,7 +95,10 @@ class QuicCarrier(Carrier):
     def withdraw_payload(self, transfer: int) -> None:
         """See Carrier."""
         self._check()
-        self._outbound.withdraw_payload(transfer)
+        try:
+            self._outbound.withdraw_payload(transfer)
+        except ForkedError as error:
+            raise self._refusal(error) from error
 
     # ---------------------------------------------------------------- receiving
 
@@ -109,7 +112,10 @@ class QuicCarrier(Carrier):
     def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
         """See Carrier."""
         self._check()
-        return self._inbound.payloads.redirect(transfer, into)
+        try:
+            return self._inbound.payloads.redirect(transfer, into)
+        except ForkedError as error:
+            raise self._refusal(error) from error
 
     # ---------------------------------------------------------------- ending
 
@@ -205,8 +211,8 @@ class QuicCarrier(Carrier):
 
     def _end(self, error: CarrierLost, code: CloseCode) -> None:
         lost = self._set_error(error)
-        self._release(lost)
         try:
+            self._release(lost)
             self._connection.close(code, shorten(lost.reason))
         except ForkedError:
             return  # the connection is the parent's, and it goes on there

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Event, Lock
+from typing import Final
 
 from nexar_quic import Cancelled, Connection, ConnectionLost, EndpointClosed, Operation, QuicError, Stream, StreamError
 
@@ -19,6 +20,9 @@ from nexar.transport.quic.payloads import IncomingPayloads
 from nexar.transport.quic.preamble import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
 from nexar.transport.quic.receiving import SILENT
 from nexar.transport.quic.streams import OrderedReader
+
+MAX_STREAMS_OF_A_STRANGER: Final = 8
+"""A peer that has proven nothing says a few control messages; it needs no more, and gets no more of our memory."""
 
 
 class Inbound:
@@ -40,6 +44,7 @@ class Inbound:
         self.frames_received = 0  # the driving thread's, like the next two
         self.finished = False  # the sink has heard carrier_finished
         self.farewell = False  # the peer has everything we announced
+        self._streams = 0  # that came; the driving thread's
         self._connection = connection
         self._driver = driver
         self._left = Event()  # set by the driving thread when it leaves the sink of an aborted carrier
@@ -84,6 +89,9 @@ class Inbound:
             self.start()
         except QuicError as error:
             return self.read_failed(error)
+        self._streams += 1
+        if self._streams > MAX_STREAMS_OF_A_STRANGER and not self.carrier.peer.verified:
+            return self.misbehaved(f"{self._streams} streams without a certificate")
         Newcomer(self, stream)
         return None
 

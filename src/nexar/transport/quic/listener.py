@@ -10,7 +10,7 @@ from nexar_quic import Connection, Endpoint, Operation, QuicError
 from nexar.transport.base import Acceptor, Carrier, Peer
 from nexar.transport.quic.addresses import format_address
 from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import CloseCode
+from nexar.transport.quic.endings import CloseCode, shorten
 from nexar.transport.quic.identification import WrongPeer
 
 REFUSALS_INTERVAL: Final = 0.5
@@ -63,7 +63,7 @@ class Listener:
         try:
             peer = self._identify(connection)
         except WrongPeer as error:
-            connection.close(CloseCode.REFUSED, str(error))
+            connection.close(CloseCode.REFUSED, shorten(str(error)))
             self._acceptor.candidate_refused(format_address(connection.remote_address), str(error))
             return
         self._acceptor.carrier_accepted(self._welcome(connection, peer))

@@ -36,9 +36,6 @@ class IncomingPayloads:
         self._forsaken: dict[int, None] = {}  # under lock
         self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
 
-    def __len__(self) -> int:
-        return len(self._expected)
-
     def expect(self, transfer: int, into: memoryview) -> None:
         """A stream for `transfer` may come from now on."""
         with self.lock:

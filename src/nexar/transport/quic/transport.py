@@ -19,7 +19,7 @@ from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Trans
 from nexar.transport.quic.addresses import format_address, parse_address, to_numeric
 from nexar.transport.quic.carrier import QuicCarrier
 from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import CloseCode
+from nexar.transport.quic.endings import CloseCode, shorten
 from nexar.transport.quic.identification import (
     WrongPeer,
     is_verification,
@@ -87,7 +87,7 @@ class QuicTransport(Transport):
         try:
             return self._adopt(connection, peer_of_dial(connection, expected))
         except WrongPeer as error:
-            connection.close(CloseCode.REFUSED, str(error))
+            connection.close(CloseCode.REFUSED, shorten(str(error)))
             raise ConnectRefused(address, str(error), verification=True) from error
 
     def _dial(self, address: str, expected: Expected, deadline: float) -> Connection:

@@ -2,11 +2,13 @@
 
 import pytest
 
+from nexar.security.credentials import Trust
+from nexar.transport.quic.inbound import MAX_STREAMS_OF_A_STRANGER
 from nexar.transport.quic.payloads import MAX_FORSAKEN
 from nexar.transport.quic.preamble import PREAMBLE_BYTES, StreamType, encode_preamble
 from nexar.wire.codec import encode_finish
 from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, encode
-from tests.unit.transport.quic.scene import send
+from tests.unit.transport.quic.scene import pin, send
 
 ORDERED = encode_preamble(StreamType.ORDERED)
 
@@ -186,3 +188,15 @@ def test_the_attacker_is_told_why(scene, victim, attacker):
     assert raised.value.code == 3
     assert "version" in raised.value.reason
     del kept
+
+
+def test_a_stranger_gets_a_few_streams_and_no_more(scene):
+    seed = scene.node(1, trust=Trust(scene.trust.authorities, allow_anonymous=True))
+    candidate = scene.node(0, credentials=None, trust=Trust(b""))
+    carrier = candidate.dial(seed, node=0, fingerprint=pin(seed.credentials))
+    scene.drive(lambda: seed.door.carriers)
+    send(carrier, b"let me in")
+    scene.drive(lambda: seed.door.sinks[0].frames)
+    for communicator in range(1, MAX_STREAMS_OF_A_STRANGER + 1):
+        send(carrier, b"and more of this", communicator=communicator)
+    assert "without a certificate" in condemned(scene, seed)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from nexar.transport.address import format_address, parse_address
 
 SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 
-# A frame waits behind what the kernel has not sent yet, so little may wait there; what is on the wire already is
-# governed by TCP itself, whose buffers stay self-tuning: a fixed size would cap the speed of a long path.
+# A frame waits behind whatever the two kernels hold of a payload that left before it. The sender's may hold little that
+# is unsent. The receiver's would grow to tens of megabytes under a reader slower than the wire; a fixed size prevents
+# that, but caps the speed at size / round trip, so only near peers get one, where that cap is above any speed we reach.
 _UNSENT_BYTES: Final = 128 << 10
+_UNREAD_BYTES: Final = 1 << 20
+_TOP_SPEED: Final = 2e9
+"""Bytes per second."""
+_LARGEST_BUFFER: Final = Path("/proc/sys/net/core/rmem_max")
+_ROUND_TRIP: Final = struct.Struct("=68xI")
+"""tcpi_rtt, in microseconds, in Linux's tcp_info."""
 _BACKLOG: Final = 1024
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """A host that vanished is noticed after 30 s on an idle connection, where nobody noticed earlier."""
@@ -63,6 +72,17 @@ def tune(connection: socket.socket) -> None:
     for name, value in (*_KEEPALIVE, ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def limit_unread(connection: socket.socket) -> None:
+    """Keep the queue of received bytes short, if the peer is near enough for that to cost no speed."""
+    if not (hasattr(socket, "TCP_INFO") and _LARGEST_BUFFER.exists()):
+        return
+    size = min(_UNREAD_BYTES, int(_LARGEST_BUFFER.read_text()))
+    information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ROUND_TRIP.size)
+    (microseconds,) = _ROUND_TRIP.unpack(information)
+    if size / _TOP_SPEED >= microseconds / 1e6:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
 def address_text(place: tuple[Any, ...]) -> str:

@@ -15,7 +15,7 @@ from nexar.transport.tls.connection import Connection
 from nexar.transport.tls.dialer import dial_peer
 from nexar.transport.tls.listener import Listener
 from nexar.transport.tls.reactor import Reactor
-from nexar.transport.tls.sockets import address_text, open_listener
+from nexar.transport.tls.sockets import address_text, limit_unread, open_listener
 from nexar.transport.tls.trust import Believer
 from nexar.wire.codec import FrameReader
 
@@ -129,6 +129,7 @@ class TlsTransport(Transport):
         self._reactor.close()
 
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
+        limit_unread(data.socket)
         first, second = (Connection(channel, FrameReader(), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, dialed=dialed, forget=self._forget)
         with self._lock:

@@ -248,6 +248,20 @@ def test_a_port_that_is_taken_is_an_os_error(open_node: Open) -> None:
         other.transport.listen(server.transport.address or "", other)
 
 
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_little_lies_between_a_sender_and_a_near_receiver_that_does_not_read(open_node: Open, encrypt: bool) -> None:
+    """What lies there is what a later frame must wait for."""
+    server, client = open_node(SERVER, listen="127.0.0.1:0", encrypt=encrypt), open_node(CLIENT, encrypt=encrypt)
+    pair = connected(client, server)
+    pair.right.carrier.expect_payload(1, memoryview(bytearray(64 << 20)))
+    pair.left.carrier.send_payload(1, memoryview(bytes(64 << 20)))
+    sent = -1.0
+    while sent < (sent := pair.left.carrier.stats()["bytes_sent"]):
+        client.rest(0.2)
+        client.poll()
+    assert sent < 4 << 20
+
+
 def test_frames_that_arrived_before_the_peer_went_are_delivered_although_a_send_failed_first(open_node: Open) -> None:
     server, client = open_node(SERVER, listen="127.0.0.1:0"), open_node(CLIENT)
     pair = connected(client, server)

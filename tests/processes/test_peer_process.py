@@ -155,7 +155,7 @@ def test_a_stopped_peer_is_ended_too(raw_terms):
 
 def test_a_peer_that_does_not_end_is_made_to_and_reported(monkeypatch):
     monkeypatch.setenv("NEXAR_TEST_PARENT", str(os.getpid()))
-    monkeypatch.setattr("nexar.testing.peer_process._ENDING", 0.5)
+    monkeypatch.setattr("nexar.testing.peer._ENDING", 0.5)
     terms = Terms(assembly=f"{__name__}:UnclosableNode")
     with pytest.raises(PeerFailed, match="did not end"), PeerProcess(nothing, terms=terms) as peer:
         peer.result(timeout=20)

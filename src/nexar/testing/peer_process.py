@@ -42,7 +42,6 @@ Function: TypeAlias = str | Callable[..., Any]
 LINKED: Final = "nexar.testing.linked_node:LinkedNode"
 RAW: Final = "nexar.testing.raw_node:RawNode"
 _GLANCE = 0.25  # seconds that a wait for the link may go on without a look at the child
-_ENDING = 10.0  # seconds a child gets to close its node and end
 _LEFT: Final[NodeId] = 0x11
 _RIGHT: Final[NodeId] = 0x22
 
@@ -156,7 +155,7 @@ class PeerProcess:
     def _open(self, deadline: float) -> None:
         cluster = _Cluster(self._terms)
         self._peer = peer = Peer(self._place.prefix)
-        self._stack.push(self._end_peer)
+        self._stack.push(peer.part)
         peer.order(cluster.start(_RIGHT, _LEFT, self._place, self._function, self._arguments), deadline)
         self.node = node = cluster.make_node(_LEFT, Place(self._host))
         self._stack.callback(node.close)
@@ -231,13 +230,6 @@ class PeerProcess:
             if not self._collected and not self._peer.expendable:
                 self.result(self._terms.timeout)
 
-    def _end_peer(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not isinstance(error, PeerFailed) and (known := self._peer.known_failure()):
-            error.add_note(f"meanwhile in the other process: {known}")
-        self._peer.end(_ENDING if error is None else 1.0, strict=error is None)
-
 
 class PeerPair:
     """A `with` block in which two processes are connected to each other; this one only collects.
@@ -280,7 +272,7 @@ class PeerPair:
 
     def _start(self, place: Place) -> Peer:
         peer = Peer(place.prefix)
-        self._stack.push(lambda _, error, __: peer.end(_ENDING if error is None else 1.0, strict=error is None))
+        self._stack.push(peer.part)
         return peer
 
     def results(self, timeout: float = 30.0) -> tuple[Any, Any]:

@@ -8,6 +8,10 @@ use quinn_proto::{Connection, FinishError, ReadError, StreamId, VarInt, WriteErr
 
 use crate::errors::Failure;
 use crate::op::{Op, Outcome, Value};
+use crate::pool::Pool;
+
+/// Size of the pieces in which borrowed buffers are copied.
+pub const STAGE_BYTES: usize = 64 << 10;
 
 /// Bytes not yet handed to the protocol.
 pub enum Write {
@@ -83,19 +87,21 @@ impl Channel {
     }
 
     /// Hand over up to `limit` queued bytes. Returns how many; 0 if none could be.
-    pub fn flush(&mut self, connection: &mut Connection, limit: usize) -> usize {
+    pub fn flush(&mut self, connection: &mut Connection, pool: &mut Pool, limit: usize) -> usize {
         let mut total = 0;
         while total < limit {
-            let Some(write) = self.writes.front_mut() else {
+            self.stage(pool);
+            let Some(Write::Copied(bytes)) = self.writes.front_mut() else {
                 break;
             };
-            let taken = write_some(connection, self.id, write, limit - total);
-            match taken {
-                Ok((count, complete)) => {
-                    total += count;
-                    self.queued -= count;
-                    if complete {
-                        self.advance();
+            let part = bytes.slice(..bytes.len().min(limit - total));
+            match connection.send_stream(self.id).write_chunks(&mut [part]) {
+                Ok(written) => {
+                    total += written.bytes;
+                    self.queued -= written.bytes;
+                    bytes.advance(written.bytes);
+                    if bytes.is_empty() {
+                        self.writes.pop_front();
                     }
                 }
                 Err(WriteError::Blocked) => break,
@@ -109,9 +115,27 @@ impl Channel {
         total
     }
 
-    fn advance(&mut self) {
-        if let Some(Write::Borrowed(op)) = self.writes.pop_front() {
-            op.complete(Ok(Value::Nothing));
+    /// Copy the next piece of a borrowed buffer, if that is what comes next. It stays in front until
+    /// the protocol has taken it, so a blocked stream copies nothing twice.
+    fn stage(&mut self, pool: &mut Pool) {
+        while let Some(Write::Borrowed(op)) = self.writes.front() {
+            let op = op.clone();
+            let mut cell = op.cell();
+            let Some(buffer) = &cell.buffer else { return };
+            let all = buffer.len();
+            let to = all.min(cell.moved + STAGE_BYTES);
+            let mut piece = pool.take();
+            piece.extend_from_slice(&buffer.bytes()[cell.moved..to]);
+            cell.moved = to;
+            drop(cell);
+            if to == all {
+                self.writes.pop_front();
+                op.complete(Ok(Value::Nothing));
+            }
+            if !piece.is_empty() {
+                let piece = pool.lend(piece).freeze();
+                return self.writes.push_front(Write::Copied(piece));
+            }
         }
     }
 
@@ -243,39 +267,6 @@ fn copy(chunks: &mut quinn_proto::Chunks<'_>, cell: &mut crate::op::Cell) -> Rec
                     code: Some(code.into_inner()),
                 })
             }
-        }
-    }
-}
-
-/// One write into the protocol: how many bytes it took, and whether the entry is used up.
-fn write_some(
-    connection: &mut Connection,
-    id: StreamId,
-    write: &mut Write,
-    limit: usize,
-) -> Result<(usize, bool), WriteError> {
-    let mut stream = connection.send_stream(id);
-    match write {
-        Write::Copied(bytes) => {
-            let part = bytes.slice(..limit.min(bytes.len()));
-            let taken = stream.write_chunks(&mut [part])?.bytes;
-            bytes.advance(taken);
-            Ok((taken, bytes.is_empty()))
-        }
-        Write::Borrowed(op) => {
-            let mut cell = op.cell();
-            let Some(buffer) = &cell.buffer else {
-                return Ok((0, true));
-            };
-            let (all, from) = (buffer.len(), cell.moved);
-            let to = all.min(from.saturating_add(limit));
-            let taken = if from == to {
-                0
-            } else {
-                stream.write(&buffer.bytes()[from..to])?
-            };
-            cell.moved += taken;
-            Ok((taken, cell.moved == all))
         }
     }
 }

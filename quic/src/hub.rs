@@ -7,11 +7,15 @@ use std::sync::Arc;
 use quinn_proto::{Endpoint, Transmit};
 
 use crate::address;
+use crate::channel::STAGE_BYTES;
 use crate::grip::ConnectionGrip;
 use crate::op::{Op, Value};
+use crate::pool::Pool;
 use crate::socket::Socket;
 
 const REFUSALS_KEPT: usize = 256;
+/// Pieces of outgoing data remembered for use again (8 MiB: twice the usual send window).
+const PIECES_LENT: usize = 128;
 
 #[derive(Default)]
 pub struct Counters {
@@ -41,6 +45,8 @@ pub struct Hub {
     pub blocked: Vec<u64>,
     /// Where packets are built.
     pub scratch: Vec<u8>,
+    /// Copies of borrowed data on their way out.
+    pub pool: Pool,
 }
 
 impl Hub {
@@ -56,6 +62,7 @@ impl Hub {
             half_open: 0,
             blocked: Vec::new(),
             scratch: Vec::new(),
+            pool: Pool::new(STAGE_BYTES, PIECES_LENT),
         }
     }
 

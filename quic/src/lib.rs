@@ -23,6 +23,7 @@ mod identity;
 mod op;
 mod operation;
 mod poll;
+mod pool;
 mod queue;
 mod session;
 mod session_streams;

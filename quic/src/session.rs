@@ -112,7 +112,7 @@ impl Session {
             self.confirm(hub);
         }
         loop {
-            let written = self.flush(CHUNK_BYTES.min(budget));
+            let written = self.flush(&mut hub.pool, CHUNK_BYTES.min(budget));
             self.transmit(hub, now);
             if written == 0 {
                 return false;

@@ -10,6 +10,7 @@ use crate::channel::{write_failure, Channel, Receive, Send, Write};
 use crate::errors::Failure;
 use crate::grip::StreamGrip;
 use crate::op::{Op, Outcome, Value};
+use crate::pool::Pool;
 use crate::session::{Phase, Session};
 
 /// Room in the protocol's send buffer that bulk leaves free, so that a small or urgent write is
@@ -220,7 +221,7 @@ impl Session {
 
     /// Hand queued bytes to the protocol: the highest priority first, equals in turn. Returns how
     /// many, 0 if it takes none now.
-    pub fn flush(&mut self, limit: usize) -> usize {
+    pub fn flush(&mut self, pool: &mut Pool, limit: usize) -> usize {
         if self.sending.is_empty() || self.phase == Phase::Lost {
             return 0;
         }
@@ -236,7 +237,7 @@ impl Session {
         let mut next = 0;
         while written == 0 && next < self.sending.len() {
             let id = self.sending[next];
-            written = self.flush_one(id, limit);
+            written = self.flush_one(id, pool, limit);
             match self.channels.get(&id) {
                 Some(channel) if !channel.writes.is_empty() => next += 1,
                 _ => {
@@ -248,7 +249,7 @@ impl Session {
         written
     }
 
-    fn flush_one(&mut self, id: StreamId, limit: usize) -> usize {
+    fn flush_one(&mut self, id: StreamId, pool: &mut Pool, limit: usize) -> usize {
         let Some(channel) = self.channels.get_mut(&id) else {
             return 0;
         };
@@ -257,7 +258,7 @@ impl Session {
         let urgent = channel.priority > 0 || channel.queued <= SMALL_BYTES;
         let reserve = if urgent { RESERVE_BYTES } else { 0 };
         self.connection.set_send_window(self.send_window + reserve);
-        let written = channel.flush(&mut self.connection, limit);
+        let written = channel.flush(&mut self.connection, pool, limit);
         self.connection.set_send_window(self.send_window);
         written
     }

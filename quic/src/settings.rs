@@ -10,6 +10,9 @@ use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 /// With quinn's default initial window a handshake that starts with large packets never completes.
 const INITIAL_WINDOW_BYTES: u64 = 1 << 20;
+/// What the round trip is taken for before it is measured: a lost first packet is sent again after
+/// three times this. The usual guess is made for the far side of the world.
+const INITIAL_RTT: Duration = Duration::from_millis(100);
 
 #[pyclass(module = "nexar_quic", frozen)]
 #[derive(Clone)]
@@ -117,6 +120,7 @@ impl Settings {
             .keep_alive_interval(
                 (!self.keep_alive_interval.is_zero()).then_some(self.keep_alive_interval),
             )
+            .initial_rtt(INITIAL_RTT)
             .initial_mtu(self.initial_mtu)
             .mtu_discovery_config(Some(discovery))
             .congestion_controller_factory(Arc::new(congestion))

@@ -10,10 +10,13 @@ use quinn_udp::{RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, Socket as Plain, Type};
 
 use crate::descriptor::Descriptor;
+use crate::pool::Pool;
 
 /// Datagrams (or coalesced runs of them) taken in by one system call.
 pub const BATCH: usize = 16;
 const SLOT_BYTES: usize = 65536;
+/// Buffers of received data remembered for use again (4 MiB).
+const SLOTS_LENT: usize = 64;
 /// Up to here a copy is cheaper than giving the 64 KiB slot away and allocating a new one.
 const COPY_BYTES: usize = 4096;
 /// A segmented send above the largest UDP payload is refused by the kernel as a whole.
@@ -23,6 +26,7 @@ pub struct Socket {
     descriptor: Descriptor,
     state: UdpSocketState,
     slots: Vec<BytesMut>,
+    pool: Pool,
     ipv6: bool,
 }
 
@@ -57,6 +61,7 @@ impl Socket {
             descriptor,
             state,
             slots,
+            pool: Pool::new(SLOT_BYTES, SLOTS_LENT),
             ipv6: address.is_ipv6(),
         };
         Ok((socket, bound))
@@ -99,7 +104,8 @@ impl Socket {
                 slot.clear();
                 copy
             } else {
-                std::mem::replace(slot, BytesMut::with_capacity(SLOT_BYTES))
+                let full = std::mem::replace(slot, self.pool.take());
+                self.pool.lend(full)
             };
             take(Arrival {
                 data,

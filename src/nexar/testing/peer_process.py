@@ -13,23 +13,17 @@ With `raw=True` the function gets (RawNode, Carrier), and so does the parent: th
 
 from __future__ import annotations
 
-import secrets
 import select
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from nexar.config import Config
-from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
 from nexar.testing.peer import Peer, PeerFailed
-from nexar.testing.peer_messages import Assembly, Dial, Start, reference
+from nexar.testing.peer_messages import Assembly, Dial
+from nexar.testing.peer_terms import HERE, LINKED, RAW, Cluster, Function, Place, Terms
 from nexar.transport.base import Carrier
 from nexar.types import NodeId
 
@@ -38,83 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HERE", "LINKED", "RAW", "PeerFailed", "PeerPair", "PeerProcess", "Place", "Terms"]
 
-Function: TypeAlias = str | Callable[..., Any]
-LINKED: Final = "nexar.testing.linked_node:LinkedNode"
-RAW: Final = "nexar.testing.raw_node:RawNode"
 _GLANCE = 0.25  # seconds that a wait for the link may go on without a look at the child
 _LEFT: Final[NodeId] = 0x11
 _RIGHT: Final[NodeId] = 0x22
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process runs: the address it listens on, and the command that brings it there (`ip netns exec NAME`)."""
-
-    host: str = "127.0.0.1"
-    prefix: tuple[str, ...] = ()
-
-
-HERE: Final = Place()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What both ends have in common.
-
-    `raw`: carriers without links. `assembly` names the class of both nodes, if it is neither of the two that are here.
-    `settings` are fields of `Config`. `spin`: see Progress. `timeout`: for starting and connecting, together.
-    """
-
-    schemes: Sequence[str] = ("tls",)
-    raw: bool = False
-    assembly: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    spin: float | None = None
-    timeout: float = 30.0
-
-    @property
-    def node_class(self) -> str:
-        """Where to find what makes the nodes."""
-        return self.assembly or (RAW if self.raw else LINKED)
-
-
-class _Cluster:
-    """An authority and what it admits: all that two processes need to believe each other."""
-
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.authority = Authority.create(f"test-{secrets.token_hex(4)}")
-        self.trust = Trust(self.authority.certificate_pem)
-
-    def start(self, node: NodeId, peer: NodeId, place: Place, function: Function, arguments: Sequence[Any]) -> Start:
-        terms = self.terms
-        return Start(
-            credentials=self.authority.admit(node),
-            trust=self.trust,
-            peer=peer,
-            schemes=list(terms.schemes),
-            host=place.host,
-            settings=dict(terms.settings),
-            assembly=terms.node_class,
-            function=reference(function),
-            arguments=list(arguments),
-            path=sys.path,
-            timeout=terms.timeout,
-            spin=terms.spin,
-        )
-
-    def make_node(self, node: NodeId, place: Place) -> Assembly:
-        module, _, name = self.terms.node_class.partition(":")
-        spin = {} if self.terms.spin is None else {"spin": self.terms.spin}
-        made: Assembly = getattr(import_module(module), name)(
-            self.authority.admit(node),
-            self.trust,
-            self.terms.schemes,
-            host=place.host,
-            config=Config(**self.terms.settings),
-            **spin,
-        )
-        return made
 
 
 class PeerProcess:
@@ -153,7 +73,7 @@ class PeerProcess:
         return self
 
     def _open(self, deadline: float) -> None:
-        cluster = _Cluster(self._terms)
+        cluster = Cluster(self._terms)
         self._peer = peer = Peer(self._place.prefix)
         self._stack.push(peer.part)
         peer.order(cluster.start(_RIGHT, _LEFT, self._place, self._function, self._arguments), deadline)
@@ -260,7 +180,7 @@ class PeerPair:
         return self
 
     def _open(self, deadline: float) -> None:
-        cluster = _Cluster(self._terms)
+        cluster = Cluster(self._terms)
         self.peers = [self._start(place) for place in self._places]
         left, right = self.peers
         left.order(cluster.start(_LEFT, _RIGHT, self._places[0], self._functions[0], self._arguments), deadline)

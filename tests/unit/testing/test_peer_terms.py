@@ -2,7 +2,8 @@
 
 import pytest
 
-from nexar.testing.peer_process import LINKED, RAW, PeerProcess, Terms
+from nexar.testing.peer_process import PeerProcess
+from nexar.testing.peer_terms import LINKED, RAW, Terms
 
 
 def test_nodes_have_links_unless_told_otherwise():

@@ -212,8 +212,8 @@ class QuicCarrier(Carrier):
     def _end(self, error: CarrierLost, code: CloseCode) -> None:
         lost = self._set_error(error)
         try:
-            self._release(lost)
             self._connection.close(code, shorten(lost.reason))
+            self._release(lost)  # afterwards: streams let go before would be reset, and the peer see that first
         except ForkedError:
             return  # the connection is the parent's, and it goes on there
 

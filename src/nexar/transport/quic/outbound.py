@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, TypeAlias
 
-from nexar_quic import Completions, Connection, Operation, QuicError, Stream
+from nexar_quic import Completions, Connection, Operation, QuicError, Stream, StreamError
 
 from nexar.transport.base import CarrierLost
 from nexar.transport.quic.endings import again, finished_already
@@ -80,7 +80,7 @@ class Outbound:
             self._waiting.pop(transfer, None)
             payload = self._payloads.pop(transfer, None)
             if payload is not None:
-                payload.cancel()
+                payload.withdraw()
 
     def finish(self) -> None:
         """Nothing new may be sent; once every payload has a stream, say so to the peer."""
@@ -98,7 +98,7 @@ class Outbound:
             self.writers.clear()
             self._waiting.clear()
             for payload in self._payloads.values():
-                payload.cancel()
+                payload.release()
             self._payloads.clear()
             self._lanes.clear()
 
@@ -189,11 +189,14 @@ class Outbound:
         return None
 
     def _start(self, stream: Stream, transfer: int, data: memoryview) -> None:
-        stream.priority = 0
-        stream.write(encode_preamble(StreamType.PAYLOAD, transfer, size=len(data)))
-        if len(data):
-            self._payloads[transfer] = OutgoingPayload(self, transfer, stream, data, self._completions)
-        stream.finish()
+        try:
+            stream.priority = 0
+            stream.write(encode_preamble(StreamType.PAYLOAD, transfer, size=len(data)))
+            if len(data):
+                self._payloads[transfer] = OutgoingPayload(self, transfer, stream, data, self._completions)
+            stream.finish()
+        except StreamError:
+            return  # the peer wants none of it, and was quick to say so
 
     def _finish_if_drained(self) -> None:
         if not self.finishing or self._waiting or self._opening or self.finished:
@@ -208,17 +211,29 @@ class Outbound:
 class OutgoingPayload:
     """Memory of ours that the protocol reads from."""
 
-    __slots__ = ("_operation", "_outbound", "transfer")
+    __slots__ = ("_operation", "_outbound", "_stream", "transfer")
 
     def __init__(
         self, outbound: Outbound, transfer: int, stream: Stream, data: memoryview, completions: Completions
     ) -> None:
         self.transfer = transfer
         self._outbound = outbound
+        self._stream = stream
         self._operation = stream.post_write(data, completions, token=self.done)
 
-    def cancel(self) -> None:
-        """Give the memory back; what was sent of it is worthless (the stream is reset)."""
+    def withdraw(self) -> None:
+        """Give the memory back, and tell the peer that what it has got is worthless.
+
+        The reset comes first: without the write, the end that is queued behind it would go out as if all was sent.
+        """
+        try:
+            self._stream.reset()
+        except QuicError:
+            return self.release()  # everything has arrived, or the connection is gone
+        return self.release()
+
+    def release(self) -> None:
+        """Give the memory back."""
         self._operation.cancel()
 
     def done(self, _operation: Operation) -> None:

@@ -170,6 +170,17 @@ def test_an_abort_is_silent_here_and_told_there(scene):
         assert raised.value.kind == "closed"
 
 
+@pytest.mark.parametrize("attempt", range(5))
+def test_an_abort_with_many_streams_in_use_is_never_taken_for_misbehaviour(scene, attempt):
+    pair = scene.pair()
+    for communicator in range(50):
+        send(pair.left, b"x" * 1000, Lane.DATA, communicator)
+    pair.drive(lambda: len(pair.right_sink.frames) > 10 * attempt)
+    pair.left.abort("enough")
+    pair.drive(lambda: pair.right_sink.lost)
+    assert pair.right_sink.lost[0].kind == "peer"
+
+
 def test_a_lost_carrier_raises_its_reason_from_every_verb(scene):
     pair = scene.pair()
     pair.left.abort("I am off")

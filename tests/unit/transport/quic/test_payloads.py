@@ -1,6 +1,7 @@
 """Payloads: into their place, elsewhere on the way, or nowhere."""
 
 import gc
+import random
 
 import pytest
 
@@ -182,6 +183,46 @@ def test_a_withdrawn_payload_stops_and_may_be_sent_again(scene):
     pair.left.send_payload(5, memoryview(data))
     pair.drive(lambda: pair.right_sink.payloads == [5])
     assert into == data
+
+
+def test_payloads_withdrawn_at_once_are_no_offence(scene):
+    pair = scene.pair()
+    for transfer in range(200):
+        pair.right.expect_payload(transfer, memoryview(bytearray(100_000)))
+        pair.left.send_payload(transfer, memoryview(bytes(100_000)))
+        pair.left.withdraw_payload(transfer)
+    pair.left.finish()
+    pair.drive(lambda: pair.right_sink.finished or pair.right_sink.lost)
+    assert pair.right_sink.lost == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_becomes_of_the_payloads_the_polite_end_comes(scene, seed):
+    chance = random.Random(seed)
+    pair = scene.pair(QuicSettings(max_streams=chance.choice([4, 4096])))
+    kept = set()
+    for transfer in range(60):
+        size = chance.choice([0, 1, 5000, 300_000])
+        pair.right.expect_payload(transfer, memoryview(bytearray(size)))
+        pair.left.send_payload(transfer, memoryview(bytes(size)))
+        send(pair.left, b"envelope", Lane.DATA, transfer % 5)
+        fate = chance.choice(["arrive", "withdraw", "discard", "redirect"])
+        for node in scene.nodes * chance.randrange(4):
+            node.transport.poll()
+        if fate == "withdraw":
+            pair.left.withdraw_payload(transfer)
+        elif fate == "discard":
+            pair.right.redirect_payload(transfer, None)
+        else:
+            kept.add(transfer)
+        if fate == "redirect":
+            pair.right.redirect_payload(transfer, memoryview(bytearray(size)))
+    pair.left.finish()
+    pair.right.finish()
+    pair.drive(lambda: not any(node.transport._carriers for node in scene.nodes))
+    assert pair.left_sink.lost == pair.right_sink.lost == []
+    assert pair.left_sink.finished == pair.right_sink.finished == 1
+    assert kept <= set(pair.right_sink.payloads)
 
 
 def test_withdrawing_frees_the_senders_memory(scene):

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Protocol
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
 from nexar.transport.shm.doorbell import Doorbell, fence
-from nexar.transport.shm.frames_out import FINAL, FrameSender, flat
+from nexar.transport.shm.frames_out import FrameSender, flat
 from nexar.transport.shm.lifetime import Lifetime
 from nexar.transport.shm.payload_in import NOTHING, PayloadReceiver
 from nexar.transport.shm.payload_out import PayloadSender
@@ -97,7 +97,7 @@ class ShmCarrier(Carrier):
         except Corrupt as error:
             self._blame(error)
         except ValueError:
-            self._raise_if_ended()  # another thread aborted it, and the memory is gone
+            self._raise_if_closing()  # another thread finished or aborted it meanwhile
             raise
 
     def queued_bytes(self, lane: Lane) -> int:
@@ -122,7 +122,7 @@ class ShmCarrier(Carrier):
         except Corrupt as error:
             self._blame(error)
         except ValueError:
-            self._raise_if_ended()
+            self._raise_if_closing()
             raise
         if self._payloads_out.waiting:
             self._ask_for_driver()
@@ -162,6 +162,10 @@ class ShmCarrier(Carrier):
     def _raise_if_ended(self) -> None:
         if self._life.ended is not None:
             raise self._refusal()
+
+    def _raise_if_closing(self) -> None:
+        if self._life.ended is not None or self._finish_asked:
+            raise self._refusal() from None
 
     def _ask_for_driver(self) -> None:
         self.attention = True
@@ -279,10 +283,13 @@ class ShmCarrier(Carrier):
         )
 
     def _send_finish(self) -> bool:
-        if not self._finish_due or self._payloads_out.waiting:
+        if not self._finish_due:
+            return False
+        chunks = self._payloads_out.seal()
+        if chunks is None:
             return False
         self._finish_due = False
-        self._frames_out.send(FINAL, encode(Frame(kind=_FINISH, count=self._payloads_out.chunks_sent())), ())
+        self._frames_out.send_last(encode(Frame(kind=_FINISH, count=chunks)))
         self._finish_sent = True
         self._ring(sent=True)
         return True

@@ -29,6 +29,7 @@ class FrameSender:
     __slots__ = (
         "_acquire",
         "_largest",
+        "_limit",
         "_positions",
         "_queued",
         "_queues",
@@ -43,7 +44,8 @@ class FrameSender:
         self._acquire = lock.acquire
         self._release = lock.release
         self._ring = ring
-        self._largest = ring.largest  # -1 after close
+        self._largest = ring.largest
+        self._limit = ring.largest  # -1 after send_last or close: nothing fits, so that needs no question of its own
         self._queues: tuple[deque[bytes], ...] = tuple(deque() for _ in range(FINAL + 1))
         self._queued = [0] * (FINAL + 1)  # bytes in each queue
         self._positions = [0] * (FINAL + 1)  # how much of the first frame in each queue is in the ring already
@@ -51,23 +53,35 @@ class FrameSender:
         self.frames_sent = 0
 
     def send(self, lane: int, header: bytes, body: tuple[Buffer, ...]) -> bool:
-        """Copy one frame. True if it is in the ring, False if it waits. Corrupt; ValueError after close."""
+        """Copy one frame. True: it is in the ring, False: it waits. Corrupt; ValueError after send_last or close."""
         size = len(header)
         for part in body:
             size += len(part)
         self._acquire()
         try:
             self.frames_sent += 1
-            if not self.waiting and size <= self._largest and self._ring.write(header, body, size):
+            if not self.waiting and size <= self._limit and self._ring.write(header, body, size):
                 return True
-            if self._largest < 0:
-                raise ValueError("the ring is gone")
+            if self._limit < 0:
+                raise ValueError("nothing more can be sent")
             self._queues[lane].append(b"".join((header, *body)))
             self._queued[lane] += size
             self.waiting = True
             return self._flush()
         finally:
             self._release()  # also the fence between the new head and the look at the peer's sleeping word
+
+    def send_last(self, header: bytes) -> None:
+        """Let this frame follow all that were sent, and none follow it. Corrupt."""
+        self._acquire()
+        try:
+            self._limit = -1
+            self._queues[FINAL].append(header)
+            self._queued[FINAL] += len(header)
+            self.waiting = True
+            self._flush()
+        finally:
+            self._release()
 
     def flush(self) -> bool:
         """Move what fits now; True if anything moved. Corrupt."""
@@ -125,7 +139,7 @@ class FrameSender:
         """Forget what waits. When this returns nobody touches the ring, nor will: `send` raises ValueError."""
         self._acquire()
         try:
-            self._largest = -1  # nothing fits, so the way of every frame needs no further question
+            self._limit = -1
             for queue in self._queues:
                 queue.clear()
             self._queued = [0] * (FINAL + 1)

@@ -33,7 +33,7 @@ class PayloadSender:
         self.bytes_sent = 0
 
     def add(self, transfer: int, data: memoryview) -> bool:
-        """Queue a payload; `pump` moves it. False after close."""
+        """Queue a payload; `pump` moves it. False after seal or close."""
         with self._lock:
             if self._closed:
                 return False
@@ -77,9 +77,13 @@ class PayloadSender:
                     outgoing.data = memoryview(b"")
                     outgoing.sent, outgoing.total = 0, WITHDRAWN
 
-    def chunks_sent(self) -> int:
-        """How many chunks the peer must have taken to have everything."""
-        return self._slots.head
+    def seal(self) -> int | None:
+        """Take no more payloads and tell how many chunks were sent; None if some still wait."""
+        with self._lock:
+            if self._queue:
+                return None
+            self._closed = True
+            return self._slots.head
 
     def can_move(self) -> bool:
         """Whether `pump` may get further than the last time."""

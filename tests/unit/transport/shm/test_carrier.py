@@ -10,7 +10,7 @@ import pytest
 
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.shm.segment import _head_word, _tail_word
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Lane, encode
 from tests.conformance.harness import Pair, wait_for
 from tests.unit.transport.shm.stage import LEFT, RIGHT, connected, inside
 
@@ -96,7 +96,7 @@ def write_a_private_kind(pair: Pair) -> None:
 def speak_after_finish(pair: Pair) -> None:
     pair.left.carrier.finish()
     pair.until(lambda: pair.right.heard.finished, "the finish")
-    inside(pair.left)._frames_out.send(2, encode(Frame(kind=8)), ())
+    inside(pair.left)._segment.writer.write(encode(Frame(kind=8)), (), HEADER_BYTES)
 
 
 def send_what_nobody_expects(pair: Pair) -> None:
@@ -207,6 +207,33 @@ def test_senders_in_other_threads_survive_an_abort_under_their_feet(tmp_path: Pa
             for thread in threads:
                 thread.join()
         assert [error.reason for error in ended] == ["enough"] * 3
+
+
+def test_senders_in_other_threads_survive_a_finish_under_their_feet(tmp_path: Path) -> None:
+    with connected(tmp_path, SMALL_RING) as pair:
+        refused: list[CarrierLost] = []
+        sent = [0, 0, 0]
+
+        def chatter(number: int) -> None:
+            try:
+                while True:
+                    pair.left.send(bytes(500), tag=number)
+                    sent[number] += 1
+            except CarrierLost as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=chatter, args=(number,)) for number in range(3)]
+        with pair.driving():
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: len(pair.right.heard.frames) > 500, "traffic")
+            pair.left.carrier.finish()
+            for thread in threads:
+                thread.join()
+            wait_for(lambda: pair.right.heard.finished, "the finish")
+        assert [error.kind for error in refused] == ["closed"] * 3
+        assert [pair.right.heard.tags.count(number) for number in range(3)] == sent
+        assert pair.right.heard.lost == []
 
 
 def test_a_forked_child_lets_go_without_a_trace(tmp_path: Path) -> None:

@@ -308,7 +308,10 @@ _live: dict[int, Progress] = {}  # nodes of this process that are open; written 
 
 
 def _register(progress: Progress) -> None:
+    """At exit the hook registered last runs first: nodes must close before the packages that they stand on."""
     _live[id(progress)] = progress
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
 
 
 def _close_all() -> None:
@@ -322,5 +325,4 @@ def _abandon_all() -> None:
     _live.clear()
 
 
-atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)

@@ -27,6 +27,7 @@ class Line:
         self.credit_bytes = router.config.credit_bytes
         self.carriers: dict[str, Carrier] = {}
         self.carrier: Carrier | None = None  # the best of them; None: not connected
+        self._finished: set[Carrier] = set()  # those on which the peer has finished
         self.failure: NexarError | None = None  # why nothing can be sent now
         self.flows: dict[int, Flow] = {}  # by communicator
         self.dropped_frames = 0  # of a kind we do not know, or for something that is over
@@ -40,14 +41,23 @@ class Line:
         """This way is gone."""
         if self.carriers.get(carrier.scheme) is carrier:
             del self.carriers[carrier.scheme]
+            self._finished.discard(carrier)
             self._choose()
 
     def drop_carriers(self) -> list[Carrier]:
         """All ways are gone; returns them."""
         carriers = list(self.carriers.values())
         self.carriers.clear()
+        self._finished.clear()
         self._choose()
         return carriers
+
+    def finished_by_peer(self, carrier: Carrier) -> bool:
+        """The peer will send no more on this one. True: nor on any other. A carrier that was replaced says nothing."""
+        if self.carriers.get(carrier.scheme) is not carrier:
+            return False
+        self._finished.add(carrier)
+        return all(other in self._finished for other in self.carriers.values())
 
     def _choose(self) -> None:
         scheme = choose(0, self.carriers)

@@ -56,6 +56,7 @@ class Link:
         self._line = Line(router, peer, rank, address)
         self._lock = router.lock
         self._outbox = router.outbox
+        self._answers = router.outbox.calls  # looked at before flushing: a small message asks for none
         self._progress = router.progress
         self._sending = Sending(self._line)
         self._arriving = Arriving(self._line)
@@ -183,7 +184,8 @@ class Link:
                 self._protocol(frame, body)
         except (Misbehaviour, FrameError, MessageError) as fault:
             self._misbehaved(str(fault))
-        self._outbox.flush()
+        if self._answers:
+            self._outbox.flush()
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         """See Sink."""
@@ -192,19 +194,18 @@ class Link:
         self._outbox.flush()
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink. The peer leaves: finish too, so that it knows everything has arrived."""
+        """See Sink. The peer leaves. Once it has finished on every carrier, all it ever said is here: finish too, so
+        that it knows.
+        """
         with self._lock:
-            if self._line.carriers.get(carrier.scheme) is not carrier:
-                return
+            if not self._line.finished_by_peer(carrier):
+                return  # what it said on the others may still be on its way
             self._end(PeerLost(**self._line.facts(), cause="it closed the link"))
-            self._line.drop(carrier)
+            carriers = self._line.drop_carriers()
             mine = self._closing is not None
-            last = not self._line.carriers
-            if last:
-                self._close_done()
+            self._close_done()
         if not mine:
-            self._finish([carrier])
-        if last and not mine:
+            self._finish(carriers)
             self._report()
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:

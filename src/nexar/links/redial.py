@@ -46,6 +46,7 @@ class Redial:
         self._stop = threading.Event()
         self.attempts = 0  # written by the thread
         self.error: Exception | None = None  # why the last attempt failed; written by the thread
+        self._connected = False  # written by the thread
         self._thread = threading.Thread(target=self._run, name="nexar-redial", daemon=True)
         self._thread.start()
 
@@ -57,17 +58,23 @@ class Redial:
     def join(self) -> bool:
         """Wait for the end. True: the link is connected again."""
         self._thread.join()
-        return self.error is None and self.attempts > 0
+        return self._connected
 
     def _run(self) -> None:
-        while not self._stop.wait(pause_before(self.attempts, self._random)):
+        while not self._stop.wait(self._pause()):
+            if self.attempts and time.monotonic() >= self._deadline:
+                return
             self.attempts += 1
             try:
                 self._link.adopt(self._connect(self._deadline))
             except (ConnectRefused, OSError) as error:
                 self.error = error
-                if time.monotonic() >= self._deadline:
-                    return
             else:
                 self.error = None
+                self._connected = True
                 return
+
+    def _pause(self) -> float:
+        """Never beyond the deadline: who waits for the outcome waits no longer than was agreed."""
+        left = max(0.0, self._deadline - time.monotonic())
+        return min(pause_before(self.attempts, self._random), left)

@@ -2,7 +2,8 @@
 
 Law: the version comes first and is read before anything else, so two versions that understand nothing of each other
 still find out that this is the reason. It therefore stands outside the encoding that may change: two bytes of magic,
-two of version, then a MessagePack struct that only nodes of this version interpret.
+two of version, then a MessagePack struct that only nodes of this version interpret. A peer whose frames are of another
+version never gets so far: its first header is refused with FrameError, field "version", which names it as well.
 """
 
 from __future__ import annotations

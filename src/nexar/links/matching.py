@@ -60,7 +60,7 @@ class Matching:
         """
         receive = Receive(self, (source, space, tag), into, dtype)
         with self.lock:
-            message = self._find_message(receive)
+            message = self._find_message(receive) if self._waiting else None
             if message is None:
                 self._enqueue(receive)
             else:
@@ -101,17 +101,22 @@ class Matching:
 
     def _enqueue(self, receive: Receive) -> None:
         source, _, tag = receive.key
-        error = (
-            self._closed or self._lost.get(source) or (next(iter(self._lost.values()), None) if source == ANY else None)
-        )
-        if error is not None:
-            raise duplicate(error)
+        if self._lost or self._closed is not None:
+            self._refuse_to_wait(source)
         self._order += 1
         receive.order = self._order
-        if ANY in (source, tag):
+        if source == ANY or tag == ANY:  # noqa: PLR1714 - a tuple for every receive would be dear
             self._wild.append(receive)
         else:
             self._posted.put(receive.key, receive)
+
+    def _refuse_to_wait(self, source: int) -> None:
+        """Raise if nothing can come any more. From anybody: if anybody is lost, because it might have been theirs."""
+        error = self.lost(source)
+        if error is None and source == ANY:
+            error = next(iter(self._lost.values()), None)
+        if error is not None:
+            raise duplicate(error)
 
     def _unpost(self, receive: Receive) -> None:
         if not self._posted.remove(receive.key, receive):
@@ -219,9 +224,12 @@ class Matching:
     def arrive(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...], data: memoryview) -> bool:
         """A whole message. False: it waits (and keeps its credit)."""
         key = _key(source, frame)
-        receive = self._find_receive(key)
+        receive = self._find_receive(key) if self._wild else self._posted.first(key)
         if receive is not None and receive.accepts(frame):
-            self._unpost(receive)
+            if self._wild:
+                self._unpost(receive)
+            else:
+                self._posted.take(key)
             if receive.into is None:
                 receive.into = memoryview(bytearray(data))  # small, and here already
             else:

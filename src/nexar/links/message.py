@@ -108,7 +108,11 @@ class Receive(Operation):
     __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape")
 
     def __init__(self, owner: Owner, key: Key, into: memoryview | None, dtype: int) -> None:
-        super().__init__(owner.lock)
+        self.lock = owner.lock  # the base's part, written out: a receive is made for every message
+        self.done = False
+        self.error = None
+        self._waiter = None
+        self._callbacks = None
         self.owner = owner
         self.key = key
         self.into = into
@@ -145,9 +149,10 @@ class Receive(Operation):
 
     def accepts(self, frame: Frame) -> bool:
         """Does its size and dtype fit? A receive without a buffer takes anything; raw bytes fit every dtype."""
-        if self.into is None:
+        into = self.into
+        if into is None:
             return True
-        return len(self.into) == frame.length and (self.dtype == frame.dtype or not self.dtype or not frame.dtype)
+        return len(into) == frame.length and (self.dtype == frame.dtype or not self.dtype or not frame.dtype)
 
     def mismatch(self, message: Message) -> NexarError:
         """Why it does not fit."""

@@ -14,21 +14,21 @@ from nexar.transport.base import CarrierLost
 class Outbox:
     """Calls to make, in order. A deque's append and popleft are atomic, so no lock is needed to empty it."""
 
-    __slots__ = ("_calls",)
+    __slots__ = ("calls",)
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self.calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     def add(self, call: Callable[..., Any], *arguments: Any) -> None:
         """`call` must not block."""
-        self._calls.append((call, arguments))
+        self.calls.append((call, arguments))
 
     def flush(self) -> None:
         """Make the calls.
 
         A carrier that is lost reports that to its link by itself, once; what it was to send is void.
         """
-        calls = self._calls
+        calls = self.calls
         while calls:
             try:
                 call, arguments = calls.popleft()

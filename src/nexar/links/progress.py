@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self
 
-from nexar.errors import InternalError, OperationTimeout, UsageError
+from nexar.errors import InternalError, NexarError, OperationTimeout, UsageError
 from nexar.links.interrupt import interrupts
 from nexar.links.operation import Operation, Waiter
 from nexar.transport.base import Sleeper, Transport
@@ -41,6 +41,7 @@ class Progress:
         """
         self.spin = spin
         self._sleeper = sleeper
+        self._kick = sleeper.kick
         self._transports = tuple(transports)
         self._native = sleeper if isinstance(sleeper, Transport) else None
         self._memory = tuple(transport for transport in transports if transport is not self._native)
@@ -54,8 +55,7 @@ class Progress:
         self._unpark = threading.Lock()
         self._unpark.acquire()
         self._closed = False  # written once, by close()
-        self._forked = False  # written once, in a forked child
-        self._fault: BaseException | None = None  # what ended the progress thread; written by it
+        self._ended: NexarError | None = None  # why waiting is over: closed, forked, or a bug; each writes it once
         self._on_fork: list[Callable[[], None]] = []
         _register(self)
         self._thread = threading.Thread(target=self._watch, name="nexar-progress", daemon=True)
@@ -82,28 +82,26 @@ class Progress:
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = time.monotonic()
-        interrupts.begin(lambda: self._interrupt(waiter))
+        in_main = interrupts.begin(self._kick, waiter.wake)
         try:
             while waiter.pending:
-                if self._leading.acquire(blocking=False):
+                if self._leading.acquire(False):
                     self._take_turn(waiter, deadline)
                 else:
                     self._follow(waiter, deadline)
-                interrupts.settle()
-                if waiter.pending and time.monotonic() >= deadline:
-                    raise self._timeout(operations, deadline - begin)
+                if waiter.pending:
+                    if in_main:
+                        interrupts.settle()
+                    if time.monotonic() >= deadline:
+                        raise self._timeout(operations, deadline - begin)
         except BaseException:
             self._give_up(waiter, operations)
             raise
         finally:
             if self._followers and not self._leading.locked():
                 self._offer()  # leadership was offered to us and we need it no more
-            interrupts.end()
-
-    def _interrupt(self, waiter: Waiter) -> None:
-        """A signal handler of this thread wants to run, whichever way the thread sleeps."""
-        self._sleeper.kick()
-        waiter.wake()
+            if in_main:
+                interrupts.end()
 
     def _give_up(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
         with self.lock:
@@ -118,7 +116,8 @@ class Progress:
         return OperationTimeout(operation=name, waiting_for=[p.awaited() for p in pending[:8]], timeout=timeout)
 
     def _follow(self, waiter: Waiter, deadline: float) -> None:
-        self._check()
+        if self._ended is not None:
+            raise copy(self._ended)
         with self.lock:
             if not waiter.pending:
                 return
@@ -137,10 +136,15 @@ class Progress:
     def _take_turn(self, waiter: Waiter, deadline: float) -> None:
         self._turns += 1
         try:
-            self._check()
+            if self._ended is not None:
+                raise copy(self._ended)
             self._lead(waiter, deadline)
         finally:
-            self._hand_over()
+            self._leading.release()
+            if self._followers:
+                self._offer()
+            if self._parked:
+                self._wake_background()
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
         memory = self._memory
@@ -184,13 +188,6 @@ class Progress:
                 timeout = min(timeout, due - time.monotonic())
         self._sleeper.sleep(min(max(timeout, 0.0), _LONGEST_SLEEP), spin)
 
-    def _hand_over(self) -> None:
-        self._leading.release()
-        if self._followers:
-            self._offer()
-        if self._parked:
-            self._wake_background()
-
     def _offer(self) -> None:
         """Leadership is free: wake one follower that still waits; it leads, or offers in its turn when it leaves."""
         with self.lock:
@@ -206,14 +203,11 @@ class Progress:
         try:
             self._take_over_when_idle()
         except BaseException as fault:
-            self._fault = fault
-            self._hand_over_to_all()
+            self._ended = InternalError(f"the progress thread ended: {fault!r}")
+            with self.lock:
+                for follower in list(self._followers):
+                    follower.wake()
             raise
-
-    def _hand_over_to_all(self) -> None:
-        with self.lock:
-            for follower in list(self._followers):
-                follower.wake()
 
     def _take_over_when_idle(self) -> None:
         seen = -1
@@ -256,19 +250,11 @@ class Progress:
                     self._sleep(_LONGEST_SLEEP, 0.0)
         finally:
             self._background_leads = False
-            self._hand_over()
+            self._leading.release()
+            if self._followers:
+                self._offer()
 
     # -- the end ---------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self._forked:
-            raise UsageError(
-                "this node belongs to the parent process; a forked child must make its own with nexar.init()"
-            )
-        if self._closed:
-            raise UsageError("this node is closed; nothing drives its links any more")
-        if self._fault is not None:
-            raise InternalError(f"the progress thread ended: {self._fault!r}") from self._fault
 
     def when_forked(self, callback: Callable[[], None]) -> None:
         """`callback` runs in a forked child, which has one thread and must not take locks."""
@@ -279,8 +265,9 @@ class Progress:
 
         Links must have been closed before; pending waits raise. Idempotent.
         """
-        if self._closed or self._forked:
+        if self._closed:
             return
+        self._ended = UsageError("this node is closed; nothing drives its links any more")
         self._closed = True
         _live.pop(id(self), None)
         self._sleeper.kick()
@@ -297,7 +284,10 @@ class Progress:
         self.close()
 
     def _abandon(self) -> None:
-        self._forked = True
+        self._closed = True
+        self._ended = UsageError(
+            "this node belongs to the parent process; a forked child must make its own with nexar.init()"
+        )
         for callback in self._on_fork:
             callback()
         for transport in self._transports:

@@ -57,8 +57,8 @@ class Sending:
         body = len(extents) + length
         line = self._line
         with self.lock:
-            carrier = line.connected()
-            flow = line.flow(communicator)
+            carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
+            flow = line.flows.get(communicator) or line.flow(communicator)
             message = flow.message
             if about.space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
                 flow.message = message + 1

@@ -21,6 +21,9 @@ class Shelf(Generic[T]):
         self._one: dict[Key, T] = {}  # the oldest thing of each key
         self._more: dict[Key, deque[T]] = {}  # what came after it
 
+    def __bool__(self) -> bool:
+        return bool(self._one)
+
     def __len__(self) -> int:
         return len(self._one) + sum(len(queue) for queue in self._more.values())
 

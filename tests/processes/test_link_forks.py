@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from nexar.wire.messages import Ping
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import TALKING, TalkingNode, echo, end_echo, post, round_trip, say
 
-FORKS = sized(25, 300)
+FORKS = sized(40, 300)
 TAG, ROUND = 20, 21
 HUNG = -signal.SIGALRM
 
 
 def fork_often(node: TalkingNode, link: Link, forks: int) -> list[int]:
     """The exit codes of the children, 0 being good, with traffic before, meanwhile and after."""
+    sys.setswitchinterval(1e-6)  # so that a fork meets the other threads in the middle of things
     stop = threading.Event()
     talker = threading.Thread(target=_chatter, args=(node, link, stop))
     talker.start()

@@ -292,3 +292,4 @@ class Link:
         self._line.failure = UsageError(
             "this link belongs to the parent process; a forked child must make its own node with nexar.init()"
         )
+        self._line.drop_carriers()  # they live on in the parent; here even an abort may wait for a thread that is not

@@ -288,6 +288,8 @@ class Progress:
         self._ended = UsageError(
             "this node belongs to the parent process; a forked child must make its own with nexar.init()"
         )
+        if self.lock.locked():  # by a thread that has no part in this process: nobody else would ever release it
+            self.lock.release()
         for callback in self._on_fork:
             callback()
         for transport in self._transports:

@@ -49,8 +49,8 @@ class Connection:
 
     @property
     def holds_input(self) -> bool:
-        """Bytes have arrived that the socket does not show any more."""
-        return self.channel.buffered or self.reader.buffered_bytes > 0
+        """Bytes wait to be read that the socket does not show any more. (Half a frame in the reader waits for more.)"""
+        return self.channel.buffered
 
     def send(self, lane: int, frame: bytes) -> None:
         """Send a frame now if nothing is waiting and the socket takes it, else later."""
@@ -130,12 +130,13 @@ class Connection:
     def _events(self) -> int:
         return READABLE | (WRITABLE if self._wants_write else 0)
 
-    def fill(self, limit: int) -> int:
-        """Read up to `limit` bytes into the frame reader; how many came. EOFError, OSError as the channel."""
+    def fill(self, limit: int | None) -> int:
+        """Read into the frame reader, up to `limit` bytes; how many came. EOFError, OSError as the channel."""
+        room = self.reader.room()
         with self.lock:
             if self.ended is not None:
                 return 0
-            count = self.channel.read_into(self.reader.room()[:limit])
+            count = self.channel.read_into(room if limit is None else room[:limit])
         self.reader.filled(count)
         self.bytes_received += count
         return count

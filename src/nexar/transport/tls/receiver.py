@@ -6,16 +6,13 @@ carrier; what a sink raises is the sink's business and passes through.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from nexar.transport.base import CarrierLost
+from nexar.transport.base import Carrier, CarrierLost, Sink
 from nexar.transport.tls.connection import Connection, as_loss
 from nexar.transport.tls.ending import Ending
 from nexar.transport.tls.inbox import Inbox
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind
-
-if TYPE_CHECKING:
-    from nexar.transport.base import Carrier, Sink
 
 RECEIVE_BUDGET_BYTES: Final = 1 << 20
 """Taken in per turn and connection, so that the driving thread gets round to the other peers."""
@@ -24,7 +21,7 @@ _OURS: Final = frozenset({_CHUNK, _FINISH, int(Kind.HELLO)})
 
 
 class Receiver:
-    """Takes in one connection of `carrier`. Without an inbox no payload may come this way."""
+    """Takes in one connection of a carrier. Without an inbox no payload may come this way."""
 
     def __init__(self, connection: Connection, ending: Ending, inbox: Inbox | None = None) -> None:
         self.connection = connection
@@ -38,7 +35,8 @@ class Receiver:
         """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
         received = 0
         channel = self.connection.channel
-        self._dispatch(carrier, sink)  # what came along with the handshake, or was left by the budget
+        if self.connection.reader.buffered_bytes:
+            self._dispatch(carrier, sink)  # frames behind one whose sink raised
         while self._ending.lost is None and received < RECEIVE_BUDGET_BYTES:
             count = self._take(carrier, sink)
             received += count
@@ -63,7 +61,7 @@ class Receiver:
 
     def _fill(self) -> int:
         # Behind a chunk another one is likely: its header is read alone, so that its body need not be copied.
-        limit = HEADER_BYTES if self._header_next else RECEIVE_BUDGET_BYTES
+        limit = HEADER_BYTES if self._header_next else None
         self._header_next = False
         try:
             return self.connection.fill(limit)

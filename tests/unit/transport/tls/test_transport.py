@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +20,7 @@ from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.transport.sleep import PollSleeper
 from nexar.transport.tls import TlsTransport
 from nexar.transport.tls import transport as transport_module
-from nexar.wire.frame import Lane
+from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Lane, encode
 from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump
 
 AUTHORITY = Authority.create("c")
@@ -260,6 +262,26 @@ def test_little_lies_between_a_sender_and_a_near_receiver_that_does_not_read(ope
         client.rest(0.2)
         client.poll()
     assert sent < 4 << 20
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_half_a_frame_does_not_keep_the_driving_thread_awake(open_node: Open, encrypt: bool) -> None:
+    server, client = open_node(SERVER, listen="127.0.0.1:0", encrypt=encrypt), open_node(CLIENT, encrypt=encrypt)
+    pair = connected(client, server)
+    frame = encode(Frame(kind=Kind.CONTROL, lane=Lane.DATA, body=10)) + b"0123456789"
+    channel = pair.left.carrier._data.channel  # type: ignore[attr-defined]
+    stops = (0, 50, HEADER_BYTES + 3, len(frame))
+    for start, stop in pairwise(stops):
+        assert pair.right.heard.frames == []
+        channel.write(memoryview(frame)[start:stop])
+        pump([server], partial(_has_received, pair.right.carrier, stop), "the bytes")
+        assert not server.poll()
+        assert server.transport.arm()
+    assert pair.right.heard.frames[0][1] == b"0123456789"
+
+
+def _has_received(carrier: Carrier, count: int) -> bool:
+    return carrier.stats()["bytes_received"] == count
 
 
 def test_frames_that_arrived_before_the_peer_went_are_delivered_although_a_send_failed_first(open_node: Open) -> None:

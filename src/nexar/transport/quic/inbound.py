@@ -110,7 +110,7 @@ class Inbound:
             again, self._announced = self._announced is not None, streams
         if again:
             return self.misbehaved("a second FINISH")
-        return self._check()
+        return self._driver.defer(self._check)  # we are inside a read, whose frames come first
 
     def farewell_arrived(self) -> None:
         """See Receiver."""

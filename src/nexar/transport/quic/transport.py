@@ -105,6 +105,8 @@ class QuicTransport(Transport):
             )
         except TimeoutError as error:
             raise TimeoutError(f"{address} did not answer within {timeout:.3g} s") from error
+        except ForkedError as error:
+            raise ConnectRefused(address, "this process was forked; it must make a transport of its own") from error
         except OSError as error:  # the native package's, or of a name that cannot be resolved
             raise ConnectRefused(address, str(error), verification=is_verification(error)) from error
 
@@ -158,9 +160,9 @@ class QuicTransport(Transport):
     def _turn(self, timeout: float, spin: float) -> bool:
         try:
             happened = self._driver.turn(timeout, spin)
-        except EndpointClosed:
+        except (EndpointClosed, ForkedError):
             if self._closed:
-                return False  # closed by another thread while we slept
+                return False  # by another thread while we slept, or abandoned
             raise
         if self._listener is not None:
             self._listener.look_for_refusals(time.monotonic())

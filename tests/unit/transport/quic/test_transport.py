@@ -280,6 +280,9 @@ def test_a_forked_child_lets_go_and_the_parent_goes_on(scene):
             pair.left_node.transport.abandon()
             pair.left_node.transport.close()
             pair.left.abort("nobody hears this")
+            assert not pair.left_node.transport.poll()
+            with pytest.raises(ConnectRefused, match="forked"):
+                pair.left_node.dial(pair.right_node)
             try:
                 send(pair.left, b"from the child")
             except CarrierLost as lost:

@@ -19,7 +19,7 @@ from nexar.testing.peer_process import PeerPair, Place
 from nexar.transport.memory import MemoryNetwork
 
 Sample = dict[str, Any]
-_STARTING = 4.0  # seconds until four processes are connected and warm, on two cores
+_STARTING = 3.0  # seconds until four processes are connected and warm, on two cores
 
 
 def run_session(candidate: Candidate, places: tuple[Place, Place], plan: dict[str, Any]) -> list[Sample]:

@@ -4,7 +4,7 @@
     python benchmarks/transport.py --transports quic,TLS --places loopback,mtu9000 --repetitions 5 --json figures.json
 
 Every figure is the median over repetitions, between which the order of the candidates is turned round. A round trip is
-the median of many. Prints, asserts nothing.
+the median of many. Prints, asserts nothing. All of it takes a quarter of an hour, `--quick` less than a minute.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main() -> None:
             bench.show(place)
         else:
             bench.console.print(f"not measured {places.NAMES[place]}: {reason}")
-    if options.json:
-        bench.results.save(options.json, facts(options))
+        if options.json:
+            bench.results.save(options.json, facts(options))  # after each place: a long run may be cut short
 
 
 class Bench:
@@ -54,13 +54,13 @@ class Bench:
         self._round_trips = [Question(ROUND_TRIP, size) for size in options.sizes if size <= _LARGEST_SMALL]
         large = [size for size in options.sizes if size > _LARGEST_SMALL]
         self._throughput = [Question(kind, size) for kind in (ONE_WAY, BOTH_WAYS) for size in large]
-        self._four_ranks = 8 in options.sizes and not options.no_four_ranks
+        self._four_ranks: bool = options.four_ranks
         self._plan = self._make_plan(quick=options.quick)
         self._candidates = [candidate for candidate in wanted(options) if self._can(candidate)]
 
     def _make_plan(self, *, quick: bool) -> dict[str, Any]:
         """What a session is asked, and for how long."""
-        seconds, warm_up, stream_bytes = (0.2, 0.1, 128 << 20) if quick else (0.5, 0.2, 512 << 20)
+        seconds, warm_up, stream_bytes = (0.2, 0.1, 128 << 20) if quick else (0.5, 0.2, 256 << 20)
         lengths = {"seconds": seconds, "warm_up": warm_up, "stream_bytes": stream_bytes, "begin": None}
         return {**lengths, "questions": [*self._round_trips, *self._throughput]}
 
@@ -83,7 +83,7 @@ class Bench:
     def _measure(self, place: str, candidate: Candidate, ends: tuple[Place, Place]) -> None:
         try:
             samples = run_session(candidate, ends, self._plan)
-            if self._four_ranks and not candidate.one_process:
+            if self._four_ranks and place == places.LOOPBACK and not candidate.one_process:
                 samples += run_two_at_once(candidate, ends, self._plan)
         except (PeerFailed, OSError) as failure:
             self.console.print(f"{candidate.name} {places.NAMES[place]} failed: {failure}", markup=False)
@@ -94,8 +94,9 @@ class Bench:
     def show(self, place: str) -> None:
         """Two tables: round trips, throughput."""
         rows = [Row(candidate.transport, candidate.layer) for candidate in self._candidates]
-        small = [*self._round_trips, Question(FOUR_RANKS, 8)] if self._four_ranks else self._round_trips
-        for what, questions in (("Round trip in µs", small), ("Throughput in GB/s", self._throughput)):
+        four = [Question(FOUR_RANKS, 8)] if self._four_ranks and place == places.LOOPBACK else []
+        tables = (("Round trip in µs", [*self._round_trips, *four]), ("Throughput in GB/s", self._throughput))
+        for what, questions in tables:
             if questions:
                 self.console.print(f"{what} {places.NAMES[place]} (in parentheses: times as good as TLS sockets)")
                 self.console.print(self.results.table(place, rows, questions))
@@ -118,11 +119,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", type=sizes, help="bytes, with K or M; up to 64K round trips, above it throughput")
     parser.add_argument("--repetitions", type=int, help="sessions per candidate and place")
     parser.add_argument("--quick", action="store_true", help="one short repetition on loopback")
-    parser.add_argument("--no-four-ranks", action="store_true", help="leave out two pairs at once")
+    four = "two pairs at once, on loopback; not with --quick unless asked for"
+    parser.add_argument("--four-ranks", action=argparse.BooleanOptionalAction, help=four)
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     options = parser.parse_args()
     options.places = options.places or ([places.LOOPBACK] if options.quick else list(places.NAMES))
-    options.repetitions = options.repetitions or (1 if options.quick else 5)
+    options.repetitions = options.repetitions or (1 if options.quick else 3)
+    options.four_ranks = not options.quick if options.four_ranks is None else options.four_ranks
     options.sizes = options.sizes or [*SMALL, *LARGE]
     return options
 

@@ -9,11 +9,31 @@ Every object may be used from several threads. Every call in a forked child rais
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 from typing_extensions import Buffer
 
 __version__: str
+__all__ = [
+    "Cancelled",
+    "Completions",
+    "ConnectError",
+    "Connection",
+    "ConnectionLost",
+    "Credentials",
+    "Endpoint",
+    "EndpointClosed",
+    "ForkedError",
+    "Operation",
+    "QuicError",
+    "Settings",
+    "Stream",
+    "StreamError",
+    "Trust",
+    "VerificationError",
+    "__version__",
+    "spki_fingerprint",
+]
 
 class QuicError(ConnectionError):
     """Root of every error of this package."""
@@ -50,20 +70,20 @@ class ForkedError(RuntimeError):
 @final
 class Credentials:
     """A certificate chain and its private key, both PEM. An empty chain or unreadable PEM is a ValueError."""
-    def __init__(self, certificate_chain: bytes, private_key: bytes) -> None: ...
+    def __new__(cls, certificate_chain: bytes, private_key: bytes) -> Self: ...
 
 @final
 class Trust:
     """Whose certificates are accepted: signed by one of `authorities` (PEM, may be empty) or with a public key among `fingerprints`
     (SHA-256 of the SubjectPublicKeyInfo DER). Both empty = nobody. `allow_anonymous` lets clients without a certificate in; such
     connections have `verified == False`, `peer_certificate is None`. A certificate that *is* presented is always verified."""
-    def __init__(self, authorities: bytes = b"", fingerprints: Iterable[bytes] = (), *, allow_anonymous: bool = False) -> None: ...
+    def __new__(cls, authorities: bytes = b"", fingerprints: Iterable[bytes] = (), *, allow_anonymous: bool = False) -> Self: ...
 
 @final
 class Settings:
     """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument."""
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         alpn: bytes = b"nexar",
         idle_timeout: float = 30.0,
@@ -78,12 +98,12 @@ class Settings:
         max_streams: int = 4096,
         max_connections: int = 65536,
         handshake_timeout: float = 10.0,
-    ) -> None: ...
+    ) -> Self: ...
 
 @final
 class Endpoint:
     """One UDP socket, dialing and listening. Close it, or leave its `with` block; garbage collection and interpreter exit close it too."""
-    def __init__(self, address: tuple[str, int], credentials: Credentials | None, trust: Trust, settings: Settings | None = None) -> None:
+    def __new__(cls, address: tuple[str, int], credentials: Credentials | None, trust: Trust, settings: Settings | None = None) -> Self:
         """Bind `address` (numeric IPv4 or IPv6; port 0 = any; "::" is dual-stack). Without credentials the endpoint only dials, anonymously. OSError when binding fails."""
     @property
     def address(self) -> tuple[str, int]: ...
@@ -99,7 +119,8 @@ class Endpoint:
     def refusals(self) -> list[tuple[tuple[str, int], str]]:
         """Inbound handshakes that failed since the last call, (address, reason); at most the newest 256 are kept."""
     def stats(self) -> dict[str, int]:
-        """connections, datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused, background_rounds …"""
+        """connections, handshakes (in progress), datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused,
+        retried (address validations), waiting (threads inside a wait), rounds, background_rounds."""
     def wait(self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()) -> tuple[list[Operation], list[int]]:
         """Drive until at least one of the operations is done or a descriptor is readable; return those. Both empty = the timeout passed.
         Releases the GIL, runs signal handlers (Ctrl-C raises out of it, operations stay posted)."""
@@ -115,7 +136,7 @@ class Endpoint:
 class Completions:
     """A queue of finished operations: the way to wait for many without naming them at each call. An operation posted with a
     queue appears in exactly one wait() result, also when it was cancelled."""
-    def __init__(self, endpoint: Endpoint) -> None: ...
+    def __new__(cls, endpoint: Endpoint) -> Self: ...
     def wait(self, timeout: float | None = None, *, spin: float = 0.0) -> tuple[list[Operation], list[int]]:
         """Drive the endpoint until operations have finished, a watched descriptor is ready, kick() was called or the timeout passed; timeout=0 is one
         non-blocking round. First yield-spins (sched_yield, never a busy loop) up to `spin` seconds, less where spinning did not pay lately."""
@@ -143,6 +164,8 @@ class Operation:
 
 @final
 class Connection:
+    """Lives until either side closes it, or until nobody holds it: neither this object, nor a stream of it, nor a pending
+    operation (then it is closed with code 0). Streams and what has arrived on them stay readable after the peer closed it."""
     @property
     def peer_certificate(self) -> bytes | None:
         """DER of the leaf the peer proved to own."""
@@ -167,12 +190,15 @@ class Connection:
     def post_closed(self, completions: Completions | None = None, *, token: Any = None) -> Operation:
         """Done when the connection is gone; result() raises its ConnectionLost."""
     def stats(self) -> dict[str, float]:
-        """rtt, cwnd, mtu, lost_packets, sent_packets, bytes_sent, bytes_received, last_received (seconds since the last authenticated packet) …"""
+        """rtt, min_rtt, cwnd, mtu, lost_packets, lost_bytes, sent_packets, congestion_events, black_holes, datagrams_sent,
+        datagrams_received, bytes_sent, bytes_received, streams, last_received (seconds since the last authenticated packet)."""
     def close(self, code: int = 0, reason: str = "") -> None:
         """At once, unsent data is dropped (finish streams and post_finished first for a polite end). Idempotent."""
 
 @final
 class Stream:
+    """A stream that nobody holds any more (neither this object nor a pending operation) is abandoned: reset with code 0 unless it was
+    finished, and stopped with code 0 if more arrives."""
     @property
     def id(self) -> int: ...
     @property

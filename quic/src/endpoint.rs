@@ -152,7 +152,8 @@ impl Endpoint {
         self.guard.0.call(py, false, |state| Ok(stats(state)))
     }
 
-    #[pyo3(signature = (operations, timeout=None, *, descriptors=Vec::new()))]
+    #[pyo3(signature = (operations, timeout=None, *, descriptors=Vec::new()),
+        text_signature = "($self, operations, timeout=None, *, descriptors=())")]
     fn wait(
         &self,
         py: Python<'_>,
@@ -302,6 +303,7 @@ fn stats(state: &State) -> HashMap<&'static str, u64> {
         ("bytes_received", counters.bytes_received),
         ("refused", counters.refused),
         ("retried", counters.retried),
+        ("waiting", state.crew.inside as u64),
         ("rounds", counters.rounds),
         ("background_rounds", counters.background_rounds),
     ])

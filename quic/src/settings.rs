@@ -38,7 +38,12 @@ impl Settings {
     #[pyo3(signature = (*, alpn=b"nexar".to_vec(), idle_timeout=30.0, keep_alive_interval=5.0,
         initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=64 << 20,
         connection_window_bytes=256 << 20, send_window_bytes=4 << 20, socket_buffer_bytes=4 << 20,
-        max_streams=4096, max_connections=65536, handshake_timeout=10.0))]
+        max_streams=4096, max_connections=65536, handshake_timeout=10.0),
+        text_signature = "(*, alpn=b'nexar', idle_timeout=30.0, keep_alive_interval=5.0, \
+        initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=67108864, \
+        connection_window_bytes=268435456, send_window_bytes=4194304, \
+        socket_buffer_bytes=4194304, max_streams=4096, max_connections=65536, \
+        handshake_timeout=10.0)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
         alpn: Vec<u8>,

@@ -25,7 +25,8 @@ pub struct Trust {
 #[pymethods]
 impl Trust {
     #[new]
-    #[pyo3(signature = (authorities=None, fingerprints=None, *, allow_anonymous=false))]
+    #[pyo3(signature = (authorities=None, fingerprints=None, *, allow_anonymous=false),
+        text_signature = "(authorities=b'', fingerprints=(), *, allow_anonymous=False)")]
     fn new(
         authorities: Option<&[u8]>,
         fingerprints: Option<&Bound<'_, PyAny>>,

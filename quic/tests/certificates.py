@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 import ipaddress
 
+import nexar_quic as quic
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-import nexar_quic as quic
-
-DAY = datetime.timedelta(days=1)
+DAY = dt.timedelta(days=1)
 
 
 def _name(text: str) -> x509.Name:
@@ -48,7 +47,7 @@ class Authority:
     def __init__(self, name: str = "tests") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         self._certificate = (
             x509.CertificateBuilder()
             .subject_name(self._name)
@@ -64,7 +63,7 @@ class Authority:
 
     def leaf(self, *names: str, expired: bool = False) -> Leaf:
         key = ec.generate_private_key(ec.SECP256R1())
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         start, end = (now - 3 * DAY, now - DAY) if expired else (now - DAY, now + 30 * DAY)
         alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
         certificate = (

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import certificates
-import pytest
-from harness import Pair, connect
-
 import nexar_quic as quic
+import pytest
+from harness import Pair, connect, native_threads
 
 MakeEndpoint = Callable[..., quic.Endpoint]
 
@@ -27,18 +25,13 @@ def _descriptors() -> set[str]:
     return {item for item in found if "/proc/" not in item and "anon_inode:[eventpoll]" not in item}
 
 
-def _native_threads() -> int:
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return names.count("nexar-quic")
-
-
 @pytest.fixture(autouse=True)
 def _nothing_leaks() -> Iterator[None]:
     gc.collect()
     before = _descriptors()
     yield
     gc.collect()
-    assert _native_threads() == 0, "a background thread is left"
+    assert native_threads() == 0, "a background thread is left"
     left = {item for item in _descriptors() - before if "socket" in item or "eventfd" in item}
     assert not left, "descriptors are left"
 

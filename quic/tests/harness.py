@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,20 @@ def receive_all(endpoint: quic.Endpoint, stream: quic.Stream) -> bytes:
         whole += piece
         if len(piece) < 65536:
             return bytes(whole)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Look again and again until it holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.0005)
+
+
+def native_threads() -> int:
+    """Background threads in this process (each names itself as it starts)."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return names.count("nexar-quic")
 
 
 def take(queue: quic.Completions, count: int = 1) -> list[quic.Operation]:

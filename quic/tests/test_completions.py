@@ -8,10 +8,9 @@ import socket
 import threading
 import time
 
-import pytest
-from harness import PATIENCE, Pair, receive, result, take
-
 import nexar_quic as quic
+import pytest
+from harness import PATIENCE, Pair, receive, result, take, until
 
 
 def test_each_operation_appears_in_exactly_one_result(pair: Pair) -> None:
@@ -45,15 +44,13 @@ def test_a_timeout_gives_nothing(pair: Pair) -> None:
 
 def test_a_kick_ends_the_current_wait(pair: Pair) -> None:
     queue = quic.Completions(pair.a)
-    entered = threading.Event()
 
     def kick() -> None:
-        entered.wait()
+        until(lambda: pair.a.stats()["waiting"] == 1)
         queue.kick()
 
     thread = threading.Thread(target=kick)
     thread.start()
-    entered.set()
     assert queue.wait(PATIENCE) == ([], [])
     thread.join()
 
@@ -92,10 +89,15 @@ def test_a_descriptor_watched_during_a_wait_counts(pair: Pair) -> None:
     left, right = socket.socketpair()
     with left, right:
         right.send(b"x")
-        timer = threading.Timer(0.05, queue.watch, [left.fileno()])
-        timer.start()
+
+        def watch() -> None:
+            until(lambda: pair.a.stats()["waiting"] == 1)
+            queue.watch(left.fileno())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
         assert queue.wait(PATIENCE) == ([], [left.fileno()])
-        timer.join()
+        thread.join()
 
 
 def test_operations_and_descriptors_are_returned_together(pair: Pair) -> None:
@@ -126,10 +128,12 @@ def test_descriptors_of_a_follower_wake_it_too(pair: Pair) -> None:
         queue = quic.Completions(pair.a)
         leader = threading.Thread(target=lambda: queue.wait(PATIENCE, spin=1e-6))
         leader.start()
+        until(lambda: pair.a.stats()["waiting"] == 1)
         follower = threading.Thread(
             target=lambda: following.append(pair.a.wait([], PATIENCE, descriptors=[left.fileno()]))
         )
         follower.start()
+        until(lambda: pair.a.stats()["waiting"] == 2)
         right.send(b"x")
         follower.join()
         assert following == [([], [left.fileno()])]
@@ -199,7 +203,8 @@ def test_a_read_cancelled_half_way_keeps_its_bytes_and_the_stream_goes_on(pair: 
     while reading.transferred < 4:
         pair.b.wait([reading], 0.01)
     assert reading.cancel()
-    assert reading.transferred == 4 and buffer[:4] == b"abcd"
+    assert reading.transferred == 4
+    assert buffer[:4] == b"abcd"
     here.write(b"efgh")
     assert receive(pair.b, there, 4) == b"efgh"
     assert buffer == b"abcd" + bytes(6)
@@ -259,7 +264,8 @@ def test_a_write_cancelled_before_its_turn_leaves_the_stream_alone(pair: Pair) -
     here, there = pair.stream()
     first = here.post_write(bytes(16 << 20))
     second = here.post_write(b"never")
-    assert second.cancel() and second.transferred == 0
+    assert second.cancel()
+    assert second.transferred == 0
     here.write(b"then")
     here.finish()
     queue = quic.Completions(pair.a)
@@ -274,6 +280,6 @@ def test_a_write_cancelled_before_its_turn_leaves_the_stream_alone(pair: Pair) -
 def test_buffers_that_cannot_be_used_are_refused(pair: Pair) -> None:
     here, _ = pair.stream()
     with pytest.raises((BufferError, TypeError)):
-        here.post_read(b"read only")  # type: ignore[arg-type]
+        here.post_read(b"read only")
     with pytest.raises(TypeError):
         here.write("text")  # type: ignore[arg-type]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 import certificates
+import nexar_quic as quic
 import pytest
 from conftest import MakeEndpoint
 from harness import PATIENCE, Pair, connect, result
-
-import nexar_quic as quic
 
 
 def refused(endpoint: quic.Endpoint) -> str:
@@ -19,7 +18,8 @@ def refused(endpoint: quic.Endpoint) -> str:
         found = endpoint.refusals()
         if found:
             ((host, port), reason) = found[0]
-            assert host == "127.0.0.1" and port > 0
+            assert host == "127.0.0.1"
+            assert port > 0
             return reason
         endpoint.wait([], 0.01)
     raise AssertionError("no refusal was noted")
@@ -31,8 +31,10 @@ def test_both_sides_see_the_other_ones_certificate(pair: Pair) -> None:
     assert pair.far.peer_certificate == a.der
     assert pair.near.local_certificate == a.der
     assert pair.far.local_certificate == b.der
-    assert pair.near.verified and pair.far.verified
-    assert pair.near.dialed and not pair.far.dialed
+    assert pair.near.verified
+    assert pair.far.verified
+    assert pair.near.dialed
+    assert not pair.far.dialed
     assert pair.near.remote_address == pair.b.address
     assert pair.far.remote_address == pair.a.address
 
@@ -93,7 +95,7 @@ def test_an_expired_certificate_is_refused(make_endpoint: MakeEndpoint, side: st
     expired = certificates.authority().leaf("b" if side == "server" else "a", expired=True)
     b = make_endpoint("b", credentials=expired.credentials if side == "server" else None)
     a = make_endpoint("a", credentials=expired.credentials if side == "client" else None)
-    with pytest.raises(quic.VerificationError, match="(?i)expired") as caught:
+    with pytest.raises(quic.VerificationError, match=r"(?i)expired") as caught:
         a.connect(b.address, "b", PATIENCE)
     assert caught.value.by == ("us" if side == "server" else "peer")
     assert "xpired" in refused(b)
@@ -135,7 +137,8 @@ def test_an_anonymous_client_is_marked_unverified(make_endpoint: MakeEndpoint) -
     pair = connect(make_endpoint("a"), make_endpoint("b", trust=trust), anonymous=True)
     assert not pair.far.verified
     assert pair.far.peer_certificate is None
-    assert pair.near.verified and pair.near.local_certificate is None
+    assert pair.near.verified
+    assert pair.near.local_certificate is None
 
 
 def test_a_presented_certificate_is_verified_even_where_none_is_needed(
@@ -214,7 +217,7 @@ def test_an_endpoint_without_credentials_only_dials(make_endpoint: MakeEndpoint)
 )
 def test_unreadable_pem_is_refused(chain: bytes | None, key: bytes | None) -> None:
     leaf = certificates.node("a")
-    with pytest.raises(ValueError, match="certificate_chain|private_key"):
+    with pytest.raises(ValueError, match=r"certificate_chain|private_key"):
         quic.Credentials(leaf.pem if chain is None else chain, leaf.key_pem if key is None else key)
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import certificates
+import nexar_quic as quic
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, PEM_ENVIRONMENT, Pair, connect, finish, identity, receive, result
-from harness import spawn
-
-import nexar_quic as quic
-
-
-def native_threads() -> int:
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return names.count("nexar-quic")
+from harness import (
+    PATIENCE,
+    PEM_ENVIRONMENT,
+    Pair,
+    connect,
+    finish,
+    identity,
+    native_threads,
+    receive,
+    result,
+    spawn,
+    until,
+)
 
 
 def test_close_fails_what_is_posted_and_tells_the_peer(pair: Pair) -> None:
@@ -53,9 +58,7 @@ def test_close_ends_a_wait_in_another_thread(pair: Pair) -> None:
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    rounds = pair.a.stats()["rounds"]
-    while pair.a.stats()["rounds"] == rounds and rounds == 0:
-        pass
+    until(lambda: pair.a.stats()["waiting"] == 3)
     pair.a.close()
     for thread in threads:
         thread.join(PATIENCE)
@@ -64,20 +67,18 @@ def test_close_ends_a_wait_in_another_thread(pair: Pair) -> None:
 
 def test_leaving_the_block_closes_the_endpoint() -> None:
     with quic.Endpoint(("127.0.0.1", 0), None, certificates.trust()) as endpoint:
-        assert native_threads() == 1
+        until(lambda: native_threads() == 1)
     assert native_threads() == 0
     with pytest.raises(quic.EndpointClosed):
         endpoint.stats()
 
 
 def test_garbage_collection_stops_the_background_thread() -> None:
-    endpoint = quic.Endpoint(
-        ("127.0.0.1", 0), certificates.node("a").credentials, certificates.trust()
-    )
+    endpoint = quic.Endpoint(("127.0.0.1", 0), certificates.node("a").credentials, certificates.trust())
     queue = quic.Completions(endpoint)
     endpoint.post_accept(queue, token=queue)
     endpoint.post_accept()
-    assert native_threads() == 1
+    until(lambda: native_threads() == 1)
     del endpoint, queue
     gc.collect()
     assert native_threads() == 0
@@ -107,8 +108,10 @@ def test_a_peer_notices_an_exit_at_once(make_endpoint: MakeEndpoint) -> None:
         + """
 endpoint = quic.Endpoint(("127.0.0.1", 0), credentials, trust)
 connection = endpoint.connect((sys.argv[1], int(sys.argv[2])), "b", 10)
-"""
-        , b.address[0], str(b.address[1]))
+""",
+        b.address[0],
+        str(b.address[1]),
+    )
     assert child.stdin is not None
     child.stdin.write(identity("a"))
     child.stdin.flush()
@@ -127,10 +130,8 @@ def test_daemon_threads_inside_a_wait_do_not_disturb_the_exit() -> None:
         + """
 import threading, time
 endpoint = quic.Endpoint(("127.0.0.1", 0), credentials, trust)
-entered = []
 def wait(spin):
     queue = quic.Completions(endpoint)
-    entered.append(1)
     try:
         while True:
             queue.wait(spin=spin)
@@ -138,7 +139,7 @@ def wait(spin):
         pass
 for spin in (0.0, 0.0, 1e-3, 1.0):
     threading.Thread(target=wait, args=(spin,), daemon=True).start()
-while len(entered) < 4 or endpoint.stats()["rounds"] == 0:
+while endpoint.stats()["waiting"] < 4:
     time.sleep(0.001)
 print("leaving", flush=True)
 """
@@ -231,10 +232,10 @@ def _in_the_child(pair: Pair, here: quic.Stream, queue: quic.Completions, writer
     try:
         for call in (
             lambda: here.write(b"child"),
-            lambda: pair.near.open_bi(),
+            pair.near.open_bi,
             lambda: pair.a.wait([], 0),
             lambda: queue.wait(0),
-            lambda: pair.a.close(),
+            pair.a.close,
             lambda: pair.a.connect(("127.0.0.1", 1), "b", 0.1),
         ):
             try:
@@ -245,15 +246,11 @@ def _in_the_child(pair: Pair, here: quic.Stream, queue: quic.Completions, writer
         links = []
         for entry in os.listdir("/proc/self/fd"):
             if int(entry) > 2:
-                try:
+                with contextlib.suppress(OSError):
                     links.append(os.readlink(f"/proc/self/fd/{entry}"))
-                except OSError:
-                    pass
         if any("eventfd" in link or "socket" in link for link in links):
             said = f"descriptors are open: {links}"
-        with quic.Endpoint(
-            ("127.0.0.1", 0), certificates.node("c").credentials, certificates.trust()
-        ) as own:
+        with quic.Endpoint(("127.0.0.1", 0), certificates.node("c").credentials, certificates.trust()) as own:
             own.stats()
         pair.near = pair.far = None  # type: ignore[assignment]
         gc.collect()
@@ -263,13 +260,11 @@ def _in_the_child(pair: Pair, here: quic.Stream, queue: quic.Completions, writer
     return 0
 
 
-def test_a_panic_poisons_the_endpoint_and_nothing_else(pair: Pair, capfd: object) -> None:
+def test_a_panic_poisons_the_endpoint_and_nothing_else(pair: Pair) -> None:
     queue = quic.Completions(pair.a)
     posted = pair.near.post_accept_bi(queue)
     pair.a._panic_in_next_round()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + PATIENCE
-    while not posted.done and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: posted.done)
     with pytest.raises(quic.EndpointClosed) as caught:
         posted.result()
     assert "asked for by a test" in caught.value.reason
@@ -289,11 +284,11 @@ def test_a_panic_reaches_the_thread_that_waits(pair: Pair) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while pair.a.stats()["rounds"] == 0:
-        pass
+    until(lambda: pair.a.stats()["waiting"] == 1)
     pair.a._panic_in_next_round()  # type: ignore[attr-defined]
     thread.join(PATIENCE)
-    assert raised and "internal failure" in raised[0]
+    assert raised
+    assert "internal failure" in raised[0]
 
 
 def test_a_held_gil_does_not_lose_the_connection(make_endpoint: MakeEndpoint) -> None:
@@ -315,8 +310,10 @@ ctypes.PyDLL(None).usleep(999_999)
 stream.write(b" after")
 stream.finish()
 endpoint.wait([stream.post_finished()], 10)
-"""
-        , b.address[0], str(b.address[1]))
+""",
+        b.address[0],
+        str(b.address[1]),
+    )
     assert child.stdin is not None
     child.stdin.write(identity("a"))
     child.stdin.flush()
@@ -331,8 +328,6 @@ def test_the_background_thread_drives_while_nobody_waits(pair: Pair) -> None:
     reading = there.post_read(bytearray(4))
     rounds = pair.b.stats()["background_rounds"]
     here.write(b"ping")
-    deadline = time.monotonic() + PATIENCE
-    while not reading.done and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    until(lambda: reading.done)
     assert reading.result() == 4
     assert pair.b.stats()["background_rounds"] > rounds

@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 
+import nexar_quic as quic
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, Pair, connect, receive, result, take
-
-import nexar_quic as quic
+from harness import PATIENCE, Pair, connect, receive, result, take, until
 
 
 @pytest.fixture(params=["usual", "frantic"])
@@ -28,9 +27,7 @@ def _switching(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_switching")
 @pytest.mark.parametrize("spin", [0.0, 50e-6])
-def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(
-    pair: Pair, spin: float
-) -> None:
+def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(pair: Pair, spin: float) -> None:
     streams = [pair.stream() for _ in range(8)]
     rounds = 150
 
@@ -44,7 +41,8 @@ def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(
             stream.post_read(buffer, queue)
             operations, _ = queue.wait(PATIENCE, spin=spin)
             assert operations, "a wake-up was lost"
-            assert operations[0].result() == 8 and buffer == ball
+            assert operations[0].result() == 8
+            assert buffer == ball
             if not serves:
                 stream.write(ball)
 
@@ -58,22 +56,18 @@ def test_no_wake_up_is_lost_among_threads_with_operations_of_their_own(
 def test_the_leader_hands_over_when_it_leaves(pair: Pair) -> None:
     here, there = pair.stream()
     reading = there.post_read(bytearray(1))
-    leader_in, done = threading.Event(), []
-
-    def lead() -> None:
-        leader_in.set()
-        pair.b.wait([], 0.1)
-
-    def follow() -> None:
-        leader_in.wait()
-        done.append(result(pair.b, reading))
-
-    threads = [threading.Thread(target=lead), threading.Thread(target=follow)]
-    for thread in threads:
-        thread.start()
-    threads[0].join()
+    queue = quic.Completions(pair.b)
+    done: list[int] = []
+    leader = threading.Thread(target=lambda: queue.wait(PATIENCE))
+    leader.start()
+    until(lambda: pair.b.stats()["waiting"] == 1)
+    follower = threading.Thread(target=lambda: done.append(result(pair.b, reading)))
+    follower.start()
+    until(lambda: pair.b.stats()["waiting"] == 2)
+    queue.kick()
+    leader.join()
     here.write(b"x")
-    threads[1].join()
+    follower.join()
     assert done == [1]
 
 
@@ -82,6 +76,7 @@ def test_a_thread_that_spins_takes_over_from_one_that_sleeps(pair: Pair) -> None
     sleeper = quic.Completions(pair.a)
     sleeping = threading.Thread(target=lambda: sleeper.wait(PATIENCE))
     sleeping.start()
+    until(lambda: pair.a.stats()["waiting"] == 1)
     echo = quic.Completions(pair.b)
 
     def answer() -> None:
@@ -118,8 +113,7 @@ def test_a_write_by_another_thread_wakes_the_sleeping_leader_for_its_timers(
     queue = quic.Completions(a)
     leader = threading.Thread(target=lambda: queue.wait(PATIENCE))
     leader.start()
-    while a.stats()["rounds"] == 0:
-        pass
+    until(lambda: a.stats()["waiting"] == 1)
     start = time.monotonic()
     here.write(bytes(1 << 20))
     assert result(b, reading) == 1 << 20
@@ -172,7 +166,8 @@ def test_two_connections_four_streams_each_both_ways_arrive_unharmed(
         far = [pool.submit(move, b, there, 100 + n) for n, (_, there) in enumerate(streams)]
         for mine, theirs in zip(near, far, strict=True):
             one, other = mine.result(), theirs.result()
-            assert one[:32] == other[32:] and one[32:] == other[:32]
+            assert one[:32] == other[32:]
+            assert one[32:] == other[:32]
 
 
 def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
@@ -181,7 +176,6 @@ def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
     urgent_here.priority = 10
     assert urgent_here.priority == 10
     size = 1 << 30
-    data = memoryview(bytes(1 << 20))
     flood = bytearray(size)
     bulk = bulk_here.post_write(flood)
     sink = quic.Completions(pair.b)
@@ -213,8 +207,7 @@ def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
     for number in range(20):
         start = time.monotonic()
         urgent_here.write(b"urgent!!")
-        while len(stamps) <= number:
-            time.sleep(0.0005)
+        until(lambda number=number: len(stamps) > number)  # type: ignore[misc]
         delays.append(stamps[number] - start)
     passed = bulk.transferred < size
     stop.set()
@@ -225,4 +218,3 @@ def test_a_small_write_of_high_priority_passes_a_flood(pair: Pair) -> None:
     drainer.join()
     assert passed, "the flood was over before the test"
     assert sorted(delays)[10] < 0.05, delays
-    del data

@@ -24,7 +24,9 @@ from nexar.links.interrupt import interrupts
 from nexar.links.operation import Operation, Waiter
 from nexar.transport.base import Sleeper, Transport
 
-DEFAULT_SPIN = 50e-6
+DEFAULT_SPIN = 200e-6
+"""Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
+_CROWDED = 100e-6  # a yield that took longer: others need this core more than we do, so sleep
 _TICK = 0.002  # how long nobody must have led before the progress thread does
 _PATIENCE = 10  # ticks under one and the same leader before the progress thread parks
 _LONGEST_SLEEP = 3600.0
@@ -149,7 +151,7 @@ class Progress:
     def _lead(self, waiter: Waiter, deadline: float) -> None:
         memory = self._memory
         rounds = 0
-        spin_until = 0.0
+        now = spin_until = 0.0
         while waiter.pending and not (self._closed or interrupts.pending):
             busy = False
             for transport in memory:
@@ -158,11 +160,13 @@ class Progress:
             if busy:
                 rounds = 0
                 continue
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             if now >= deadline:
                 return
             if not rounds:  # after news, more is likely: look again for a while before sleeping
                 spin_until = now + self.spin
+            elif now - before > _CROWDED:
+                spin_until = now
             rounds += 1
             if now >= spin_until or not self._look_again(rounds):
                 self._sleep(deadline - now, self.spin if rounds == 1 else 0.0)

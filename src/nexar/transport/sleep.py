@@ -23,6 +23,8 @@ from nexar.errors import InternalError
 _LONGEST: Final = 86_400.0
 """Seconds. `poll` counts milliseconds in 32 bits; a longer sleep returns after a day and is simply begun again."""
 
+_CROWDED: Final = 100e-6
+
 
 class PollSleeper:
     """A `Sleeper` for transports that show all their news on descriptors. One thread sleeps at a time."""
@@ -79,13 +81,19 @@ class PollSleeper:
 
     def _wait(self, timeout: float, spin: float) -> list[tuple[int, int]]:
         spin = min(spin, timeout)
-        if spin > 0 and (ready := self._spin(time.monotonic() + spin)):
-            return ready
-        return self._look(timeout - max(spin, 0.0))
+        if spin <= 0:
+            return self._look(timeout)
+        begin = time.monotonic()
+        return self._spin(begin + spin) or self._look(begin + timeout - time.monotonic())
 
     def _spin(self, end: float) -> list[tuple[int, int]]:
-        while not (ready := self._poll.poll(0)) and not self._kicked and time.monotonic() < end:
+        """Until the end, or until a yield takes so long that others seem to need this core more than we do."""
+        now = time.monotonic()
+        while not (ready := self._poll.poll(0)) and not self._kicked and now < end:
             os.sched_yield()
+            before, now = now, time.monotonic()
+            if now - before > _CROWDED:
+                return []
         return ready
 
     def _look(self, timeout: float) -> list[tuple[int, int]]:

@@ -197,3 +197,90 @@ impl Crew {
         self.spare.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A crew with a leader of the given temper, asleep for ten seconds.
+    fn sleeping(eager: bool) -> (Crew, Arc<Waiter>, Instant) {
+        let mut crew = Crew::new().unwrap();
+        let leader = crew.arrive(eager).unwrap();
+        assert!(crew.lead(&leader));
+        assert!(leader.lie_down());
+        let until = Instant::now() + Duration::from_secs(10);
+        crew.asleep(Some(until), false);
+        (crew, leader, until)
+    }
+
+    /// `lie_down` refuses exactly when the waiter was woken since.
+    fn woken(waiter: &Waiter) -> bool {
+        !waiter.lie_down()
+    }
+
+    #[test]
+    fn an_earlier_timer_rouses_the_leader() {
+        let (mut crew, leader, until) = sleeping(false);
+        crew.rouse(Some(until), false, false);
+        assert!(!woken(&leader));
+        crew.rouse(Some(until - Duration::from_secs(1)), false, false);
+        assert!(woken(&leader));
+    }
+
+    #[test]
+    fn a_blocked_transmit_rouses_a_leader_that_does_not_mind_a_writable_socket() {
+        let (mut crew, leader, until) = sleeping(false);
+        crew.rouse(Some(until), true, false);
+        assert!(woken(&leader));
+        crew.asleep(Some(until), true);
+        crew.rouse(Some(until), true, false);
+        assert!(!woken(&leader));
+    }
+
+    #[test]
+    fn work_left_over_rouses_the_leader() {
+        let (mut crew, leader, until) = sleeping(false);
+        crew.rouse(Some(until), false, true);
+        assert!(woken(&leader));
+    }
+
+    #[test]
+    fn an_eager_thread_takes_over_from_a_patient_one_only() {
+        let (mut crew, patient, _) = sleeping(false);
+        let other = crew.arrive(false).unwrap();
+        assert!(!crew.lead(&other));
+        let eager = crew.arrive(true).unwrap();
+        assert!(crew.lead(&eager));
+        assert!(!crew.leads(&patient));
+        assert!(!crew.lead(&patient));
+        let rival = crew.arrive(true).unwrap();
+        assert!(!crew.lead(&rival));
+    }
+
+    #[test]
+    fn anybody_takes_over_from_the_background_thread() {
+        let mut crew = Crew::new().unwrap();
+        let background = crew.background().unwrap();
+        assert!(crew.lead(&background));
+        let patient = crew.arrive(false).unwrap();
+        assert!(crew.lead(&patient));
+        assert!(!crew.lead(&background));
+    }
+
+    #[test]
+    fn a_patient_leader_hands_over_and_an_eager_one_leaves_patient_followers_alone() {
+        let (mut crew, leader, _) = sleeping(false);
+        let follower = crew.arrive(false).unwrap();
+        crew.follow(&follower);
+        crew.depart(leader);
+        assert!(woken(&follower));
+        let eager = crew.arrive(true).unwrap();
+        assert!(crew.lead(&eager));
+        crew.parked = true;
+        crew.depart(eager);
+        assert!(!woken(&follower));
+        assert!(woken(&crew.background().unwrap()), "nobody would drive");
+    }
+}

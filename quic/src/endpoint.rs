@@ -64,7 +64,8 @@ impl Endpoint {
             !socket.may_fragment(),
             None,
         );
-        let state = State::new(settings, identity, Hub::new(endpoint, socket), Crew::new()?);
+        let hub = Hub::new(endpoint, socket, settings.max_connections);
+        let state = State::new(settings, identity, hub, Crew::new()?);
         let (shared, guard) = Shared::new(state, bound);
         shared.employ(background::start(shared.clone())?);
         exit::enlist(&shared);

@@ -35,6 +35,8 @@ pub struct Hub {
     pub socket: Option<Socket>,
     /// Inbound connections that nobody has accepted yet.
     pub arrivals: VecDeque<Arc<ConnectionGrip>>,
+    /// At most so many; also those lost meanwhile count, since what they brought can be read.
+    backlog: usize,
     pub acceptors: VecDeque<Arc<Op>>,
     pub refusals: VecDeque<(SocketAddr, String)>,
     pub counters: Counters,
@@ -50,11 +52,12 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(endpoint: Endpoint, socket: Socket) -> Self {
+    pub fn new(endpoint: Endpoint, socket: Socket, backlog: usize) -> Self {
         Hub {
             endpoint,
             socket: Some(socket),
             arrivals: VecDeque::new(),
+            backlog,
             acceptors: VecDeque::new(),
             refusals: VecDeque::new(),
             counters: Counters::default(),
@@ -70,7 +73,12 @@ impl Hub {
     pub fn deliver(&mut self, grip: Arc<ConnectionGrip>) {
         match self.acceptors.pop_front() {
             Some(op) => op.complete(Ok(Value::Connection(grip))),
-            None => self.arrivals.push_back(grip),
+            None => {
+                if self.arrivals.len() == self.backlog {
+                    self.arrivals.pop_front();
+                }
+                self.arrivals.push_back(grip);
+            }
         }
     }
 

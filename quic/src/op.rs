@@ -99,13 +99,12 @@ impl Op {
         for waiter in &cell.waiters {
             waiter.wake();
         }
-        let Some(queue) = cell.queue.take() else {
-            return;
-        };
-        let slot = cell.slot;
+        let (queue, slot) = (cell.queue.take(), cell.slot);
         drop(cell);
         drop(target);
-        queue.push(self.clone(), slot);
+        if let Some(queue) = queue {
+            queue.push(self.clone(), slot);
+        }
     }
 
     pub fn done(&self) -> bool {

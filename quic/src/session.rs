@@ -248,8 +248,10 @@ impl Session {
 
     /// The protocol says that the connection is gone.
     fn lose(&mut self, hub: &mut Hub, error: &ConnectionError) {
-        if self.phase == Phase::Established {
-            return self.fail(hub, Failure::lost(error));
+        match self.phase {
+            Phase::Lost => return,
+            Phase::Established => return self.fail(hub, Failure::lost(error)),
+            Phase::Handshaking | Phase::Confirming => {}
         }
         let failure = Failure::handshake(error);
         if !self.connection.side().is_client() {

@@ -14,7 +14,7 @@ use quinn_proto::VarInt;
 use crate::errors::{Failure, ForkedError};
 use crate::grip::Dropped;
 use crate::op::Op;
-use crate::state::{Round, State};
+use crate::state::{Round, State, ROUND_BYTES};
 use crate::{exit, fork, trash};
 
 /// Order of locks: the endpoint's `state` first, then any of the leaves (an operation's cell, a
@@ -94,11 +94,12 @@ impl Shared {
         work: impl FnOnce(&mut State) -> Result<R, Failure> + Send,
     ) -> PyResult<R> {
         self.enter(py)?;
+        // With the GIL held, at most one round's worth is sent; whoever drives sends the rest.
         let result = match self.state.try_lock() {
-            Some(state) if !large => self.perform(state, work),
+            Some(state) if !large => self.perform(state, ROUND_BYTES, work),
             held => {
                 drop(held);
-                exit::detached(py, || self.perform(self.state.lock(), work))
+                exit::detached(py, || self.perform(self.state.lock(), usize::MAX, work))
             }
         };
         result.map_err(|failure| failure.into_py(py))
@@ -107,12 +108,13 @@ impl Shared {
     fn perform<R>(
         &self,
         mut state: MutexGuard<'_, State>,
+        budget: usize,
         work: impl FnOnce(&mut State) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         state.open()?;
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let result = work(&mut state);
-            self.follow_up(&mut state);
+            self.follow_up(&mut state, budget);
             result
         }));
         attempt.unwrap_or_else(|panic| {
@@ -122,11 +124,11 @@ impl Shared {
     }
 
     /// Transmit what became possible, and wake the leader if it would sleep past what that started.
-    fn follow_up(&self, state: &mut State) {
+    fn follow_up(&self, state: &mut State, budget: usize) {
         if !state.unfinished() && !self.any_dropped.load(Ordering::Relaxed) {
             return;
         }
-        let unfinished = state.settle(Instant::now(), usize::MAX);
+        let unfinished = state.settle(Instant::now(), budget);
         let next = state.next_timer();
         let blocked = !state.hub.blocked.is_empty();
         state.crew.rouse(next, blocked, unfinished);
@@ -175,7 +177,7 @@ impl Shared {
     /// A Python object went; act on it now rather than at the next occasion.
     pub fn tidy(&self) {
         if self.generation == fork::generation() && self.any_dropped.load(Ordering::Relaxed) {
-            let _ = self.perform(self.state.lock(), |_| Ok(()));
+            let _ = self.perform(self.state.lock(), ROUND_BYTES, |_| Ok(()));
         }
     }
 

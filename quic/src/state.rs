@@ -158,7 +158,7 @@ impl State {
         let remote = incoming.remote_address();
         let limit = self.settings.max_connections;
         self.hub.scratch.clear();
-        if self.sessions.len() >= limit {
+        if self.hub.endpoint.open_connections() >= limit {
             let transmit = self.hub.endpoint.refuse(incoming, &mut self.hub.scratch);
             self.respond(&transmit);
             return self
@@ -212,7 +212,7 @@ impl State {
                 "address: {remote} is of another family than the endpoint's"
             )));
         };
-        if self.sessions.len() >= self.settings.max_connections {
+        if self.hub.endpoint.open_connections() >= self.settings.max_connections {
             return Err(Failure::Connect {
                 reason: "the connection limit is reached".to_owned(),
             });

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 
 import certificates
@@ -221,9 +222,10 @@ def test_damaged_and_replayed_packets_do_not_count_as_heard(make_endpoint: MakeE
 
 
 class Middle:
-    """Relays between one client and a server, and remembers the client's last packet."""
+    """Relays between one client and a server, loses some packets, and remembers the client's last one."""
 
-    def __init__(self, server: tuple[str, int]) -> None:
+    def __init__(self, server: tuple[str, int], lose_every: int = 0) -> None:
+        self._lose_every, self._seen = lose_every, 0
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
         self.socket.settimeout(0.02)
@@ -237,6 +239,9 @@ class Middle:
             data, source = self.socket.recvfrom(65536)
         except TimeoutError:
             return
+        self._seen += 1
+        if self._lose_every and self._seen % self._lose_every == 0:
+            return
         if source == self._server:
             assert self._client is not None
             self.socket.sendto(data, self._client)
@@ -249,6 +254,31 @@ class Middle:
         damaged = bytearray(self._last)
         damaged[-1] ^= 1
         self.socket.sendto(damaged, self._server)
+
+
+def test_bytes_arrive_unharmed_over_a_path_that_loses_packets(make_endpoint: MakeEndpoint) -> None:
+    a, b = make_endpoint("a", loopback_mtu=1452), make_endpoint("b", loopback_mtu=1452)
+    middle = Middle(b.address, lose_every=50)
+    over = threading.Event()
+
+    def relay() -> None:
+        while not over.is_set():
+            middle.shovel()
+
+    thread = threading.Thread(target=relay)
+    with middle.socket:
+        thread.start()
+        accepting = b.post_accept()
+        near = a.connect(middle.address, "b", PATIENCE)
+        pair = Pair(a, b, near, result(b, accepting))
+        here, there = pair.stream()
+        data = os.urandom(2 << 20)
+        writing = here.post_write(data)
+        assert receive(b, there, len(data)) == data
+        assert writing.done
+        assert near.stats()["lost_packets"] > 0
+        over.set()
+        thread.join()
 
 
 def test_last_received_is_the_time_since_the_peer_was_heard(make_endpoint: MakeEndpoint) -> None:

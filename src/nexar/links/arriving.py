@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -11,7 +12,7 @@ from nexar.links.line import Line
 from nexar.links.matching import Matching
 from nexar.links.message import Message
 from nexar.transport.base import CarrierLost
-from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Space, decode_shape
+from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind, Space, decode_shape
 
 _EAGER: Final = int(Kind.EAGER)
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
@@ -24,9 +25,11 @@ class Misbehaviour(Exception):
 class Arriving:
     """Takes messages in. It is the `Origin` of every message of its link."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, misbehaved: Callable[[str], None]) -> None:
+        """`misbehaved` ends the link; called without the lock."""
         self._line = line
         self._router = line.router
+        self._misbehaved = misbehaved
         self._flowing: dict[
             int, tuple[Matching, Message]
         ] = {}  # announced ones by transfer, until whole or gone; under the lock
@@ -66,7 +69,7 @@ class Arriving:
         """The first frame of a generation; None if it is kept for later or belongs to one that is over."""
         matching = self._router.find(frame.communicator, frame.generation)
         if matching is None:
-            if not self._router.keep(frame, partial(self._deliver_late, frame, bytes(body))):
+            if not self._router.keep(self, frame, partial(self._deliver_late, frame, bytes(body))):
                 raise Misbehaviour("it sends to communicators that are not open here, more than can be kept")
             return None
         if matching.lost(self._line.peer) is not None:
@@ -76,8 +79,11 @@ class Arriving:
 
     def _deliver_late(self, frame: Frame, body: bytes) -> None:
         """Its communicator has been opened. Called by the router, without the lock."""
-        with self._router.lock:
-            self.message(frame, memoryview(body))
+        try:
+            with self._router.lock:
+                self.message(frame, memoryview(body))
+        except (Misbehaviour, FrameError) as fault:
+            self._misbehaved(str(fault))
         self._router.outbox.flush()
 
     def _deliver(self, flow: Flow, frame: Frame, body: memoryview) -> None:
@@ -128,6 +134,7 @@ class Arriving:
 
     def fail(self, error: NexarError) -> None:
         """The link is lost: what was on its way will not come, and nobody need wait for more."""
+        self._router.forget(self)
         for open_matching in self._router.matchings():
             open_matching.lose(self._line.peer, error)
         for matching, message in self._flowing.values():

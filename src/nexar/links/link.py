@@ -59,7 +59,7 @@ class Link:
         self._answers = router.outbox.calls  # looked at before flushing: a small message asks for none
         self._progress = router.progress
         self._sending = Sending(self._line)
-        self._arriving = Arriving(self._line)
+        self._arriving = Arriving(self._line, self._misbehaved)
         self._on_control = on_control
         self._on_lost = on_lost
         self._closing: Closing | None = None  # under the lock
@@ -100,14 +100,14 @@ class Link:
         body = encode_message(message)
         with self._lock:
             carrier = self._line.connected()
-        if not admits(Lane.CONTROL, carrier.queued_bytes(Lane.CONTROL), len(body)):
-            return False
         line = self._line
         header = pack_header(
             VERSION, Kind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, 0,
             len(body), 0, len(body),
         )  # fmt: skip
         try:
+            if not admits(Lane.CONTROL, carrier.queued_bytes(Lane.CONTROL), len(body)):
+                return False
             carrier.send_frame(Lane.CONTROL, 0, header, body)
         except CarrierLost as loss:
             raise line.explain(loss) from loss

@@ -6,7 +6,9 @@ until it is, within a bound; frames of one that is over are dropped and counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
@@ -18,7 +20,15 @@ from nexar.transport.buffer_pool import BufferPool
 from nexar.types import NodeId
 from nexar.wire.frame import HEADER_BYTES, Frame
 
-_UNOPENED_CREDITS = 16  # a node keeps this many credits' worth of frames for communicators it has not opened yet
+_UNOPENED_CREDITS = 16  # of each peer this many credits' worth of frames is kept for communicators not opened yet
+
+
+class _Kept(NamedTuple):
+    """A frame that came before its communicator was opened."""
+
+    owner: object
+    size: int
+    deliver: Callable[[], None]
 
 
 class Router:
@@ -35,8 +45,8 @@ class Router:
         self.stale_frames = 0  # of generations that are over; under the lock
         self._open: dict[int, Matching] = {}  # under the lock
         self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
-        self._unopened: dict[tuple[int, int], list[tuple[int, Callable[[], None]]]] = {}  # under the lock
-        self._unopened_bytes = 0
+        self._unopened: dict[tuple[int, int], list[_Kept]] = {}  # under the lock
+        self._unopened_bytes: Counter[object] = Counter()  # by owner; under the lock
         self._links: list[Callable[[Matching, NexarError], None]] = []  # told when a generation ends; under the lock
 
     def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> None:
@@ -61,9 +71,9 @@ class Router:
             self._open[communicator] = matching
             self._over[communicator] = generation
             early = self._unopened.pop((communicator, generation), [])
-            self._unopened_bytes -= sum(size for size, _ in early)
-        for _, deliver in early:
-            deliver()
+            self._release(early)
+        for kept in early:
+            kept.deliver()
         self.outbox.flush()
         return matching
 
@@ -98,17 +108,30 @@ class Router:
             raise UsageError(f"communicator {communicator} is not open on this node")
         return matching
 
-    def keep(self, frame: Frame, deliver: Callable[[], None]) -> bool:
+    def keep(self, owner: object, frame: Frame, deliver: Callable[[], None]) -> bool:
         """Keep a frame of a generation that is not open yet, or drop one that is over.
 
-        Under the lock. False: too much is kept.
+        Under the lock. False: too much is kept for this owner, whom it came from.
         """
         if frame.generation < self._over.get(frame.communicator, 0):
             self.stale_frames += 1
             return True
         size = HEADER_BYTES + frame.body
-        if self._unopened_bytes + size > _UNOPENED_CREDITS * self.config.credit_bytes:
+        if self._unopened_bytes[owner] + size > _UNOPENED_CREDITS * self.config.credit_bytes:
             return False
-        self._unopened_bytes += size
-        self._unopened.setdefault((frame.communicator, frame.generation), []).append((size, deliver))
+        self._unopened_bytes[owner] += size
+        kept = _Kept(owner, size, deliver)
+        self._unopened.setdefault((frame.communicator, frame.generation), []).append(kept)
         return True
+
+    def forget(self, owner: object) -> None:
+        """Drop what is kept for it: frames of a connection that is over belong to no flow any more. Under the lock."""
+        del self._unopened_bytes[owner]
+        for key, frames in list(self._unopened.items()):
+            self._unopened[key] = [kept for kept in frames if kept.owner is not owner]
+            if not self._unopened[key]:
+                del self._unopened[key]
+
+    def _release(self, frames: list[_Kept]) -> None:
+        for kept in frames:
+            self._unopened_bytes[kept.owner] -= kept.size

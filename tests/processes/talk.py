@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nexar.errors import NexarError
@@ -149,10 +150,12 @@ class TalkingNode(LinkedNode):
 
     def _heard(self, link: Link, message: Message) -> None:
         if isinstance(message, Ping):
-            link.send_control(Pong(message.number))
+            with suppress(NexarError):  # who asked is gone
+                link.send_control(Pong(message.number))
         elif isinstance(message, Pong):
             with self.progress.lock:
-                self._answers.pop(message.number).finish()
+                if message.number in self._answers:
+                    self._answers.pop(message.number).finish()
 
     def _lost(self, link: Link, error: NexarError) -> None:
         self.losses.append((time.monotonic(), link, error))

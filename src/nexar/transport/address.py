@@ -59,7 +59,7 @@ def format_address(host: str, port: int) -> str:
     """The text that `parse_address` takes. An IPv4 peer of a dual-stack socket is shown as what it is."""
     if ":" not in host:
         return f"{host}:{port}"
-    mapped = ipaddress.IPv6Address(host).ipv4_mapped
+    mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
     return f"{mapped}:{port}" if mapped else f"[{host}]:{port}"
 
 

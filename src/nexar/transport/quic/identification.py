@@ -13,8 +13,8 @@ import nexar_quic
 
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.identity import Identity, NotOurs, identify, node_name
+from nexar.transport.address import format_address
 from nexar.transport.base import Expected, Peer
-from nexar.transport.quic.addresses import format_address
 from nexar.types import UNKNOWN_NODE, format_node
 
 _NOWHERE = "unknown"  # the cluster in the name that is asked for where no name will be looked at
@@ -90,5 +90,5 @@ def _identity(connection: nexar_quic.Connection) -> Identity | None:
 
 
 def _peer(connection: nexar_quic.Connection, node: int) -> Peer:
-    address = format_address(connection.remote_address)
+    address = format_address(*connection.remote_address)
     return Peer(node, connection.peer_certificate, connection.verified, address)

@@ -7,8 +7,8 @@ from typing import Final
 
 from nexar_quic import Connection, Endpoint, Operation, QuicError
 
+from nexar.transport.address import format_address
 from nexar.transport.base import Acceptor, Carrier, Peer
-from nexar.transport.quic.addresses import format_address
 from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import CloseCode, shorten
 from nexar.transport.quic.identification import WrongPeer
@@ -54,7 +54,7 @@ class Listener:
             return
         self.next_look = now + REFUSALS_INTERVAL
         for address, reason in self._endpoint.refusals():
-            self._acceptor.candidate_refused(format_address(address), reason)
+            self._acceptor.candidate_refused(format_address(*address), reason)
 
     def interrupted(self, error: BaseException) -> None:
         """See Handler. The next accept is posted already; the connection in hand is closed, or its acceptor's."""
@@ -64,6 +64,6 @@ class Listener:
             peer = self._identify(connection)
         except WrongPeer as error:
             connection.close(CloseCode.REFUSED, shorten(str(error)))
-            self._acceptor.candidate_refused(format_address(connection.remote_address), str(error))
+            self._acceptor.candidate_refused(format_address(*connection.remote_address), str(error))
             return
         self._acceptor.carrier_accepted(self._welcome(connection, peer))

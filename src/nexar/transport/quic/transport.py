@@ -15,8 +15,9 @@ from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
+from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Transport
-from nexar.transport.quic.addresses import format_address, parse_address, to_numeric
+from nexar.transport.quic.addresses import to_numeric
 from nexar.transport.quic.carrier import QuicCarrier
 from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import CloseCode, shorten
@@ -74,10 +75,10 @@ class QuicTransport(Transport):
         bound = self._endpoint.address
         host, port = to_numeric(address)
         if host != bound[0] or port not in (0, bound[1]):
-            raise OSError(errno.EADDRNOTAVAIL, f"cannot listen on {address}: bound to {format_address(bound)}")
+            raise OSError(errno.EADDRNOTAVAIL, f"cannot listen on {address}: bound to {format_address(*bound)}")
         self._listener = Listener(self._endpoint, self._driver, acceptor, self._identify, self._adopt)
         self._listener.start()
-        self.address = format_address(bound)
+        self.address = format_address(*bound)
         return self.address
 
     def connect(self, address: str, expected: Expected, deadline: float) -> QuicCarrier:

@@ -126,7 +126,7 @@ def test_nobody_there_is_a_timeout_at_the_deadline(scene):
 
 def test_a_host_that_does_not_exist_is_refused(scene):
     with pytest.raises(ConnectRefused) as refused:
-        scene.node(1).transport.connect("no such host:1", Expected(2), time.monotonic() + 5)
+        scene.node(1).transport.connect("no-such-host.invalid:1", Expected(2), time.monotonic() + 5)
     assert not refused.value.verification
 
 

@@ -182,6 +182,9 @@ class Finished(Operation):
     def cancel(self) -> None:
         """Too late."""
 
+    def part(self, waiter: Waiter) -> None:
+        """Nobody waits for it."""
+
     def __await__(self) -> Generator[Any, None, Any]:
         """At once."""
         yield from ()

@@ -19,6 +19,7 @@ from typing import Final
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, UsageError
 from nexar.links.arriving import Arriving, Misbehaviour
 from nexar.links.closing import Closing
+from nexar.links.interrupt import uninterrupted
 from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.matching import Matching
@@ -85,6 +86,7 @@ class Link:
 
     # -- verbs: any thread -------------------------------------------------------------------------------
 
+    @uninterrupted
     def post_send(
         self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = _PLAIN
     ) -> Operation:
@@ -95,6 +97,7 @@ class Link:
         """
         return self._sending.post(communicator, data, shape, about)
 
+    @uninterrupted
     def send_control(self, message: Message) -> bool:
         """Send a control message ahead of all data. False: the lane's budget is used up by a silent peer."""
         body = encode_message(message)
@@ -113,6 +116,7 @@ class Link:
             raise line.explain(loss) from loss
         return True
 
+    @uninterrupted
     def adopt(self, carrier: Carrier) -> None:
         """Use this carrier from now on: the first, one more of another scheme, or a new one after a loss.
 
@@ -128,6 +132,7 @@ class Link:
                 self._line.add(carrier)
         carrier.attach(self)
 
+    @uninterrupted
     def close(self, timeout: float = 5.0) -> None:
         """Let everything that was sent arrive, tell the peer, wait until it has finished too.
 
@@ -146,6 +151,7 @@ class Link:
         except OperationTimeout as slow:
             self.abort(str(slow))
 
+    @uninterrupted
     def abort(self, reason: str) -> None:
         """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
         self._lose(LinkClosed(**self._line.facts()), reason)

@@ -16,6 +16,7 @@ from copy import copy as duplicate
 from nexar.arrays.view import allocate, copy
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.early import EarlyStore
+from nexar.links.interrupt import uninterrupted
 from nexar.links.message import ANY, Message, Origin, Receive
 from nexar.links.outbox import Outbox
 from nexar.links.shelf import Key, Shelf
@@ -53,6 +54,7 @@ class Matching:
 
     # -- the receiver's side ---------------------------------------------------------------------------
 
+    @uninterrupted
     def post(self, into: memoryview | None, *, source: int, space: int, tag: int, dtype: int = 0) -> Receive:
         """Ask for a message.
 
@@ -76,6 +78,7 @@ class Matching:
         with self.lock:
             return self._find_message(Receive(self, (source, space, tag), None, 0))
 
+    @uninterrupted
     def cancel(self, receive: Receive) -> None:
         """See Receive.cancel."""
         with self.lock:

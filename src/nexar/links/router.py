@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
+from nexar.links.interrupt import uninterrupted
 from nexar.links.matching import Matching
 from nexar.links.outbox import Outbox
 from nexar.links.progress import Progress
@@ -54,6 +55,7 @@ class Router:
         with self.lock:
             self._links.append(callback)
 
+    @uninterrupted
     def open(self, communicator: int, generation: int = 0, members: frozenset[NodeId] | None = None) -> Matching:
         """Begin a generation of a communicator. Frames that came too early for it are delivered now.
 
@@ -77,6 +79,7 @@ class Router:
         self.outbox.flush()
         return matching
 
+    @uninterrupted
     def close(self, matching: Matching, error: NexarError) -> None:
         """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
         with self.lock:

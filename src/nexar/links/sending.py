@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from nexar.errors import Cancelled, NexarError
 from nexar.links.carrier import number_of as carrier_number
 from nexar.links.flow import Flow
+from nexar.links.interrupt import uninterrupted
 from nexar.links.line import Line
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.send import Send
@@ -148,6 +149,7 @@ class Sending:
 
     # -- ends ------------------------------------------------------------------------------------------
 
+    @uninterrupted
     def cancel_send(self, send: Send) -> None:
         """See Send.cancel."""
         with self.lock:

@@ -55,6 +55,8 @@ class Arriving:
             raise Misbehaviour(
                 f"it sent more than its credit of {flow.received.limit} bytes in communicator {frame.communicator}"
             )
+        if flow.received.short:
+            self._return_credit(flow, frame)
         if frame.space == _COLLECTIVE:
             self._deliver(flow, frame, body)
         elif frame.message == flow.expected:
@@ -194,3 +196,6 @@ class Arriving:
         amount = flow.received.consumed(HEADER_BYTES + frame.body)
         if amount:
             self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)
+
+    def _return_credit(self, flow: Flow, frame: Frame) -> None:
+        self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=flow.received.due())

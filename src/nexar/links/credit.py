@@ -58,16 +58,24 @@ class ReceiveCredit:
         return self.held <= self.limit
 
     def consumed(self, cost: int) -> int:
-        """A frame's memory is free again. Returns how much to give back now; small amounts are saved up.
-
-        Nothing starves by saving: at most a quarter is withheld, and no frame needs more than what is left.
-        """
+        """A frame's memory is free again. Returns how much to give back now; see `due`."""
         self.owed += cost
-        if self.owed < self.threshold:
+        return self.due()
+
+    def due(self) -> int:
+        """How much to give back now. Small amounts are saved up, but only while the peer has plenty left: of a credit
+        that others hold unread, the last part must circulate, or it would run dry with all of it owed here.
+        """
+        if self.owed < self.threshold and not self.short:
             return 0
         amount, self.owed = self.owed, 0
         self.held -= amount
         return amount
+
+    @property
+    def short(self) -> bool:
+        """The peer may have less than a quarter left, and is owed some of the rest."""
+        return self.owed > 0 and self.held > self.limit - self.threshold
 
 
 class EarlyBudget:

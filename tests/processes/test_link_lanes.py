@@ -74,3 +74,14 @@ def test_small_messages_pass_a_large_one_that_flows(scheme: str, record_property
     assert len(times["tag"]) >= 10
     measured(record_property, megabytes_per_second=round(FLOWING[0] * FLOWING[1] / elapsed / 1e6))
     check(record_property, scheme, times, 10e-3, max(50e-3, elapsed / 10))
+
+
+@schemes("shm", "quic", "tls")
+def test_a_conversation_goes_on_beside_one_that_nobody_reads(scheme: str) -> None:
+    with Star([scheme], credit_bytes=64 << 10, eager_limit_bytes=1 << 10) as star:
+        ray = star.start(echo)
+        unread = [say(ray.link, BULK, bytes(1000)) for _ in range(50)]  # all the credit that whole messages may use
+        for _ in range(2000):
+            round_trip(star.node, ray.link, timeout=5)
+        end_echo(ray.link)
+        assert all(send.done for send in unread)

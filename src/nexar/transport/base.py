@@ -19,7 +19,7 @@ Driving   Nothing moves by itself. One thread at a time (links/progress) *drives
 Sinks     are called by the driving thread, with no lock of the transport held, never two at a time for
           one carrier, and never after `abort()` returned to a thread that is not itself inside a sink.
 Loss      A carrier ends once: by `carrier_finished` on both sides (polite), or by `carrier_lost` with the
-          reason. After that every verb raises that same CarrierLost. Nothing is retransmitted on another
+          reason. After that every verb but abort raises that same CarrierLost (finish too). Nothing is retransmitted on another
           carrier here; frames sent but not delivered are gone.
 Buffers   When `redirect_payload` or `withdraw_payload` has returned, or the carrier has ended, the old
           memory is not touched any more.
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Protocol, TypeAlias
 
 from nexar.wire.frame import Frame, Lane
@@ -69,6 +70,17 @@ class ConnectRefused(ConnectionError):
         self.address = address
         self.reason = reason
         self.verification = verification
+
+
+class Redirected(Enum):
+    """What redirect_payload found."""
+
+    MOVED = "moved"
+    """What had arrived was moved, the rest follows it (or is discarded)."""
+    LANDED = "landed"
+    """Too late: every byte is in the old memory, and payload_arrived has been or will be called."""
+    UNKNOWN = "unknown"
+    """No such payload is expected (any more): it was discarded before, or never announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +183,10 @@ class Carrier(ABC):
         """The peer may now be told to send payload `transfer`; it lands in `into` (writable, contiguous bytes)."""
 
     @abstractmethod
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         """Let the rest of an expected payload land elsewhere (same size), moving what has arrived; None: discard it.
-        On return the old memory is free. A discarded payload is not reported any more. False: the transfer is unknown,
-        or every byte has already landed in the old memory (then payload_arrived has been or will be called).
+
+        On return the old memory is free. A discarded payload is not reported any more. Raises CarrierLost.
         """
 
     @abstractmethod

@@ -30,6 +30,7 @@ class Recorder:
         self.faults: list[str] = []  # what no transport may do
         self.silenced = False  # set by a test when abort() has returned
         self.on_frame: Callable[[Carrier, Frame], object] | None = None
+        self.on_payload: Callable[[Carrier, int], object] | None = None
         self._inside = threading.Lock()
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
@@ -41,6 +42,8 @@ class Recorder:
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         with self._called("payload", transfer):
             self.payloads.append(transfer)
+            if self.on_payload is not None:
+                self.on_payload(carrier, transfer)
 
     def carrier_finished(self, carrier: Carrier) -> None:
         with self._called("finished", None):

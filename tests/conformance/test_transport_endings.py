@@ -1,10 +1,11 @@
 """How a carrier ends: politely on both sides, or once and for all."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.base import Carrier, CarrierLost, Redirected
 from nexar.wire.frame import Frame, Kind, Lane, encode
 from tests.conformance.conftest import MakeNode
 from tests.conformance.harness import Pair, Side, dial, pattern, pump, wait_for
@@ -44,11 +45,10 @@ def test_a_carrier_that_both_sides_finished_ends_without_a_loss(pair: Pair) -> N
     for side in (pair.left, pair.right):
         assert side.heard.finished == 1
         assert side.heard.lost == []
-        with pytest.raises(CarrierLost) as lost:
-            side.send(b"after the end")
-        assert lost.value.kind == "closed"
-        side.carrier.finish()
+        ends = {(lost.kind, lost.reason) for lost in _refusals(side.carrier)}
+        assert ends == {("closed", "both sides have finished")}
         side.carrier.abort("nothing left to abort")
+        assert {(lost.kind, lost.reason) for lost in _refusals(side.carrier)} == ends
     assert not pair.left.heard.lost + pair.right.heard.lost
 
 
@@ -81,21 +81,57 @@ def test_an_abort_is_a_loss_to_the_peer_and_silence_to_oneself(pair: Pair) -> No
 
 def test_every_verb_tells_who_aborted_and_why(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
-    for verb in _verbs(pair.left.carrier):
-        with pytest.raises(CarrierLost) as lost:
-            verb()
-        assert (lost.value.kind, lost.value.reason) == ("closed", "had enough")
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.left.carrier)} == {("closed", "had enough")}
 
 
 def test_every_verb_raises_the_loss_that_the_sink_was_told(pair: Pair) -> None:
     pair.left.carrier.abort("had enough")
     pair.until(lambda: pair.right.heard.lost, "the loss")
     told = pair.right.heard.lost[0]
-    for verb in _verbs(pair.right.carrier):
-        with pytest.raises(CarrierLost) as lost:
-            verb()
-        assert (lost.value.kind, lost.value.reason) == (told.kind, told.reason)
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
     pair.right.carrier.abort("does nothing now")
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
+
+
+def test_every_verb_of_a_carrier_that_had_finished_tells_of_its_loss_all_the_same(pair: Pair) -> None:
+    pair.right.carrier.finish()
+    pair.until(lambda: pair.left.heard.finished, "the half-close")
+    pair.left.carrier.abort("had enough")
+    pair.until(lambda: pair.right.heard.lost, "the loss")
+    told = pair.right.heard.lost[0]
+    assert {(lost.kind, lost.reason) for lost in _refusals(pair.right.carrier)} == {(told.kind, told.reason)}
+
+
+def test_a_payload_that_was_taken_back_does_not_stand_in_the_way_of_a_half_close(pair: Pair) -> None:
+    into = bytearray(64 << 20)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    pair.left.carrier.send_payload(1, memoryview(b"\x01" * len(into)))
+    pair.until(lambda: into[0], "the first bytes")
+    pair.left.carrier.withdraw_payload(1)
+    pair.left.send(b"it was taken back")
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.right.heard.finished or pair.right.heard.lost, "the half-close")
+    assert pair.right.heard.lost == []
+    pair.right.carrier.finish()
+    pair.until(lambda: _ended(pair.left) and _ended(pair.right), "the end")
+    pair.quieten()
+    assert pair.left.heard.lost + pair.right.heard.lost == []
+    assert pair.right.heard.payloads == []
+    assert pair.right.heard.finished == 1
+
+
+def test_a_payload_that_was_taken_back_before_a_half_close_can_still_be_given_up(pair: Pair) -> None:
+    into = bytearray(64 << 20)
+    pair.right.carrier.expect_payload(1, memoryview(into))
+    pair.left.carrier.send_payload(1, memoryview(b"\x01" * len(into)))
+    pair.until(lambda: into[0], "the first bytes")
+    pair.left.carrier.withdraw_payload(1)
+    pair.left.carrier.finish()
+    pair.until(lambda: pair.right.heard.finished or pair.right.heard.lost, "the half-close")
+    assert pair.right.carrier.redirect_payload(1, None) is Redirected.MOVED
+    into[:] = bytes(len(into))
+    pair.check_way(pair.right, pair.left)
+    assert not any(into)
 
 
 def test_a_loss_in_mid_payload_frees_the_memory_of_both_sides(pair: Pair) -> None:
@@ -135,21 +171,39 @@ def test_no_sink_is_called_after_abort_returned_to_another_thread(pair: Pair, at
         wait_for(lambda: pair.left.heard.lost, "the loss at the other side")
 
 
-def _verbs(carrier: Carrier) -> list[object]:
+def _refusals(carrier: Carrier) -> list[CarrierLost]:
+    """What each verb raises, of a carrier that has ended."""
+    return [_refusal(verb) for verb in _verbs(carrier) for _ in range(2)]
+
+
+def _refusal(verb: Callable[[], object]) -> CarrierLost:
+    with pytest.raises(CarrierLost) as lost:
+        verb()
+    return lost.value
+
+
+def _verbs(carrier: Carrier) -> list[Callable[[], object]]:
     header = encode(Frame(kind=Kind.CONTROL))
-    return [  # type: ignore[return-value]
+    return [
+        lambda: carrier.send_frame(Lane.CONTROL, 0, header),
         lambda: carrier.send_frame(Lane.DATA, 0, header),
+        lambda: carrier.send_frame(Lane.DATA, 77, header),
+        lambda: carrier.queued_bytes(Lane.CONTROL),
+        lambda: carrier.queued_bytes(Lane.DATA),
         lambda: carrier.send_payload(1, memoryview(b"data")),
+        lambda: carrier.withdraw_payload(1),
         lambda: carrier.expect_payload(1, memoryview(bytearray(4))),
+        lambda: carrier.redirect_payload(1, memoryview(bytearray(4))),
+        lambda: carrier.redirect_payload(1, None),
+        carrier.finish,
     ]
 
 
 def _ended(side: Side) -> bool:
     try:
-        side.carrier.expect_payload(999, memoryview(bytearray(1)))
+        side.carrier.queued_bytes(Lane.DATA)
     except CarrierLost:
         return True
-    side.carrier.redirect_payload(999, None)
     return False
 
 

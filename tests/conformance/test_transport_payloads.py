@@ -4,6 +4,7 @@ import mmap
 
 import pytest
 
+from nexar.transport.base import Redirected
 from tests.conformance.harness import Pair, anonymous_bytes, digest, pattern
 
 MIB = 1 << 20
@@ -63,7 +64,7 @@ def test_a_payload_waits_in_the_senders_memory_while_the_peer_does_not_poll(pair
 
 def test_what_has_arrived_moves_along_when_a_payload_is_redirected(pair: Pair) -> None:
     old, new = _begun(pair, transfer=5)
-    assert pair.right.carrier.redirect_payload(5, memoryview(new))
+    assert pair.right.carrier.redirect_payload(5, memoryview(new)) is Redirected.MOVED
     old[:] = b"\xaa" * len(old)
     pair.until(lambda: pair.right.heard.payloads, "the redirected payload")
     assert digest(new) == digest(pattern(len(new)))
@@ -73,7 +74,7 @@ def test_what_has_arrived_moves_along_when_a_payload_is_redirected(pair: Pair) -
 
 def test_a_discarded_payload_is_not_reported_and_leaves_its_memory_alone(pair: Pair) -> None:
     old, _ = _begun(pair, transfer=5)
-    assert pair.right.carrier.redirect_payload(5, None)
+    assert pair.right.carrier.redirect_payload(5, None) is Redirected.MOVED
     old[:] = b"\xaa" * len(old)
     pair.check_usable()
     pair.quieten()
@@ -84,7 +85,7 @@ def test_a_discarded_payload_is_not_reported_and_leaves_its_memory_alone(pair: P
 def test_a_payload_discarded_before_its_first_byte_is_not_reported(pair: Pair) -> None:
     into = bytearray(5 * MIB)
     pair.right.carrier.expect_payload(1, memoryview(into))
-    assert pair.right.carrier.redirect_payload(1, None)
+    assert pair.right.carrier.redirect_payload(1, None) is Redirected.MOVED
     pair.left.carrier.send_payload(1, memoryview(pattern(5 * MIB)))
     pair.check_usable()
     pair.quieten()
@@ -97,9 +98,12 @@ def test_redirecting_what_is_unknown_or_has_landed_says_so(pair: Pair) -> None:
     pair.right.carrier.expect_payload(1, memoryview(into))
     pair.left.carrier.send_payload(1, memoryview(pattern(100)))
     pair.until(lambda: pair.right.heard.payloads, "a payload")
-    assert not pair.right.carrier.redirect_payload(1, memoryview(bytearray(100)))
-    assert not pair.right.carrier.redirect_payload(1, None)
-    assert not pair.right.carrier.redirect_payload(404, None)
+    other = bytearray(100)
+    assert pair.right.carrier.redirect_payload(1, memoryview(other)) is Redirected.LANDED
+    assert pair.right.carrier.redirect_payload(1, None) is Redirected.LANDED
+    assert pair.right.carrier.redirect_payload(404, None) is Redirected.UNKNOWN
+    assert into == pattern(100)
+    assert not any(other)
 
 
 def test_a_withdrawn_payload_is_not_read_any_more(pair: Pair) -> None:
@@ -114,7 +118,7 @@ def test_a_withdrawn_payload_is_not_read_any_more(pair: Pair) -> None:
     data[:] = bytes(len(data))  # whatever arrives from now on is either the original or was never written
     pair.check_usable()
     pair.quieten()
-    assert pair.right.carrier.redirect_payload(5, None)
+    assert pair.right.carrier.redirect_payload(5, None) is Redirected.MOVED
     arrived = into.find(0)
     assert arrived > 0
     assert digest(memoryview(into)[:arrived]) == digest(memoryview(original)[:arrived])

@@ -19,8 +19,9 @@ Driving   Nothing moves by itself. One thread at a time (links/progress) *drives
 Sinks     are called by the driving thread, with no lock of the transport held, never two at a time for
           one carrier, and never after `abort()` returned to a thread that is not itself inside a sink.
 Loss      A carrier ends once: by `carrier_finished` on both sides (polite), or by `carrier_lost` with the
-          reason. After that every verb but abort raises that same CarrierLost (finish too). Nothing is retransmitted on another
-          carrier here; frames sent but not delivered are gone.
+          reason. After that every verb but abort raises that same CarrierLost (finish too). Nothing is
+          retransmitted on another carrier here; frames sent but not delivered are gone. A payload that is
+          not whole when the peer half-closes was taken back: it is dropped, never reported.
 Buffers   When `redirect_payload` or `withdraw_payload` has returned, or the carrier has ended, the old
           memory is not touched any more.
 Garbage   Bytes that are not frames, a chunk nobody expects, a frame above its limit: the carrier is lost
@@ -78,7 +79,8 @@ class Redirected(Enum):
     MOVED = "moved"
     """What had arrived was moved, the rest follows it (or is discarded)."""
     LANDED = "landed"
-    """Too late: every byte is in the old memory, and payload_arrived has been or will be called."""
+    """Too late: every byte is in the old memory, and payload_arrived has been or will be called. (Remembered until it
+    has been, and for some thousand payloads longer; then unknown.)"""
     UNKNOWN = "unknown"
     """No such payload is expected (any more): it was discarded before, or never announced."""
 

@@ -14,8 +14,8 @@ import threading
 from typing import Final, Protocol
 
 from nexar.clock import Clock
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink, Waker
-from nexar.transport.memory.pipe import NEVER, Broken, Departure, Ending, Landing, Parcel, Pipe
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink, Waker
+from nexar.transport.memory.pipe import NEVER, Broken, Departure, Ending, Parcel, Pipe
 from nexar.transport.memory.weather import Verdict, Way, Weather
 from nexar.wire.codec import MAX_CHUNK_BYTES
 from nexar.wire.frame import HEADER_BYTES, FrameError, Kind, Lane, decode
@@ -98,6 +98,7 @@ class MemoryCarrier(Carrier):
         self._twin.schedule()
 
     def queued_bytes(self, lane: Lane) -> int:
+        self._check()
         return self._out.queued_bytes(lane)
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
@@ -118,9 +119,9 @@ class MemoryCarrier(Carrier):
     def finish(self) -> None:
         due = self._due()
         with self._out.lock:
+            self._check()
             if self._out.finished:
                 return
-            self._check()
             self._out.finished = True
             self._out.endings.append(Ending(None, due))
         self._twin.schedule()
@@ -149,15 +150,14 @@ class MemoryCarrier(Carrier):
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         if into.readonly:
             raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+        with self._in.lock:  # which the end takes too, after it has said why: nothing gets in behind it
+            self._check()
+            self._in.expect(transfer, into)
+
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         with self._in.lock:
             self._check()
-            if transfer in self._in.landings:
-                raise ValueError(f"payload {transfer} is expected already")
-            self._in.landings[transfer] = Landing(into)
-
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
-        self._check()
-        return self._in.redirect(transfer, into)
+            return self._in.redirect(transfer, into)
 
     # -- being driven ------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple, TypeAlias
 
+from nexar.transport.base import Redirected
+from nexar.transport.landed import Landed
 from nexar.wire.codec import MAX_CHUNK_BYTES
 from nexar.wire.frame import Lane
 
@@ -69,6 +71,7 @@ class Pipe:
         "drained",
         "endings",
         "finished",
+        "landed",
         "landings",
         "lanes",
         "lock",
@@ -89,8 +92,9 @@ class Pipe:
         self.sent_frames = 0
         self.sent_bytes = [0] * LANES
         self.finished = False
-        # Written by the receiving side: landings and unread under the lock, the rest by its driving thread alone.
+        # Written by the receiving side: landings, landed and unread under the lock, the rest by its driving thread.
         self.landings: dict[int, Landing] = {}
+        self.landed = Landed()
         self.unread = False  # the receiver has ended: whatever is sent now goes nowhere
         self.taken_frames = 0
         self.taken_bytes = [0] * LANES
@@ -157,7 +161,10 @@ class Pipe:
     def _landed(self, transfer: int, landing: Landing) -> int | None:
         del self.departures[transfer]
         del self.landings[transfer]
-        return transfer if landing.into is not None else None
+        if landing.into is None:
+            return None
+        self.landed.add(transfer)
+        return transfer
 
     def withdraw(self, transfer: int) -> None:
         """The sender takes a payload back."""
@@ -168,18 +175,24 @@ class Pipe:
             if self.landings[transfer].into is None:
                 del self.landings[transfer]
 
-    def redirect(self, transfer: int, into: memoryview | None) -> bool:
-        """The receiver wants the rest elsewhere, or not at all. False: there is no rest."""
-        with self.lock:
-            landing = self.landings.get(transfer)
-            if landing is None:
-                return False
-            if into is not None and landing.into is not None:
-                into[: landing.arrived] = landing.into[: landing.arrived]
-            landing.into = into
-            if into is None and landing.withdrawn:
-                del self.landings[transfer]
-            return True
+    def expect(self, transfer: int, into: memoryview) -> None:
+        """Under the lock: the receiver names the memory for a payload."""
+        if transfer in self.landings:
+            raise ValueError(f"payload {transfer} is expected already")
+        self.landings[transfer] = Landing(into)
+        self.landed.forget(transfer)
+
+    def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
+        """Under the lock: the receiver wants the rest elsewhere, or not at all."""
+        landing = self.landings.get(transfer)
+        if landing is None or landing.into is None:
+            return Redirected.LANDED if transfer in self.landed else Redirected.UNKNOWN
+        if into is not None:
+            into[: landing.arrived] = landing.into[: landing.arrived]
+        landing.into = into
+        if into is None and landing.withdrawn:
+            del self.landings[transfer]
+        return Redirected.MOVED
 
     def stop_sending(self) -> None:
         """Under the lock: the sender's memory is not read any more. Frames sent before may still be taken."""
@@ -190,6 +203,7 @@ class Pipe:
         with self.lock:
             self.unread = True
             self.landings.clear()
+            self.landed.clear()
             self.departures.clear()
             for lane in self.lanes:
                 lane.clear()

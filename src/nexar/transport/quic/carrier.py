@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from nexar_quic import Connection, ConnectionLost, ForkedError, Operation, QuicError, StreamError
 
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import (
     CloseCode,
@@ -49,7 +49,7 @@ class QuicCarrier(Carrier):
         self._connection = connection
         self._driver = driver
         self._forget = forget
-        self._inbound = Inbound(self, connection, driver, self.fail, self._settle)
+        self._inbound = Inbound(self, connection, driver, fail=self.fail, settle=self._settle, check=self._check)
         self._outbound = Outbound(connection, driver.completions, self.fail)
         self._writers = self._outbound.writers  # only looked up here
         self._frames_sent = 0  # any thread
@@ -104,14 +104,12 @@ class QuicCarrier(Carrier):
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         """See Carrier."""
-        self._check()
         if into.readonly:
             raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
         self._inbound.payloads.expect(transfer, into)
 
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         """See Carrier."""
-        self._check()
         try:
             return self._inbound.payloads.redirect(transfer, into)
         except ForkedError as error:
@@ -121,9 +119,9 @@ class QuicCarrier(Carrier):
 
     def finish(self) -> None:
         """See Carrier."""
+        self._check()
         if self._outbound.finishing:
             return
-        self._check()
         try:
             self._outbound.finish()
         except (QuicError, ForkedError) as error:
@@ -161,7 +159,7 @@ class QuicCarrier(Carrier):
         try:
             operation.result()
         except (QuicError, ForkedError) as error:
-            lost = self._set_error(to_carrier_lost(error))
+            lost = self._set_error(ended_politely() if self._both_finished else to_carrier_lost(error))
         else:
             lost = self._set_error(CarrierLost("fault", "the connection ended without a reason"))
         self._release(lost)
@@ -169,7 +167,7 @@ class QuicCarrier(Carrier):
 
     def _report(self) -> None:
         try:
-            if not (self._inbound.finished and self._outbound.finished):
+            if not self._both_finished:
                 self._inbound.tell(self._tell_loss)
         finally:
             self._inbound.sink = SILENT
@@ -191,9 +189,13 @@ class QuicCarrier(Carrier):
         except (ConnectionLost, StreamError):
             return  # the peer, who has everything, was faster and closed
 
+    @property
+    def _both_finished(self) -> bool:
+        return self._inbound.finished and self._outbound.finished
+
     def _settle(self) -> None:
         """In the driving thread, whenever a condition of the polite end may have become true."""
-        if self._error is not None or not (self._inbound.finished and self._outbound.finished):
+        if self._error is not None or not self._both_finished:
             return
         if self._inbound.farewell:
             self._inbound.sink = SILENT

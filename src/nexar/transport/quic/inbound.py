@@ -33,13 +33,15 @@ class Inbound:
         carrier: Carrier,
         connection: Connection,
         driver: Driver,
+        *,
         fail: Callable[[CarrierLost], None],
         settle: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
         self.carrier = carrier
         self.completions = driver.completions
         self.sink: Sink = SILENT  # written by attach() and by abort(), in any thread
-        self.payloads = IncomingPayloads(self)
+        self.payloads = IncomingPayloads(self, check)
         self.inside = False  # the driving thread may be in a call of the sink; written by it
         self.frames_received = 0  # the driving thread's, like the next two
         self.finished = False  # the sink has heard carrier_finished

@@ -11,11 +11,14 @@ Any other payload that was never expected breaks the protocol, as does one of an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
 from nexar_quic import Cancelled, Operation, QuicError, Stream, StreamError
 
+from nexar.transport.base import Redirected
+from nexar.transport.landed import Landed
 from nexar.transport.quic.receiving import Receiver
 
 PIECE_BYTES: Final = 2 << 20
@@ -28,38 +31,46 @@ MAX_FORSAKEN: Final = 4096
 class IncomingPayloads:
     """The payloads one peer may send us. Verbs from any thread; `begin` from the driving one."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, check: Callable[[], None]) -> None:
+        """`check` raises once the carrier has ended, which is before `clear` is called."""
         self.unexpected = 0  # payloads that nobody expected any more; written by the driving thread
         self.lock = Lock()
         self._receiver = receiver
+        self._check = check
         self._expected: dict[int, IncomingPayload] = {}  # under lock
+        self._landed = Landed()  # under lock
         self._forsaken: dict[int, None] = {}  # under lock
         self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
 
     def expect(self, transfer: int, into: memoryview) -> None:
         """A stream for `transfer` may come from now on."""
         with self.lock:
+            self._check()
             if transfer in self._expected:
                 raise ValueError(f"transfer {transfer} is expected already")
             self._expected[transfer] = IncomingPayload(self, self._receiver, transfer, into)
+            self._landed.forget(transfer)
 
-    def redirect(self, transfer: int, into: memoryview | None) -> bool:
+    def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
         """See Carrier.redirect_payload."""
         with self.lock:
+            self._check()
             payload = self._expected.get(transfer)
             if payload is None:
-                return False
-            if into is not None:
-                return payload.move(into)
-            if not payload.drop():
-                return False
-            del self._expected[transfer]
-            stopped = payload.stream
-            if stopped is None:
-                self._forsake(transfer)
+                return Redirected.LANDED if transfer in self._landed else Redirected.UNKNOWN
+            if not (payload.drop() if into is None else payload.move(into)):
+                return Redirected.LANDED
+            stopped = self._give_up(transfer, payload) if into is None else None
         if stopped is not None:
             self._discard(stopped)
-        return True
+        return Redirected.MOVED
+
+    def _give_up(self, transfer: int, payload: IncomingPayload) -> Stream | None:
+        """Under the lock: a payload that was dropped. The stream to stop, if there is one."""
+        del self._expected[transfer]
+        if payload.stream is None:
+            self._forsake(transfer)
+        return payload.stream
 
     def begin(self, stream: Stream, transfer: int, size: int) -> None:
         """The stream of `transfer` has come."""
@@ -79,7 +90,8 @@ class IncomingPayloads:
 
     def complete(self, transfer: int) -> None:
         """Under the lock: the last byte has landed, it is too late for a redirect."""
-        del self._expected[transfer]
+        self._expected.pop(transfer, None)  # gone already if the carrier ended meanwhile
+        self._landed.add(transfer)
 
     def clear(self) -> None:
         """The carrier has ended: nothing is touched any more."""
@@ -88,6 +100,7 @@ class IncomingPayloads:
                 payload.drop()
             self._expected.clear()
             self._forsaken.clear()
+            self._landed.clear()
 
     def abandon(self) -> None:
         """In a forked child, where the lock may be held for ever, and no native call is possible."""

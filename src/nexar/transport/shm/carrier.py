@@ -12,7 +12,7 @@ import threading
 from threading import get_ident
 from typing import ClassVar, Final, Protocol
 
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.shm.doorbell import Doorbell, fence
 from nexar.transport.shm.frames_out import FrameSender, flat
 from nexar.transport.shm.lifetime import Lifetime
@@ -101,6 +101,7 @@ class ShmCarrier(Carrier):
             raise
 
     def queued_bytes(self, lane: Lane) -> int:
+        self._raise_if_ended()
         return self._frames_out.queued_bytes(lane)
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
@@ -108,8 +109,12 @@ class ShmCarrier(Carrier):
         if not self._payloads_in.expect(transfer, memoryview(flat(into))):
             raise self._refusal()
 
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
-        return self._payloads_in.redirect(transfer, None if into is None else memoryview(flat(into)))
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
+        self._raise_if_ended()
+        found = self._payloads_in.redirect(transfer, None if into is None else memoryview(flat(into)))
+        if found is None:
+            raise self._refusal()
+        return found
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
         if self._life.ended is not None or self._finish_asked:
@@ -128,11 +133,13 @@ class ShmCarrier(Carrier):
             self._ask_for_driver()
 
     def withdraw_payload(self, transfer: int) -> None:
+        self._raise_if_ended()
         self._payloads_out.withdraw(transfer)
 
     def finish(self) -> None:
+        self._raise_if_ended()
         with self._flag_lock:
-            if self._finish_asked or self._life.ended is not None:
+            if self._finish_asked:
                 return
             self._finish_asked = self._finish_due = True
         self._ask_for_driver()

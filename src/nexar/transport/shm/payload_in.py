@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from nexar.transport.base import Redirected
+from nexar.transport.landed import Landed
 from nexar.transport.shm.ring import Corrupt
 from nexar.transport.shm.slots import WITHDRAWN, Chunk, SlotReader
 
@@ -26,11 +28,12 @@ class _Incoming:
 class PayloadReceiver:
     """`receive` is the driving thread's; the rest is called from any thread."""
 
-    __slots__ = ("_closed", "_expected", "_lock", "_slots", "bytes_received")
+    __slots__ = ("_closed", "_expected", "_landed", "_lock", "_slots", "bytes_received")
 
     def __init__(self, slots: SlotReader) -> None:
         self._lock = threading.Lock()  # over the table; a chunk is copied under it, so redirect can wait for that
         self._expected: dict[int, _Incoming] = {}
+        self._landed = Landed()
         self._slots = slots
         self._closed = False
         self.bytes_received = 0  # the driving thread writes
@@ -43,19 +46,22 @@ class PayloadReceiver:
             if transfer in self._expected:
                 raise ValueError(f"payload {transfer} is expected already")
             self._expected[transfer] = _Incoming(into, len(into))
+            self._landed.forget(transfer)
             return True
 
-    def redirect(self, transfer: int, into: memoryview | None) -> bool:
-        """Continue elsewhere, or nowhere; the old memory is free on return. False if there is nothing to redirect."""
+    def redirect(self, transfer: int, into: memoryview | None) -> Redirected | None:
+        """Continue elsewhere, or nowhere; the old memory is free on return. None after close."""
         with self._lock:
+            if self._closed:
+                return None
             incoming = self._expected.get(transfer)
             if incoming is None or incoming.into is None:
-                return False
+                return Redirected.LANDED if transfer in self._landed else Redirected.UNKNOWN
             if into is None:
                 self._discard(transfer, incoming)
             else:
                 self._move(incoming, incoming.into, into)
-            return True
+            return Redirected.MOVED
 
     def _discard(self, transfer: int, incoming: _Incoming) -> None:
         # Chunks of it may be under way, so it stays known until they came or the sender let go.
@@ -91,7 +97,10 @@ class PayloadReceiver:
         if incoming.received < incoming.total:
             return MOVED
         del self._expected[chunk.transfer]
-        return MOVED if incoming.into is None else chunk.transfer
+        if incoming.into is None:
+            return MOVED
+        self._landed.add(chunk.transfer)
+        return chunk.transfer
 
     def _check(self, chunk: Chunk, incoming: _Incoming) -> None:
         if (
@@ -121,3 +130,4 @@ class PayloadReceiver:
         with self._lock:
             self._closed = True
             self._expected.clear()
+            self._landed.clear()

@@ -13,7 +13,7 @@ from functools import partial
 from threading import RLock
 from typing import ClassVar, Final
 
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
+from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.tls.connection import Connection, as_loss
 from nexar.transport.tls.ending import Ending
 from nexar.transport.tls.inbox import Inbox
@@ -70,51 +70,49 @@ class TlsCarrier(Carrier):
         """See Carrier.send_frame."""
         try:
             self._connection(lane).send(lane, b"".join((header, *body)) if body else header)
-        except CarrierLost:
-            raise
         except OSError as error:
-            raise self._break_off(error) from error
+            raise self._refusal(error) from error
 
     def queued_bytes(self, lane: Lane) -> int:
         """See Carrier.queued_bytes."""
         connection = self._connection(lane)
         with connection.lock:
+            self._check()
             return connection.outbox.queued_bytes(lane)
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         """See Carrier.expect_payload. ValueError for memory or a number that cannot be used."""
-        with self._data.lock:
-            self._data.check_open()
+        with self._data.lock:  # under which the inbox is cleared, after the end has been said
+            self._check()
             self._inbox.expect(transfer, into.cast("B"))
 
-    def redirect_payload(self, transfer: int, into: memoryview | None) -> bool:
+    def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
         """See Carrier.redirect_payload."""
         with self._data.lock:
+            self._check()
             return self._inbox.redirect(transfer, None if into is None else into.cast("B"))
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
         """See Carrier.send_payload."""
         try:
             self._data.send_payload(transfer, data.cast("B"))
-        except CarrierLost:
-            raise
         except OSError as error:
-            raise self._break_off(error) from error
+            raise self._refusal(error) from error
 
     def withdraw_payload(self, transfer: int) -> None:
         """See Carrier.withdraw_payload."""
         with self._data.lock:
+            self._check()
             self._data.outbox.withdraw(transfer)
 
     def finish(self) -> None:
         """See Carrier.finish."""
+        self._check()
         try:
             self._control.finish(_FAREWELL)
             self._data.finish(_FAREWELL)
-        except CarrierLost:
-            raise
         except OSError as error:
-            raise self._break_off(error) from error
+            raise self._refusal(error) from error
         self._reactor.again(self._settle)
 
     def abort(self, reason: str) -> None:
@@ -140,6 +138,19 @@ class TlsCarrier(Carrier):
 
     def _connection(self, lane: int) -> Connection:
         return self._control if lane <= _LAST_CONTROL_LANE else self._data
+
+    def _check(self) -> None:
+        """Raise if it has ended: for the reason that the sink was told, whichever connection was closed for another."""
+        lost = self._ending.lost
+        if lost is not None:  # a new object each time: one raised twice would carry the first one's frames along
+            raise CarrierLost(lost.kind, lost.reason)
+
+    def _refusal(self, error: OSError) -> CarrierLost:
+        """What a verb raises that could not send."""
+        if isinstance(error, CarrierLost):
+            lost = self._ending.lost or error
+            return CarrierLost(lost.kind, lost.reason)
+        return self._break_off(error)
 
     def _break_off(self, error: OSError) -> CarrierLost:
         """A send has failed; the driving thread sees to the rest."""
@@ -196,10 +207,7 @@ class TlsCarrier(Carrier):
             return True
 
     def _tell_finished(self) -> None:
-        # Only now has every frame been delivered, so that whatever was taken back has been discarded here as well.
-        if (transfer := self._inbox.cut_off) is not None:
-            self._ending.lose(CarrierLost("misbehaved", f"it finished in the middle of payload {transfer}"))
-            return
+        # A payload that is not whole by now was taken back: it is dropped with the carrier and never reported.
         if not self._finish_told and self._sink is not None:
             self._finish_told = True
             self._sink.carrier_finished(self)

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.transport.base import CarrierLost
+from nexar.transport.base import CarrierLost, Redirected
+from nexar.transport.landed import Landed
 from nexar.wire.codec import MAX_CHUNK_BYTES
 from nexar.wire.frame import Frame
 
@@ -31,6 +32,7 @@ class Inbox:
     def __init__(self) -> None:
         self._expected: dict[int, _Expected] = {}
         self._discarded: OrderedDict[int, _Expected] = OrderedDict()
+        self._landed = Landed()
         self._current: _Expected | None = None
         self._transfer = 0
         self.missing = 0
@@ -43,18 +45,19 @@ class Inbox:
         if transfer in self._expected or transfer in self._discarded:
             raise ValueError(f"payload {transfer} is expected already")
         self._expected[transfer] = _Expected(len(into), into)
+        self._landed.forget(transfer)
 
-    def redirect(self, transfer: int, into: memoryview | None) -> bool:
+    def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
         """See Carrier.redirect_payload."""
         payload = self._expected.get(transfer)
         if payload is None:
-            return False
+            return Redirected.LANDED if transfer in self._landed else Redirected.UNKNOWN
         if into is None:
             self._discard(transfer)
         elif payload.into is not None:
             into[: payload.received] = payload.into[: payload.received]
         payload.into = into
-        return True
+        return Redirected.MOVED
 
     def begin(self, frame: Frame, arrived: memoryview) -> int | None:
         """A chunk's header, and the part of its body that came along. The payload's number if this completes it."""
@@ -81,19 +84,21 @@ class Inbox:
         payload.received += count
         return None if self.missing or payload.received < payload.size else self._complete()
 
-    @property
-    def cut_off(self) -> int | None:
-        """A payload that has begun to come and is not complete, if there is one."""
-        return next((transfer for transfer, payload in self._expected.items() if payload.received), None)
-
     def clear(self) -> None:
         """Forget everything; no memory of anybody is held any more."""
-        self.__init__()  # type: ignore[misc]
+        self._expected.clear()
+        self._discarded.clear()
+        self._landed.clear()
+        self._current = None
+        self.missing = 0
 
     def _complete(self) -> int | None:
         self._current = None
         self._discarded.pop(self._transfer, None)
-        return self._transfer if self._expected.pop(self._transfer, None) else None
+        if self._expected.pop(self._transfer, None) is None:
+            return None
+        self._landed.add(self._transfer)
+        return self._transfer
 
     def _discard(self, transfer: int) -> None:
         self._discarded[transfer] = self._expected.pop(transfer)

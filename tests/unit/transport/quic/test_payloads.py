@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from nexar.transport.base import Redirected
 from nexar.transport.quic.preamble import StreamType, encode_preamble
 from nexar.transport.quic.settings import QuicSettings
 from nexar.wire.codec import encode_finish
@@ -97,7 +98,7 @@ def test_a_payload_redirected_on_the_way_lands_elsewhere_whole(scene):
     into, elsewhere = bytearray(100_000), bytearray(100_000)
     peer.carrier.expect_payload(5, memoryview(into))
     peer.send(70_000, into)
-    assert peer.carrier.redirect_payload(5, memoryview(elsewhere))
+    assert peer.carrier.redirect_payload(5, memoryview(elsewhere)) is Redirected.MOVED
     assert elsewhere[:70_000] == peer.data[:70_000]
     into[:] = bytes(len(into))
     peer.send(100_000, elsewhere)
@@ -113,7 +114,7 @@ def test_a_payload_can_be_redirected_again_and_again(scene):
     for step in range(1, 10):
         peer.send(step * 1000, into)
         into = bytearray(10_000)
-        assert peer.carrier.redirect_payload(5, memoryview(into))
+        assert peer.carrier.redirect_payload(5, memoryview(into)) is Redirected.MOVED
     peer.send(10_000, into)
     scene.drive(lambda: peer.sink.payloads == [5])
     assert into == peer.data
@@ -124,7 +125,7 @@ def test_a_discarded_payload_is_never_reported_and_its_memory_is_free(scene):
     into = bytearray(10_000)
     peer.carrier.expect_payload(5, memoryview(into))
     peer.send(5000, into)
-    assert peer.carrier.redirect_payload(5, None)
+    assert peer.carrier.redirect_payload(5, None) is Redirected.MOVED
     into[:] = bytes(len(into))
     control = peer.connection.open_uni()
     control.write(encode_preamble(StreamType.ORDERED) + encode_finish(2))
@@ -132,7 +133,7 @@ def test_a_discarded_payload_is_never_reported_and_its_memory_is_free(scene):
     scene.drive(lambda: peer.sink.finished)
     assert peer.sink.payloads == []
     assert not any(into)
-    assert not peer.carrier.redirect_payload(5, None)
+    assert peer.carrier.redirect_payload(5, None) is Redirected.UNKNOWN
 
 
 def test_a_redirect_to_memory_of_another_size_is_refused(scene):
@@ -145,7 +146,7 @@ def test_a_redirect_to_memory_of_another_size_is_refused(scene):
 def test_a_payload_discarded_before_its_stream_came_is_no_offence(scene):
     pair = scene.pair()
     pair.right.expect_payload(5, memoryview(bytearray(10)))
-    assert pair.right.redirect_payload(5, None)
+    assert pair.right.redirect_payload(5, None) is Redirected.MOVED
     pair.left.send_payload(5, memoryview(bytes(10)))
     pair.left.finish()
     pair.drive(lambda: pair.right_sink.finished)
@@ -156,7 +157,7 @@ def test_a_payload_redirected_before_its_stream_came_lands_elsewhere(scene):
     pair = scene.pair()
     elsewhere = bytearray(10)
     pair.right.expect_payload(5, memoryview(bytearray(10)))
-    assert pair.right.redirect_payload(5, memoryview(elsewhere))
+    assert pair.right.redirect_payload(5, memoryview(elsewhere)) is Redirected.MOVED
     pair.left.send_payload(5, memoryview(b"0123456789"))
     pair.drive(lambda: pair.right_sink.payloads == [5])
     assert elsewhere == b"0123456789"
@@ -167,8 +168,8 @@ def test_a_redirect_that_comes_too_late_says_so(scene):
     pair.right.expect_payload(5, memoryview(bytearray(10)))
     pair.left.send_payload(5, memoryview(bytes(10)))
     pair.drive(lambda: pair.right_sink.payloads == [5])
-    assert not pair.right.redirect_payload(5, memoryview(bytearray(10)))
-    assert not pair.right.redirect_payload(77, None)
+    assert pair.right.redirect_payload(5, memoryview(bytearray(10))) is Redirected.LANDED
+    assert pair.right.redirect_payload(77, None) is Redirected.UNKNOWN
 
 
 def test_a_withdrawn_payload_stops_and_may_be_sent_again(scene):

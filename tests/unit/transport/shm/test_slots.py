@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexar.transport.base import Redirected
 from nexar.transport.shm.payload_in import MOVED, NOTHING, PayloadReceiver
 from nexar.transport.shm.payload_out import PayloadSender
 from nexar.transport.shm.ring import Corrupt
@@ -58,12 +59,12 @@ def test_a_redirected_payload_continues_elsewhere_and_leaves_the_old_memory_alon
     slots.sender.add(7, memoryview(data))
     slots.sender.pump(1)
     assert slots.receiver.receive() == MOVED
-    assert slots.receiver.redirect(7, memoryview(new))
+    assert slots.receiver.redirect(7, memoryview(new)) is Redirected.MOVED
     old[:] = bytes(128)
     assert slots.move_all() == [7]
     assert new == data
     assert old == bytes(128)
-    assert not slots.receiver.redirect(7, None)
+    assert slots.receiver.redirect(7, None) is Redirected.LANDED
 
 
 def test_a_discarded_payload_is_drained_and_not_reported() -> None:

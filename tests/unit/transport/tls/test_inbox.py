@@ -1,6 +1,6 @@
 import pytest
 
-from nexar.transport.base import CarrierLost
+from nexar.transport.base import CarrierLost, Redirected
 from nexar.transport.tls import inbox as inbox_module
 from nexar.transport.tls.inbox import Inbox
 from nexar.wire.frame import Frame, Kind
@@ -81,7 +81,7 @@ def test_a_redirected_payload_takes_along_what_has_arrived_and_frees_the_old_mem
     inbox, old, new = Inbox(), bytearray(4), bytearray(4)
     inbox.expect(1, memoryview(old))
     receive(inbox, chunk(1, 0, 2), b"ab")
-    assert inbox.redirect(1, memoryview(new))
+    assert inbox.redirect(1, memoryview(new)) is Redirected.MOVED
     old.clear()
     assert receive(inbox, chunk(1, 2, 2), b"cd") == 1
     assert new == b"abcd"
@@ -103,20 +103,35 @@ def test_a_discarded_payload_is_swallowed_and_not_reported() -> None:
     inbox, memory = Inbox(), bytearray(4)
     inbox.expect(1, memoryview(memory))
     inbox.begin(chunk(1, 0, 4), memoryview(b"a"))
-    assert inbox.redirect(1, None)
+    assert inbox.redirect(1, None) is Redirected.MOVED
     memory.clear()
     assert inbox.destination() is None
     assert inbox.took(3) is None
-    assert not inbox.redirect(1, None)
+    assert inbox.redirect(1, None) is Redirected.UNKNOWN
     inbox.expect(1, memoryview(bytearray(1)))
 
 
 def test_a_payload_that_is_complete_or_unknown_cannot_be_redirected() -> None:
     inbox = Inbox()
-    assert not inbox.redirect(1, None)
+    assert inbox.redirect(1, None) is Redirected.UNKNOWN
     inbox.expect(1, memoryview(bytearray(1)))
     receive(inbox, chunk(1, 0, 1), b"a")
-    assert not inbox.redirect(1, memoryview(bytearray(1)))
+    assert inbox.redirect(1, memoryview(bytearray(1))) is Redirected.LANDED
+    inbox.expect(1, memoryview(bytearray(1)))
+    assert inbox.redirect(1, None) is Redirected.MOVED
+
+
+def test_a_cleared_inbox_holds_nothing() -> None:
+    inbox, memory = Inbox(), bytearray(4)
+    inbox.expect(1, memoryview(memory))
+    inbox.expect(2, memoryview(bytearray(4)))
+    inbox.redirect(2, None)
+    inbox.begin(chunk(1, 0, 4), memoryview(b"ab"))
+    inbox.clear()
+    memory.clear()  # nobody holds a view of it
+    assert inbox.missing == 0
+    assert inbox.destination() is None
+    assert [inbox.redirect(transfer, None) for transfer in (1, 2)] == [Redirected.UNKNOWN] * 2
 
 
 def test_only_a_bounded_number_of_discarded_payloads_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +143,3 @@ def test_only_a_bounded_number_of_discarded_payloads_is_remembered(monkeypatch: 
     inbox.begin(chunk(2, 0, 4), memoryview(b""))
     with pytest.raises(CarrierLost, match="nobody expects"):
         inbox.begin(chunk(0, 0, 4), memoryview(b""))
-
-
-def test_a_payload_that_has_begun_and_stopped_is_cut_off() -> None:
-    inbox = Inbox()
-    inbox.expect(0, memoryview(bytearray(4)))
-    assert inbox.cut_off is None
-    receive(inbox, chunk(0, 0, 2), b"ab")
-    assert inbox.cut_off == 0
-    inbox.redirect(0, None)
-    assert inbox.cut_off is None

@@ -8,6 +8,7 @@ from typing import Any
 import nexar_quic
 from memory import touched
 
+from nexar.links.progress import DEFAULT_SPIN
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.identity import node_name
 
@@ -25,7 +26,7 @@ class NativeNode:
         schemes: Sequence[str],
         *,
         host: str,
-        spin: float = 50e-6,
+        spin: float = DEFAULT_SPIN,
         **_: Any,
     ) -> None:
         self.spin = spin

@@ -106,10 +106,10 @@ class Config:
 
     # -- messages
     eager_limit_bytes: int = _setting(
-        65_536, _POSITIVE, "Messages up to this size travel at once; larger ones wait for a grant."
+        65_536, Whole(least=1, most=1 << 20), "Messages up to this size travel at once; larger ones wait for a grant."
     )
     credit_bytes: int = _setting(
-        1_048_576, _POSITIVE, "Eager bytes a receiver lets one peer have on the way, per communicator."
+        1_048_576, Whole(least=262_144), "Eager bytes a receiver lets one peer have on the way, per communicator."
     )
     early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes this node holds for receives nobody has posted yet.")
 

@@ -11,7 +11,7 @@ from nexar.links.flow import Flow
 from nexar.links.line import Line
 from nexar.links.matching import Matching
 from nexar.links.message import Message
-from nexar.transport.base import CarrierLost
+from nexar.transport.base import CarrierLost, Redirected
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind, Space, decode_shape
 
 _EAGER: Final = int(Kind.EAGER)
@@ -30,9 +30,8 @@ class Arriving:
         self._line = line
         self._router = line.router
         self._misbehaved = misbehaved
-        self._flowing: dict[
-            int, tuple[Matching, Message]
-        ] = {}  # announced ones by transfer, until whole or gone; under the lock
+        # Announced messages by transfer, until whole or gone; under the lock.
+        self._flowing: dict[int, tuple[Matching, Message]] = {}
         self.messages = 0  # under the lock
         self.bytes = 0
         self.payloads = 0
@@ -59,6 +58,8 @@ class Arriving:
             self._return_credit(flow, frame)
         if frame.space == _COLLECTIVE:
             self._deliver(flow, frame, body)
+        elif frame.space > _COLLECTIVE:
+            raise Misbehaviour(f"it sent a message of space {frame.space}, which there is not")
         elif frame.message == flow.expected:
             flow.expected += 1
             self._deliver(flow, frame, body)
@@ -74,6 +75,8 @@ class Arriving:
             if not self._router.keep(self, frame, partial(self._deliver_late, frame, bytes(body))):
                 raise Misbehaviour("it sends to communicators that are not open here, more than can be kept")
             return None
+        if not matching.admits(self._line.peer):
+            raise Misbehaviour(f"it sent to communicator {frame.communicator}, of which it is no member")
         if matching.lost(self._line.peer) is not None:
             self._line.dropped_frames += 1
             return None
@@ -125,32 +128,30 @@ class Arriving:
         matching, message = found
         self.payloads += 1
         self._line.notice(Kind.DELIVERED, matching.communicator, matching.generation, transfer=transfer)
-        if not message.gone:
-            matching.land(message)
+        matching.land(message)
 
     def withdrawn(self, frame: Frame) -> None:
         """The sender takes a message back."""
         found = self._flowing.pop(frame.transfer, None)
-        if found is not None and not found[1].gone:
+        if found is not None:
             found[0].withdraw(found[1])
 
     def fail(self, error: NexarError) -> None:
         """The link is lost: what was on its way will not come, and nobody need wait for more."""
         self._router.forget(self)
-        for open_matching in self._router.matchings():
-            open_matching.lose(self._line.peer, error)
         for matching, message in self._flowing.values():
-            self.redirect(message, None)  # a carrier that goes on (a polite close) must not write any more
             matching.abandon(message, error)
         self._flowing.clear()
+        for open_matching in self._router.matchings():
+            open_matching.lose(self._line.peer, error)
 
     def close(self, matching: Matching, error: NexarError) -> None:
         """A generation is over: what flows into its receives is not wanted any more. Under the lock."""
         for transfer, (owner, message) in list(self._flowing.items()):
             if owner is matching:
-                self.refuse(message, str(error))
                 matching.abandon(message, error)
-                self._flowing.pop(transfer, None)
+                del self._flowing[transfer]
+                self._tell_refusal(message, str(error))
 
     # -- Origin ----------------------------------------------------------------------------------------
 
@@ -158,7 +159,6 @@ class Arriving:
         """See Origin."""
         frame = message.frame
         carrier = self._line.carrier_of(frame.carrier)
-        message.granted = True
         if carrier is None:
             return  # lost since it was announced; the message is abandoned with its link
         try:
@@ -167,21 +167,24 @@ class Arriving:
             return  # likewise: the carrier reports its end by itself
         self._line.notice(Kind.GRANT, frame.communicator, frame.generation, transfer=frame.transfer)
 
-    def redirect(self, message: Message, into: memoryview | None) -> bool:
-        """See Origin. True also for a carrier that has ended: nothing is whole then, and the loss will be reported."""
+    def redirect(self, message: Message, into: memoryview | None) -> Redirected:
+        """See Origin. A carrier that has ended reports its loss by itself; nothing lands any more."""
         carrier = self._line.carrier_of(message.frame.carrier)
         if carrier is None:
-            return True
+            return Redirected.UNKNOWN
         try:
             return carrier.redirect_payload(message.frame.transfer, into)
         except CarrierLost:
-            return True
+            return Redirected.UNKNOWN
 
     def refuse(self, message: Message, reason: str) -> None:
         """See Origin."""
-        frame = message.frame
-        self._flowing.pop(frame.transfer, None)
+        self._flowing.pop(message.frame.transfer, None)
         self.redirect(message, None)
+        self._tell_refusal(message, reason)
+
+    def _tell_refusal(self, message: Message, reason: str) -> None:
+        frame = message.frame
         self._line.notice(
             Kind.REFUSE, frame.communicator, frame.generation, transfer=frame.transfer, body=reason.encode()[:4096]
         )

@@ -7,6 +7,8 @@ wait. So one unread conversation never stops another, and what a peer can make u
 
 from __future__ import annotations
 
+MIN_CREDIT_BYTES = 262_144
+"""What every receiver grants. A sender assumes no more until the receiver has said more; so settings may differ."""
 _RETURN_FRACTION = 4
 _RESERVE_FRACTION = 4
 
@@ -34,6 +36,12 @@ class SendCredit:
             return False
         self.available -= cost
         return True
+
+    def raise_limit(self, amount: int) -> None:
+        """The receiver allows more than was assumed."""
+        self.limit += amount
+        self.available += amount
+        self.reserve = self.limit // _RESERVE_FRACTION
 
     def give_back(self, amount: int) -> bool:
         """The receiver consumed that much. False: more than was ever taken, so the peer is wrong."""

@@ -1,16 +1,16 @@
 """Where messages wait that came before their receive: pooled memory, within the node's early budget.
 
-Changes under the node's lock. Small messages are bounded by their sender's credit; large ones are granted only
-while the budget lasts, and those that found it used up are granted in order of arrival as it frees.
+Changes under the node's lock. Small messages are bounded by their sender's credit; large ones are granted only while
+the budget lasts. Those that found it used up are granted in order of arrival as it frees, so none is starved by
+smaller ones behind it; one larger than the whole budget waits for its receive alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from nexar.links.credit import EarlyBudget
-from nexar.links.message import Message
+from nexar.links.message import Message, State
 from nexar.transport.buffer_pool import BufferPool
 
 _UNPOOLED_BYTES: Final = 8 << 10  # thousands of these may wait within a credit: a pooled buffer each would be a waste
@@ -22,11 +22,11 @@ class EarlyStore:
     def __init__(self, limit_bytes: int, pool: BufferPool) -> None:
         self.budget = EarlyBudget(limit_bytes)
         self._pool = pool
-        self._announced: deque[Message] = deque()
+        self._queue: dict[Message, None] = {}  # announced ones that wait for room, oldest first
 
     def keep(self, message: Message, body: memoryview) -> None:
         """A small message arrived whole and unasked for."""
-        message.whole = True
+        message.state = State.WHOLE
         if len(body) <= _UNPOOLED_BYTES:
             message.data = memoryview(bytes(body))
             return
@@ -35,45 +35,42 @@ class EarlyStore:
         message.data[:] = body
 
     def admit(self, message: Message) -> None:
-        """An envelope arrived unasked for: grant it now, or when there is room."""
-        if not self._try(message):
-            self._announced.append(message)
+        """An envelope arrived unasked for: grant it now, or in its turn."""
+        if message.frame.length <= self.budget.limit:
+            self._queue[message] = None
+            self._admit_more()
 
-    def reclaim(self, message: Message) -> bool:
-        """Memory for a message whose receive gave up. False: there is no room."""
+    def reserve(self, message: Message) -> memoryview | None:
+        """Memory for all of a message. None: there is no room."""
         size = message.frame.length
         if not self.budget.reserve(size):
-            return False
+            return None
         message.early_bytes = size
         message.lease = self._pool.take(size)
-        return True
+        return message.lease.view
 
     def free(self, message: Message) -> None:
-        """The message was moved out, or will not come. Others may have room now."""
+        """The message needs no early memory any more, nor will. Others may have room now.
+
+        Whoever could still write there (a carrier) must have been told to stop.
+        """
+        self._queue.pop(message, None)
         if message.lease is not None:
             message.lease.release()
             message.lease = None
-        message.data = None
         if message.early_bytes:
             self.budget.release(message.early_bytes)
             message.early_bytes = 0
+        if self._queue:
             self._admit_more()
 
-    def _try(self, message: Message) -> bool:
-        if not self.reclaim(message):
-            return False
-        assert message.lease is not None
-        message.data = message.lease.view
-        message.origin.grant(message, message.data)
-        return True
-
     def _admit_more(self) -> None:
-        """Strictly in order: a large one at the head is not starved by small ones behind it."""
-        while self._announced:
-            head = self._announced[0]
-            if self._wants_room(head) and not self._try(head):
+        while self._queue:
+            head = next(iter(self._queue))
+            memory = self.reserve(head)
+            if memory is None:
                 return
-            self._announced.popleft()
-
-    def _wants_room(self, message: Message) -> bool:
-        return not (message.granted or message.gone)
+            del self._queue[head]
+            head.state = State.EARLY
+            head.data = memory
+            head.origin.grant(head, memory)

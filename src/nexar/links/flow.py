@@ -19,11 +19,11 @@ class Flow:
 
     __slots__ = ("expected", "generation", "held", "matching", "message", "received", "sent", "waiting")
 
-    def __init__(self, matching: Matching, credit_bytes: int) -> None:
+    def __init__(self, matching: Matching, send_credit_bytes: int, receive_credit_bytes: int) -> None:
         self.matching = matching
         self.generation = matching.generation
-        self.sent = SendCredit(credit_bytes)
-        self.received = ReceiveCredit(credit_bytes)
+        self.sent = SendCredit(send_credit_bytes)
+        self.received = ReceiveCredit(receive_credit_bytes)
         self.message = 0  # number of the next message I send
         self.expected = 0  # number of the next message to deliver
         self.held: dict[int, tuple[Frame, bytes]] = {}  # came before their turn: threads and carriers may overtake

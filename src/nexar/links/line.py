@@ -5,13 +5,14 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved
-from nexar.links.carrier import choose, scheme_of
+from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved, UsageError
+from nexar.links.carrier import choose, number_of
+from nexar.links.credit import MIN_CREDIT_BYTES
 from nexar.links.flow import Flow
 from nexar.links.matching import Matching
 from nexar.links.router import Router
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.types import AwaitedPeer, NodeId, Rank
+from nexar.types import AwaitedPeer, NodeId, Rank, format_node
 from nexar.wire.frame import VERSION, Kind, Lane, pack_header
 
 
@@ -27,6 +28,9 @@ class Line:
         self.credit_bytes = router.config.credit_bytes
         self.carriers: dict[str, Carrier] = {}
         self.carrier: Carrier | None = None  # the best of them; None: not connected
+        self.number = 0  # of its scheme
+        self.peer_credit = MIN_CREDIT_BYTES  # what each flow may send; more once the peer has said so
+        self._by_number: dict[int, Carrier] = {}
         self._finished: set[Carrier] = set()  # those on which the peer has finished
         self.failure: NexarError | None = None  # why nothing can be sent now
         self.flows: dict[int, Flow] = {}  # by communicator
@@ -62,6 +66,8 @@ class Line:
     def _choose(self) -> None:
         scheme = choose(0, self.carriers)
         self.carrier = self.carriers[scheme] if scheme is not None else None
+        self.number = number_of(scheme) if scheme is not None else 0
+        self._by_number = {number_of(scheme): carrier for scheme, carrier in self.carriers.items()}
 
     def connected(self) -> Carrier:
         """The carrier to use now. Raises why there is none."""
@@ -73,7 +79,7 @@ class Line:
 
     def carrier_of(self, number: int) -> Carrier | None:
         """The carrier that an envelope names."""
-        return self.carriers.get(scheme_of(number) or "")
+        return self._by_number.get(number)
 
     def flow(self, communicator: int) -> Flow:
         """The flow to send on. Raises if the communicator is not open, or its flow with this peer is over."""
@@ -85,14 +91,23 @@ class Line:
         error = matching.lost(self.peer)
         if error is not None:
             raise copy(error)
+        if not matching.admits(self.peer):
+            raise UsageError(f"node {format_node(self.peer)} is no member of communicator {communicator}")
         return self.begin(matching)
 
     def begin(self, matching: Matching) -> Flow:
         """A new flow for this generation of the communicator."""
-        flow = Flow(matching, self.credit_bytes)
+        flow = Flow(matching, self.peer_credit, self.credit_bytes)
         self.flows[matching.communicator] = flow
         matching.peers[self.peer] = AwaitedPeer(rank=self.rank, node=self.peer, address=self.address)
         return flow
+
+    def raise_credit(self, amount: int) -> None:
+        """The peer has said how much each flow may send to it."""
+        if amount > self.peer_credit:
+            for flow in self.flows.values():
+                flow.sent.raise_limit(amount - self.peer_credit)
+            self.peer_credit = amount
 
     def notice(
         self, kind: Kind, communicator: int, generation: int, *, transfer: int = 0, length: int = 0, body: bytes = b""

@@ -18,8 +18,8 @@ from typing import Final
 
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, UsageError
 from nexar.links.arriving import Arriving, Misbehaviour
+from nexar.links.carrier import stays
 from nexar.links.closing import Closing
-from nexar.links.interrupt import uninterrupted
 from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.matching import Matching
@@ -70,9 +70,11 @@ class Link:
             Kind.REFUSE: lambda frame, body: self._sending.refused(frame, bytes(body).decode(errors="replace")),
             Kind.CREDIT: self._credited,
             Kind.WITHDRAW: lambda frame, _: self._arriving.withdrawn(frame),
+            Kind.TERMS: lambda frame, _: self._line.raise_credit(frame.length),
         }
+        self._closed = False  # by this side, for good; under the lock
         self._progress.when_forked(self._forked)
-        router.tell_of_ends(self._generation_ended)
+        self._forget: Final = (router.tell_of_ends(self._generation_ended),)
 
     @property
     def peer(self) -> NodeId:
@@ -86,7 +88,6 @@ class Link:
 
     # -- verbs: any thread -------------------------------------------------------------------------------
 
-    @uninterrupted
     def post_send(
         self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = _PLAIN
     ) -> Operation:
@@ -97,7 +98,6 @@ class Link:
         """
         return self._sending.post(communicator, data, shape, about)
 
-    @uninterrupted
     def send_control(self, message: Message) -> bool:
         """Send a control message ahead of all data. False: the lane's budget is used up by a silent peer."""
         body = encode_message(message)
@@ -116,45 +116,78 @@ class Link:
             raise line.explain(loss) from loss
         return True
 
-    @uninterrupted
     def adopt(self, carrier: Carrier) -> None:
         """Use this carrier from now on: the first, one more of another scheme, or a new one after a loss.
 
-        A second carrier of the same scheme replaces the first, whose frames may be lost: that is a loss too.
+        A second carrier of the same scheme replaces the first, whose frames may be lost: that is a loss too. But of two
+        that were dialed from both ends at the same moment, the one of the lower node id stays, here and there. A link
+        that was closed takes no carrier any more; one that does not stay is aborted.
         """
-        if carrier.scheme in self._line.carriers:
-            self._lose(
-                PeerLost(**self._line.facts(), cause="it connected anew, so frames of the old connection may be lost")
-            )
+        anew = PeerLost(**self._line.facts(), cause="it connected anew, so frames of the old connection may be lost")
         with self._lock:
-            if self._closing is None:
+            old = self._line.carriers.get(carrier.scheme)
+            refused = self._closed or (old is not None and not self._replaces(carrier, old))
+            dropped = self._drop(anew) if old is not None and not refused else []
+            if not refused:
                 self._line.failure = None
                 self._line.add(carrier)
+        for lost in dropped:
+            lost.abort("the link has a new connection")
+        if refused:
+            carrier.abort("the link is closed" if self._closed else "the link has a connection already")
+            return
         carrier.attach(self)
+        with self._lock:
+            self._line.notice(Kind.TERMS, 0, 0, length=self._line.credit_bytes)
+        self._outbox.flush()
+        if dropped:
+            self._report(anew)
 
-    @uninterrupted
+    def _replaces(self, new: Carrier, old: Carrier) -> bool:
+        """A dial after a loss that only the peer has noticed yet, or one that won against a simultaneous one?"""
+        simultaneous = new.dialed != old.dialed and not old.stats().get("frames_received", 0)
+        return not simultaneous or stays(self._dialer(new), self._dialer(old))
+
+    def _dialer(self, carrier: Carrier) -> NodeId:
+        return self._line.node if carrier.dialed else self._line.peer
+
     def close(self, timeout: float = 5.0) -> None:
-        """Let everything that was sent arrive, tell the peer, wait until it has finished too.
+        """Let what was sent arrive, tell the peer, wait until it has finished too; at the timeout, or Ctrl-C: abort.
 
-        At the timeout: abort. Idempotent.
+        A large send that is not done yet raises LinkClosed: wait for it before closing. Idempotent.
         """
         with self._lock:
-            if self._closing is not None or not self._line.carriers:
-                self._line.failure = self._line.failure or LinkClosed(**self._line.facts())
-                return
-            closing = self._closing = Closing(self._lock, self._line.awaited("its half of the closing"))
+            self._closed = True
+            closing = Closing(self._lock, self._line.awaited("its half of the closing"))
+            carriers = list(self._line.carriers.values()) if self._closing is None else []
             self._end(LinkClosed(**self._line.facts()))
-            carriers = list(self._line.carriers.values())
+            if carriers:
+                self._closing = closing
+        self._unregister()
+        if not carriers:
+            return
+        self._outbox.flush()
         self._finish(carriers)
         try:
             self._progress.wait([closing], time.monotonic() + timeout)
-        except OperationTimeout as slow:
-            self.abort(str(slow))
+        except BaseException as reason:
+            self.abort(str(reason))
+            if not isinstance(reason, OperationTimeout):
+                raise
 
-    @uninterrupted
     def abort(self, reason: str) -> None:
         """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
-        self._lose(LinkClosed(**self._line.facts()), reason)
+        with self._lock:
+            self._closed = True
+            carriers = self._drop(LinkClosed(**self._line.facts()))
+        self._unregister()
+        self._outbox.flush()
+        for carrier in carriers:
+            carrier.abort(reason)
+
+    def _unregister(self) -> None:
+        for forget in self._forget:
+            forget()
 
     def stats(self) -> dict[str, float]:
         """Counters of this link and, by scheme, of its carriers."""
@@ -206,19 +239,19 @@ class Link:
         with self._lock:
             if not self._line.finished_by_peer(carrier):
                 return  # what it said on the others may still be on its way
-            self._end(PeerLost(**self._line.facts(), cause="it closed the link"))
-            carriers = self._line.drop_carriers()
-            mine = self._closing is not None
-            self._close_done()
-        if not mine:
+            error = PeerLost(**self._line.facts(), cause="it closed the link")
+            carriers = self._drop(error)
+        if not self._closed:
             self._finish(carriers)
-            self._report()
+            self._report(error)
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
         """See Sink. A carrier that was replaced already says nothing new."""
-        if self._line.carriers.get(carrier.scheme) is carrier:
-            self._lose(self._line.explain(error))
-            self._report()
+        explained = self._line.explain(error)
+        with self._lock:
+            mine = self._line.carriers.get(carrier.scheme) is carrier
+            others = self._drop(explained) if mine else []
+        self._after_loss(explained, "the link was lost", others, report=mine)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -250,22 +283,29 @@ class Link:
             del self._line.flows[matching.communicator]
 
     def _misbehaved(self, what: str) -> None:
-        self._lose(self._line.explain(CarrierLost("misbehaved", what)), f"you broke the protocol: {what}")
-        self._report()
-
-    def _lose(self, error: NexarError, word: str = "the link was lost") -> None:
-        """Everything on the link is over.
-
-        Carriers end first, so that no buffer is touched once its operation has raised.
-        """
+        error = self._line.explain(CarrierLost("misbehaved", what))
         with self._lock:
-            carriers = self._line.drop_carriers()
+            carriers = self._drop(error)
+        self._after_loss(error, f"you broke the protocol: {what}", carriers, report=bool(carriers))
+
+    def _after_loss(self, error: NexarError, word: str, carriers: list[Carrier], *, report: bool) -> None:
+        """The I/O of a loss. Aborting may wait for a sink that runs in another thread, so never under the lock."""
+        self._outbox.flush()
         for carrier in carriers:
             carrier.abort(word)
-        with self._lock:
-            self._end(error)
-            self._close_done()
-        self._outbox.flush()
+        if report:
+            self._report(error)
+
+    def _drop(self, error: NexarError) -> list[Carrier]:
+        """Under the lock, in one step, so that nothing new can come between: everything on the link is over.
+
+        Returns the carriers, to be ended without the lock. They have let go of all memory by then.
+        """
+        self._end(error)
+        carriers = self._line.drop_carriers()
+        if self._closing is not None:
+            self._closing.finish()
+        return carriers
 
     def _end(self, error: NexarError) -> None:
         """Under the lock: fail what is pending, and what will be tried."""
@@ -275,10 +315,6 @@ class Link:
         self._arriving.fail(error)
         self._line.flows.clear()
 
-    def _close_done(self) -> None:
-        if self._closing is not None:
-            self._closing.finish()
-
     def _finish(self, carriers: list[Carrier]) -> None:
         for carrier in carriers:
             try:
@@ -286,13 +322,12 @@ class Link:
             except CarrierLost:  # it ended by itself meanwhile; for closing that is as good
                 with self._lock:
                     self._line.drop(carrier)
-                    if not self._line.carriers:
-                        self._close_done()
+                    if self._closing is not None and not self._line.carriers:
+                        self._closing.finish()
 
-    def _report(self) -> None:
-        failure = self._line.failure
-        if self._on_lost is not None and failure is not None:
-            self._on_lost(self, failure)
+    def _report(self, error: NexarError) -> None:
+        if self._on_lost is not None:
+            self._on_lost(self, error)
 
     def _forked(self) -> None:
         self._line.failure = UsageError(

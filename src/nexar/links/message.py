@@ -1,24 +1,43 @@
-"""Messages that arrive, and the receives that ask for them.
+"""Messages that arrive, and the receives that ask for them. Everything here changes under the node's lock.
 
-A message is *announced* (its envelope is here, the payload waits for our grant), *flowing* (granted; the payload
-lands in `data`) or *whole*. Small ones arrive whole. Everything here changes under the node's lock.
+A message is in one of these states:
+
+announced  its envelope is here; it waits on the shelf for a receive, or for room
+early      granted: its payload flows into early memory; on the shelf
+direct     granted: its payload flows into the buffer of its receive
+whole      every byte is in early memory; on the shelf
+moving     a thread is moving it between early memory and a receive's buffer, outside the lock
+gone       received, withdrawn, lost or refused: nothing is to be done for it any more
 """
 
 from __future__ import annotations
 
 import threading
+from enum import Enum, auto
 from typing import Protocol
 
 from nexar.arrays.dtypes import describe
 from nexar.errors import BufferMismatch, NexarError
 from nexar.links.operation import Operation
 from nexar.links.shelf import Key
+from nexar.transport.base import Redirected
 from nexar.transport.buffer_pool import Lease
 from nexar.types import AwaitedPeer
 from nexar.wire.frame import Frame, Space
 
 ANY = -1
 """In a receive's key: any source, any tag."""
+
+
+class State(Enum):
+    """See the module."""
+
+    ANNOUNCED = auto()
+    EARLY = auto()
+    DIRECT = auto()
+    WHOLE = auto()
+    MOVING = auto()
+    GONE = auto()
 
 
 def conversation(space: int, tag: int) -> str:
@@ -28,6 +47,18 @@ def conversation(space: int, tag: int) -> str:
     if space == Space.COLLECTIVE:
         return f"of collective #{tag >> 32} step {tag & 0xFFFFFFFF}"
     return "without a tag"
+
+
+def key_of(source: int, frame: Frame) -> Key:
+    """The conversation of a frame. A collective's is its sequence and step; in the other spaces `tag` is the user's."""
+    if frame.space == Space.COLLECTIVE:
+        return source, frame.space, collective_tag(frame.sequence, frame.step)
+    return source, frame.space, frame.tag
+
+
+def collective_tag(sequence: int, step: int) -> int:
+    """The tag to post for a step of a collective."""
+    return sequence << 32 | step
 
 
 class Origin(Protocol):
@@ -43,51 +74,41 @@ class Origin(Protocol):
     def grant(self, message: Message, into: memoryview) -> None:
         """Expect the payload there, and tell the sender to send it."""
 
-    def redirect(self, message: Message, into: memoryview | None) -> bool:
-        """As Carrier.redirect_payload; with or without the lock."""
+    def redirect(self, message: Message, into: memoryview | None) -> Redirected:
+        """As Carrier.redirect_payload, with or without the lock; UNKNOWN also if the carrier has ended."""
 
     def refuse(self, message: Message, reason: str) -> None:
         """Discard what comes, and tell the sender why."""
 
     def consumed(self, message: Message) -> None:
-        """The message left the early store, so its credit is free."""
+        """The message was taken, so its credit is free. Called once for each message that did not arrive straight."""
 
 
 class Message:
     """One message that has arrived, as a whole or by its envelope."""
 
     __slots__ = (
-        "data",
-        "early_bytes",
-        "error",
-        "frame",
-        "gone",
-        "granted",
-        "key",
-        "lease",
-        "order",
-        "origin",
-        "receive",
-        "settling",
-        "shape",
-        "whole",
-    )
+        "arrived", "credited", "data", "early_bytes", "error", "frame", "key", "lease", "order", "origin", "receive",
+        "settled", "shape", "state", "withdrawn",
+    )  # fmt: skip
 
-    def __init__(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...]) -> None:
+    def __init__(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...], order: int) -> None:
         self.origin = origin
         self.key = key
         self.frame = frame
         self.shape = shape
-        self.order = 0  # of arrival in its communicator: wildcards take the oldest
-        self.data: memoryview | None = None
+        self.order = order  # of arrival in its communicator: the oldest is taken first, whatever happened to it since
+        self.state = State.ANNOUNCED
+        self.data: memoryview | None = None  # where its bytes are, or flow to
         self.lease: Lease | None = None  # pooled memory behind `data`, when it is not a receive's
         self.early_bytes = 0  # reserved for it in the node's early budget
-        self.granted = False
-        self.gone = False  # received, withdrawn or lost: nothing is to be done for it any more
-        self.whole = False
+        self.credited = False  # its credit was given back
+        self.receive: Receive | None = None  # while direct or moving
+        # What happens to it while it is moving waits for whoever moves it:
+        self.arrived = False  # the last byte has landed where the move directed it
+        self.withdrawn = False  # the sender took it back
         self.error: NexarError | None = None  # why the rest will never come
-        self.settling = False  # its receive came late and is moving it over, outside the lock
-        self.receive: Receive | None = None
+        self.settled: threading.Event | None = None  # somebody waits for the end of the move
 
 
 class Owner(Protocol):
@@ -121,12 +142,17 @@ class Receive(Operation):
         self.order = 0  # of posting: of several that fit, the oldest takes the message
         self.frame: Frame | None = None
         self.shape: tuple[int, ...] = ()
-        self.message: Message | None = None  # the one flowing into `into`
+        self.message: Message | None = None  # the one that flows, or is moved, into `into`
 
     @property
     def name(self) -> str:
         """As errors call it."""
         return f"the receive {conversation(self.key[1], self.key[2])}"
+
+    @property
+    def wild(self) -> bool:
+        """Does it ask for more than one conversation?"""
+        return self.key[0] == ANY or self.key[2] == ANY
 
     def awaited(self) -> AwaitedPeer:
         """The sender."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
-from nexar.links.interrupt import uninterrupted
 from nexar.links.matching import Matching
 from nexar.links.outbox import Outbox
 from nexar.links.progress import Progress
@@ -48,14 +47,16 @@ class Router:
         self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
         self._unopened: dict[tuple[int, int], list[_Kept]] = {}  # under the lock
         self._unopened_bytes: Counter[object] = Counter()  # by owner; under the lock
-        self._links: list[Callable[[Matching, NexarError], None]] = []  # told when a generation ends; under the lock
+        self._links: dict[Callable[[Matching, NexarError], None], None] = {}  # told when a generation ends
 
-    def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> None:
-        """`callback` runs under the lock whenever a generation is closed: what a link sends in it is over."""
-        with self.lock:
-            self._links.append(callback)
+    def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> Callable[[], None]:
+        """`callback` runs under the lock whenever a generation is closed: what a link does in it is over.
 
-    @uninterrupted
+        Returns what takes it back; that may be called under the lock or not, and twice.
+        """
+        self._links[callback] = None
+        return lambda: self._links.pop(callback, None)
+
     def open(self, communicator: int, generation: int = 0, members: frozenset[NodeId] | None = None) -> Matching:
         """Begin a generation of a communicator. Frames that came too early for it are delivered now.
 
@@ -74,12 +75,12 @@ class Router:
             self._over[communicator] = generation
             early = self._unopened.pop((communicator, generation), [])
             self._release(early)
+            self._drop_superseded(communicator, generation)
         for kept in early:
             kept.deliver()
         self.outbox.flush()
         return matching
 
-    @uninterrupted
     def close(self, matching: Matching, error: NexarError) -> None:
         """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
         with self.lock:
@@ -91,9 +92,9 @@ class Router:
             return
         del self._open[matching.communicator]
         self._over[matching.communicator] = matching.generation + 1
-        matching.close(error)
-        for tell in self._links:
+        for tell in list(self._links):  # first: they make the carriers let go of the memory that closing frees
             tell(matching, error)
+        matching.close(error)
 
     def find(self, communicator: int, generation: int) -> Matching | None:
         """The matching of an open generation. Under the lock."""
@@ -134,6 +135,13 @@ class Router:
             self._unopened[key] = [kept for kept in frames if kept.owner is not owner]
             if not self._unopened[key]:
                 del self._unopened[key]
+
+    def _drop_superseded(self, communicator: int, generation: int) -> None:
+        """Generations that were skipped will never be opened: drop what came for them."""
+        for key in [key for key in self._unopened if key[0] == communicator and key[1] < generation]:
+            frames = self._unopened.pop(key)
+            self.stale_frames += len(frames)
+            self._release(frames)
 
     def _release(self, frames: list[_Kept]) -> None:
         for kept in frames:

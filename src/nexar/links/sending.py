@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import count as counter
 from typing import Final, NamedTuple
 
-from nexar.errors import Cancelled, NexarError
-from nexar.links.carrier import number_of as carrier_number
+from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.flow import Flow
-from nexar.links.interrupt import uninterrupted
+from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.send import Send
@@ -60,21 +60,20 @@ class Sending:
         with self.lock:
             carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
             flow = line.flows.get(communicator) or line.flow(communicator)
-            message = flow.message
+            fields = (
+                VERSION, _EAGER, _DATA, line.number, about.space, about.dtype, len(shape), about.operation,
+                about.reduce_op, flow.generation, about.step, about.root, communicator, line.node, line.peer, about.tag,
+                about.sequence, flow.message, 0, length, about.elements, body,
+            )  # fmt: skip
+            header = _pack(fields)  # before anything is counted: a number taken and not sent would be waited for
             if about.space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
-                flow.message = message + 1
+                flow.message += 1
             self.messages += 1
             self.bytes += length
-            fields = (
-                VERSION, _EAGER, _DATA, carrier_number(carrier.scheme), about.space, about.dtype, len(shape),
-                about.operation,
-                about.reduce_op, flow.generation, about.step, about.root, communicator, line.node, line.peer, about.tag,
-                about.sequence, message, 0, length, about.elements, body,
-            )  # fmt: skip
             whole = length <= self._eager_limit and not flow.waiting and flow.sent.take_whole(HEADER_BYTES + body)
             operation = FINISHED if whole else self._post_large(flow, Send(self, Frame(*fields), extents, data))
         if whole:
-            self._send_whole(carrier, communicator, pack_header(*fields), extents, data)
+            self._send_whole(carrier, communicator, header, extents, data)
         else:
             self._outbox.flush()
         return operation
@@ -115,13 +114,25 @@ class Sending:
         One that was withdrawn meanwhile is withdrawn once more: the first word may have overtaken its envelope.
         """
         send = self._announced.get(frame.transfer)
-        if send is None:
-            self._line.notice(Kind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
-            return
+        carrier = self._line.carrier
+        if send is not None:
+            self._begin_payload(send)
+        elif carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES):
+            self._withdraw(frame)
+
+    def _begin_payload(self, send: Send) -> None:
+        """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again."""
         carrier = self._line.carrier_of(send.frame.carrier)
-        if carrier is not None and not send.flowing:
-            send.flowing = True
-            self._outbox.add(carrier.send_payload, frame.transfer, send.data)
+        if carrier is None or send.flowing:
+            return
+        send.flowing = True
+        try:
+            carrier.send_payload(send.frame.transfer, send.data)
+        except CarrierLost:
+            return  # the link is told by the carrier itself
+
+    def _withdraw(self, frame: Frame) -> None:
+        self._line.notice(Kind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
 
     def delivered(self, frame: Frame) -> None:
         """The peer's transport has all of it."""
@@ -149,7 +160,6 @@ class Sending:
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    @uninterrupted
     def cancel_send(self, send: Send) -> None:
         """See Send.cancel."""
         with self.lock:
@@ -158,9 +168,7 @@ class Sending:
             if send.announced:
                 self._announced.pop(send.frame.transfer, None)
                 self._stop(send)
-                self._line.notice(
-                    Kind.WITHDRAW, send.frame.communicator, send.frame.generation, transfer=send.frame.transfer
-                )
+                self._withdraw(send.frame)
             else:
                 self._forget_waiting(send)
             send.finish(Cancelled(operation=send.name))
@@ -169,22 +177,23 @@ class Sending:
     def fail(self, error: NexarError) -> None:
         """The link is over: every send raises.
 
-        Under the lock. A carrier that goes on (a polite close) is told to stop reading.
+        Under the lock. A carrier that goes on (a polite close) stops reading, and the peer is told.
         """
-        waiting = [send for flow in self._line.flows.values() for send in flow.waiting]
-        for send in [*self._announced.values(), *waiting]:
-            self._stop(send)
-            send.finish(error)
-        self._announced.clear()
+        self._end([send for flow in self._line.flows.values() for send in flow.waiting], error)
+        self._end(list(self._announced.values()), error)
 
     def close(self, communicator: int, generation: int, error: NexarError) -> None:
         """A generation is over: its sends raise. Under the lock."""
         flow = self._line.flows.get(communicator)
         waiting = list(flow.waiting) if flow is not None and flow.generation == generation else []
         announced = [send for send in self._announced.values() if send.belongs_to(communicator, generation)]
-        for send in [*waiting, *announced]:
-            self._announced.pop(send.frame.transfer, None)
-            self._stop(send)
+        self._end([*waiting, *announced], error)
+
+    def _end(self, sends: list[Send], error: NexarError) -> None:
+        for send in sends:
+            if self._announced.pop(send.frame.transfer, None) is not None:
+                self._stop(send)
+                self._withdraw(send.frame)
             send.finish(error)
 
     def awaited(self, missing: str) -> AwaitedPeer:
@@ -215,3 +224,12 @@ class Sending:
         for later in list(flow.waiting)[position:]:
             if later.frame.space != _COLLECTIVE:
                 later.frame = later.frame._replace(message=later.frame.message - 1)
+
+
+def _pack(fields: tuple[int, ...]) -> bytes:
+    """The header. A fact that does not fit into its field is the caller's mistake."""
+    try:
+        return pack_header(*fields)
+    except struct.error as error:
+        message = f"a tag or other number of this message does not fit into its field: {error}"
+        raise UsageError(f"{message}; tags are 0 to 2**64 - 1") from error

@@ -1,25 +1,31 @@
-"""First in, first out, per key: the one container of matching. Most keys hold one thing at a time, so that case is
-cheap.
-"""
+"""First in, first out, per key: the container of matching. Most keys hold one thing at a time: that case is cheap."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Key = tuple[int, int, int]
-T = TypeVar("T")
+
+
+class Ordered(Protocol):
+    """What can stand on a shelf."""
+
+    order: int
+
+
+T = TypeVar("T", bound=Ordered)
 
 
 class Shelf(Generic[T]):
-    """A queue for each key; an empty queue leaves no trace."""
+    """A queue for each key, in order of `order`; an empty queue leaves no trace."""
 
     __slots__ = ("_more", "_one")
 
     def __init__(self) -> None:
         self._one: dict[Key, T] = {}  # the oldest thing of each key
-        self._more: dict[Key, deque[T]] = {}  # what came after it
+        self._more: dict[Key, list[T]] = {}  # what came after it
 
     def __bool__(self) -> bool:
         return bool(self._one)
@@ -28,17 +34,14 @@ class Shelf(Generic[T]):
         return len(self._one) + sum(len(queue) for queue in self._more.values())
 
     def put(self, key: Key, thing: T) -> None:
-        """Behind everything of its key."""
-        if key not in self._one:
+        """In its place by order: usually behind everything, further ahead if it was taken before and comes back."""
+        first = self._one.setdefault(key, thing)
+        if first is thing:
+            return
+        if thing.order < first.order:
             self._one[key] = thing
-        else:
-            self._more.setdefault(key, deque()).append(thing)
-
-    def put_back(self, key: Key, thing: T) -> None:
-        """Before everything of its key: it was taken, and is wanted no more by who took it."""
-        if key in self._one:
-            self._more.setdefault(key, deque()).appendleft(self._one[key])
-        self._one[key] = thing
+            thing = first
+        insort(self._more.setdefault(key, []), thing, key=_order)
 
     def first(self, key: Key) -> T | None:
         """The oldest thing of this key, left where it is."""
@@ -56,8 +59,8 @@ class Shelf(Generic[T]):
         if self._one.get(key) is thing:
             self.take(key)
             return True
-        queue = self._more.get(key)
-        if queue is None or thing not in queue:
+        queue = self._more.get(key, [])
+        if thing not in queue:
             return False
         queue.remove(thing)
         if not queue:
@@ -74,6 +77,10 @@ class Shelf(Generic[T]):
 
     def _promote(self, key: Key) -> None:
         queue = self._more[key]
-        self._one[key] = queue.popleft()
+        self._one[key] = queue.pop(0)
         if not queue:
             del self._more[key]
+
+
+def _order(thing: Ordered) -> int:
+    return thing.order

@@ -42,7 +42,8 @@ class Kind(IntEnum):
     CONTROL = 8  # a control message: body is wire.messages
     CHUNK = 9  # a piece of payload `transfer`, starting at byte `count` (carriers without streams of their own)
     FINISH = 10  # no frame follows from this side (half-close); `count` is what the carrier needs to check it
-    HELLO = 11  # first frame of a connection: body is wire.handshake
+    HELLO = 11  # first frame of a connection that needs one: its body is the transport's own
+    TERMS = 12  # first frame of a link on each carrier: `length` is the credit of each of its flows
 
 
 _EAGER: Final = int(Kind.EAGER)  # a member looked up in its enum class at every decode would cost a fifth of it

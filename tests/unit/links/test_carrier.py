@@ -1,4 +1,4 @@
-from nexar.links.carrier import PREFERENCE, choose, number_of, scheme_of
+from nexar.links.carrier import PREFERENCE, choose, number_of
 from nexar.links.lanes import BUDGET_BYTES, admits
 from nexar.wire.frame import Lane
 
@@ -14,8 +14,13 @@ def test_nothing_connected_is_nothing_chosen() -> None:
 
 
 def test_every_scheme_has_a_number_of_its_own() -> None:
-    assert [scheme_of(number_of(scheme)) for scheme in PREFERENCE] == list(PREFERENCE)
-    assert scheme_of(200) is None
+    assert [number_of(scheme) for scheme in PREFERENCE] == list(range(len(PREFERENCE)))
+    assert number_of("rdma") == number_of("rdma") >= 16
+
+
+def test_a_scheme_of_others_is_used_when_there_is_none_of_ours() -> None:
+    assert choose(8, {"rdma"}) == "rdma"
+    assert choose(8, {"rdma", "tls"}) == "tls"
 
 
 def test_a_lane_admits_within_its_budget_and_always_one_frame() -> None:

@@ -61,11 +61,11 @@ def test_a_message_on_another_tag_passes_many_that_nobody_reads(make_pair: MakeP
 
 
 def test_small_messages_beyond_the_credit_wait_and_none_is_lost(make_pair: MakePair) -> None:
-    pair = make_pair(credit_bytes=65536, eager_limit_bytes=1024, early_bytes=8192)
-    sends = [pair.to_right.post_send(0, memoryview(n.to_bytes(4, "little") * 200), about=TAG) for n in range(2000)]
+    pair = make_pair(credit_bytes=262_144, eager_limit_bytes=1024, early_bytes=8192)
+    sends = [pair.to_right.post_send(0, memoryview(n.to_bytes(4, "little") * 200), about=TAG) for n in range(4000)]
     assert not sends[-1].done
     assert pair.to_right.stats()["sends_stalled"] > 0
-    for number in range(2000):
+    for number in range(4000):
         assert receive(pair.right, 1) == number.to_bytes(4, "little") * 200
     pair.left.wait(*sends)
 
@@ -92,11 +92,11 @@ def test_a_receive_that_times_out_names_the_missing_send_and_takes_nothing_later
 
 
 def test_a_send_cancelled_while_it_waits_for_credit_leaves_no_gap(make_pair: MakePair) -> None:
-    pair = make_pair(credit_bytes=65536, eager_limit_bytes=1024, early_bytes=1)
-    sends = [pair.to_right.post_send(0, memoryview(bytes([n % 251]) * 2000), about=TAG) for n in range(1000)]
+    pair = make_pair(credit_bytes=262_144, eager_limit_bytes=1024, early_bytes=1)
+    sends = [pair.to_right.post_send(0, memoryview(bytes([n % 251]) * 2000), about=TAG) for n in range(4000)]
     waiting = next(index for index, send in enumerate(sends) if not getattr(send, "announced", True))
     sends[waiting + 3].cancel()
-    expected = [n % 251 for n in range(1000) if n != waiting + 3]
+    expected = [n % 251 for n in range(4000) if n != waiting + 3]
     assert [receive(pair.right, 1)[0] for _ in expected] == expected
 
 

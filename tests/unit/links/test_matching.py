@@ -2,84 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.errors import BufferMismatch, Cancelled, PeerLost, UsageError
-from nexar.links.early import EarlyStore
-from nexar.links.matching import Matching
-from nexar.links.message import ANY, Message
-from nexar.links.outbox import Outbox
-from nexar.transport.buffer_pool import BufferPool
+from nexar.links.message import ANY
 from nexar.wire.frame import Frame, Kind, Space
-
-TAGGED, UNTAGGED = int(Space.TAGGED), int(Space.UNTAGGED)
-
-
-class FakeOrigin:
-    """A link that remembers what it was asked to do. A payload lands when the test says so."""
-
-    rank = 3
-
-    def __init__(self) -> None:
-        self.granted: list[Message] = []
-        self.refused: list[Message] = []
-        self.consumed_messages: list[Message] = []
-        self.places: dict[int, memoryview | None] = {}
-        self.landed: set[int] = set()
-
-    def grant(self, message: Message, into: memoryview) -> None:
-        message.granted = True
-        self.granted.append(message)
-        self.places[message.frame.transfer] = into
-
-    def redirect(self, message: Message, into: memoryview | None) -> bool:
-        transfer = message.frame.transfer
-        if transfer in self.landed or transfer not in self.places:
-            return False
-        old = self.places[transfer]
-        if old is not None and into is not None:
-            into[:] = old
-        self.places[transfer] = into
-        return True
-
-    def refuse(self, message: Message, reason: str) -> None:
-        self.refused.append(message)
-
-    def consumed(self, message: Message) -> None:
-        self.consumed_messages.append(message)
-
-    def pour(self, matching: Matching, message: Message, data: bytes) -> None:
-        place = self.places[message.frame.transfer]
-        assert place is not None
-        place[:] = data
-        self.landed.add(message.frame.transfer)
-        with matching.lock:
-            matching.land(message)
-
-
-def make(early_bytes: int = 1 << 20) -> tuple[Matching, FakeOrigin]:
-    early = EarlyStore(early_bytes, BufferPool.of_profile("training"))
-    return Matching(0, 0, threading.Lock(), early, Outbox()), FakeOrigin()
-
-
-def arrive(
-    matching: Matching, origin: FakeOrigin, data: bytes, *, source: int = 1, tag: int = 7, dtype: int = 0
-) -> bool:
-    frame = Frame(kind=Kind.EAGER, space=TAGGED, tag=tag, dtype=dtype, length=len(data), body=len(data))
-    with matching.lock:
-        return matching.arrive(origin, source, frame, (), memoryview(data))
-
-
-def announce(
-    matching: Matching, origin: FakeOrigin, size: int, transfer: int, *, source: int = 1, tag: int = 7
-) -> Message:
-    frame = Frame(kind=Kind.ENVELOPE, space=TAGGED, tag=tag, transfer=transfer, length=size)
-    with matching.lock:
-        return matching.announce(origin, source, frame, ())
+from tests.unit.links.scripted_origin import TAGGED, UNTAGGED, announce, arrive, make
 
 
 def test_a_message_lands_in_the_buffer_of_a_receive_posted_before() -> None:
@@ -98,7 +28,7 @@ def test_a_message_that_came_before_its_receive_waits_for_it() -> None:
     assert receive.done
     assert receive.into is not None
     assert bytes(receive.into) == b"abc"
-    assert len(origin.consumed_messages) == 1
+    assert len(origin.credits) == 1
 
 
 def test_other_tags_sources_and_spaces_are_left_alone() -> None:

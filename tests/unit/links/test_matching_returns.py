@@ -1,0 +1,176 @@
+"""What comes back to matching: messages of receives that gave up, receives of messages that were taken back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from nexar.errors import BufferMismatch, Cancelled, PeerLost
+from nexar.links.matching import Matching
+from nexar.links.message import ANY, Receive, State
+from tests.unit.links.scripted_origin import TAGGED, announce, arrive, make
+
+
+def post(matching: Matching, size: int | None = None, *, source: int = 1, tag: int = 7) -> Receive:
+    into = None if size is None else memoryview(bytearray(size))
+    return matching.post(into, source=source, space=TAGGED, tag=tag)
+
+
+def content(receive: Receive) -> bytes:
+    assert receive.done
+    assert receive.error is None
+    return bytes(receive.into or b"")
+
+
+def test_credit_is_given_back_once_however_often_a_receive_gives_up() -> None:
+    matching, origin = make()
+    message = announce(matching, origin, 4, transfer=1)
+    for _ in range(3):
+        receive = post(matching, 4)
+        receive.cancel()
+    assert origin.credits == {message: 1}
+    last = post(matching, 4)
+    origin.pour(matching, message, b"data")
+    assert content(last) == b"data"
+    assert origin.credits == {message: 1}
+
+
+def test_the_message_of_a_cancelled_receive_goes_to_the_next_one_that_waits() -> None:
+    matching, origin = make()
+    first, second = post(matching, 4), post(matching, 4)
+    message = announce(matching, origin, 4, transfer=1)
+    first.cancel()
+    origin.pour(matching, message, b"data")
+    assert content(second) == b"data"
+
+
+def test_a_receive_whose_message_was_withdrawn_takes_one_that_came_meanwhile() -> None:
+    matching, origin = make()
+    receive = post(matching, 4)
+    withdrawn = announce(matching, origin, 4, transfer=1)
+    arrive(matching, origin, b"next")
+    with matching.lock:
+        matching.withdraw(withdrawn)
+    matching._outbox.flush()
+    assert content(receive) == b"next"
+
+
+def test_a_message_that_does_not_fit_the_oldest_receive_goes_to_the_next_it_fits() -> None:
+    matching, origin = make()
+    small, right = post(matching, 2), post(matching, 3)
+    arrive(matching, origin, b"abc")
+    with pytest.raises(BufferMismatch):
+        small.result()
+    assert content(right) == b"abc"
+
+
+def test_messages_of_receives_that_gave_up_together_keep_their_order() -> None:
+    matching, origin = make()
+    receives = [post(matching, 1), post(matching, 1)]
+    messages = [announce(matching, origin, 1, transfer=1), announce(matching, origin, 1, transfer=2)]
+    for receive in receives:
+        receive.cancel()
+    for message, data in zip(messages, (b"1", b"2"), strict=True):
+        origin.pour(matching, message, data)
+    assert [content(post(matching, 1)) for _ in range(2)] == [b"1", b"2"]
+
+
+def test_a_wildcard_takes_the_older_of_two_messages_that_came_back() -> None:
+    matching, origin = make()
+    first, second = post(matching, 1, tag=1), post(matching, 1, tag=2)
+    messages = [announce(matching, origin, 1, transfer=1, tag=1), announce(matching, origin, 1, transfer=2, tag=2)]
+    second.cancel()
+    first.cancel()
+    for message, data in zip(messages, (b"1", b"2"), strict=True):
+        origin.pour(matching, message, data)
+    assert content(matching.post(None, source=ANY, space=TAGGED, tag=ANY)) == b"1"
+
+
+def test_half_a_payload_never_passes_for_a_whole_one_when_its_link_is_lost_during_the_move() -> None:
+    matching, origin = make()
+    message = announce(matching, origin, 4, transfer=1)
+    lost = PeerLost(node=1, cause="cut")
+
+    def lose() -> None:
+        origin.places[1] = None  # the carrier let go
+        with matching.lock:
+            matching.abandon(message, lost)
+            matching.lose(1, lost)
+
+    origin.on_redirect = lose
+    receive = post(matching, 4)
+    with pytest.raises(PeerLost, match="cut"):
+        receive.result()
+
+
+def test_a_message_withdrawn_during_the_move_leaves_its_receive_waiting() -> None:
+    matching, origin = make()
+    message = announce(matching, origin, 4, transfer=1)
+
+    def withdraw() -> None:
+        with matching.lock:
+            matching.withdraw(message)
+
+    origin.on_redirect = withdraw
+    receive = post(matching, 4)
+    assert not receive.done
+    arrive(matching, origin, b"next")
+    assert content(receive) == b"next"
+
+
+def test_a_payload_that_lands_during_the_move_is_received() -> None:
+    matching, origin = make()
+    message = announce(matching, origin, 4, transfer=1)
+    origin.on_redirect = lambda: origin.pour(matching, message, b"data")
+    assert content(post(matching, 4)) == b"data"
+
+
+def test_a_receive_reposted_after_its_source_was_lost_raises_instead_of_waiting() -> None:
+    matching, origin = make()
+    receive = post(matching, 4)
+    message = announce(matching, origin, 4, transfer=1)
+    with matching.lock:
+        matching.lose(1, PeerLost(node=1, cause="cut"))
+        matching.withdraw(message)
+    with pytest.raises(PeerLost, match="cut"):
+        receive.result()
+
+
+def test_cancelling_a_receive_that_is_being_moved_into_waits_for_the_move() -> None:
+    matching, origin = make()
+    announce(matching, origin, 4, transfer=1)
+    moving, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        moving.set()
+        assert go_on.wait(10)
+
+    origin.on_redirect = pause
+    posted: list[Receive] = []
+    poster = threading.Thread(target=lambda: posted.append(post(matching, 4)))
+    poster.start()
+    assert moving.wait(10)
+    receive = next(m.receive for m in [origin.granted[0]] if m.receive is not None)
+    canceller = threading.Thread(target=receive.cancel)
+    canceller.start()
+    while origin.granted[0].settled is None:
+        assert canceller.is_alive()
+    go_on.set()
+    poster.join(10)
+    canceller.join(10)
+    assert isinstance(receive.error, Cancelled)
+    assert origin.granted[0].state is State.EARLY
+
+
+def test_nothing_keeps_a_finished_message_or_its_memory() -> None:
+    matching, origin = make(early_bytes=8)
+    for transfer in range(5):
+        receive = post(matching, 100, tag=transfer)
+        message = announce(matching, origin, 100, transfer=transfer, tag=transfer)
+        origin.pour(matching, message, bytes(100))
+        assert receive.done
+        assert message.data is None
+        assert message.receive is None
+    assert not matching._early._queue
+    assert matching._early.budget.used == 0

@@ -10,14 +10,15 @@ from tests.conformance.harness import PATIENCE, Pair, Recorder, Side, dial, in_t
 from tests.conformance.transports import LEFT, RIGHT, Case, World
 
 
-def test_both_ends_know_each_other(pair: Pair) -> None:
+def test_both_ends_know_each_other(pair: Pair, case: Case) -> None:
     assert pair.left.carrier.peer.node == RIGHT
     assert pair.right.carrier.peer.node == LEFT
     assert pair.left.carrier.peer.verified
     assert pair.right.carrier.peer.verified
     assert pair.left.carrier.dialed
     assert not pair.right.carrier.dialed
-    assert pair.left.carrier.scheme == pair.left.node.transport.scheme
+    for side in (pair.left, pair.right):
+        assert side.carrier.scheme == side.node.transport.scheme == case.name
 
 
 def test_the_address_that_listen_gave_can_be_dialed(make_node: MakeNode) -> None:

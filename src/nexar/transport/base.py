@@ -33,7 +33,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from nexar.wire.frame import Frame, Lane
 
@@ -163,7 +163,7 @@ class Sleeper(Waker, Protocol):
 class Carrier(ABC):
     """One open connection to one peer process. See the module's law."""
 
-    scheme: ClassVar[str]
+    scheme: str
     peer: Peer
     dialed: bool
     """True on the side that dialed."""
@@ -229,7 +229,8 @@ class Carrier(ABC):
 class Transport(ABC):
     """A node's way to make carriers of one scheme."""
 
-    scheme: ClassVar[str]
+    scheme: str
+    """Its carriers have the same; a link tells them apart by it."""
     address: str | None = None
     """Where we listen, as `listen` returned it."""
 

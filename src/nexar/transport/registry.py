@@ -20,6 +20,7 @@ _OURS: Final = {
     "memory": "nexar.transport.memory.transport:MemoryTransport",
     "quic": "nexar.transport.quic.transport:QuicTransport",
     "shm": "nexar.transport.shm.transport:ShmTransport",
+    "tcp": "nexar.transport.tls.transport:PlainTransport",
     "tls": "nexar.transport.tls.transport:TlsTransport",
 }
 

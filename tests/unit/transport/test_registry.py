@@ -3,20 +3,33 @@ import sys
 import pytest
 
 from nexar.errors import UsageError
+from nexar.security.credentials import Trust
 from nexar.transport import registry
+from nexar.transport.sleep import PollSleeper
 
 
 def test_our_schemes_are_there():
-    assert {"memory", "quic", "shm", "tls"} <= set(registry.schemes())
+    assert {"memory", "quic", "shm", "tcp", "tls"} <= set(registry.schemes())
 
 
 def test_an_unknown_scheme_lists_the_known_ones():
-    with pytest.raises(UsageError, match="there is no transport 'carrier-pigeon'; there are: memory, quic, shm, tls"):
+    with pytest.raises(
+        UsageError, match="there is no transport 'carrier-pigeon'; there are: memory, quic, shm, tcp, tls"
+    ):
         registry.load("carrier-pigeon")
 
 
 def test_a_transport_is_imported_when_it_is_asked_for():
     assert registry.load("memory").scheme == "memory"
+
+
+@pytest.mark.parametrize("scheme", ["tls", "tcp"])
+def test_what_makes_a_transport_of_a_scheme_makes_one_that_calls_itself_so(scheme):
+    sleeper = PollSleeper()
+    transport = registry.load(scheme)(sleeper, None, Trust(b""))
+    assert transport.scheme == scheme
+    transport.close()
+    sleeper.close()
 
 
 def test_a_missing_native_package_is_an_import_error(monkeypatch):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import ClassVar
 
 from nexar_quic import Connection, ConnectionLost, ForkedError, Operation, QuicError, StreamError
 
@@ -39,7 +38,7 @@ from nexar.wire.frame import Lane
 class QuicCarrier(Carrier):
     """See Carrier."""
 
-    scheme: ClassVar[str] = "quic"
+    scheme = "quic"
 
     def __init__(
         self, connection: Connection, peer: Peer, driver: Driver, forget: Callable[[QuicCarrier], None]

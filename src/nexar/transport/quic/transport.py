@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import time
 from threading import Lock
-from typing import ClassVar
 
 from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
 
@@ -42,7 +41,7 @@ class QuicTransport(Transport):
     transport can only dial, as a candidate; `replace_credentials` makes a member of it.
     """
 
-    scheme: ClassVar[str] = "quic"
+    scheme = "quic"
 
     def __init__(
         self, credentials: Credentials | None, trust: Trust, *, bind: str = ":0", settings: QuicSettings | None = None

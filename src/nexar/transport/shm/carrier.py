@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from threading import get_ident
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.shm.doorbell import Doorbell, fence
@@ -47,7 +47,7 @@ class Owner(Protocol):
 class ShmCarrier(Carrier):
     """See the module's law."""
 
-    scheme: ClassVar[str] = "shm"
+    scheme = "shm"
 
     def __init__(self, owner: Owner, peer: Peer, dialed: bool, segment: Segment, bell: Doorbell) -> None:
         self.peer = peer

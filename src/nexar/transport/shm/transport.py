@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import ClassVar, Final
+from typing import Final
 
 from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Peer, Transport, Waker
 from nexar.transport.shm.address import SCHEME, ShmAddress, listen_directory, parse_address
@@ -37,7 +37,7 @@ class ShmTransport(Transport):
     """Made with the node's Waker. `ring_bytes` (a power of two) is the room for frames in each direction of each pair;
     `directory` is where the listening socket's own directory is made."""
 
-    scheme: ClassVar[str] = SCHEME
+    scheme = SCHEME
 
     def __init__(self, waker: Waker, node: int, *, ring_bytes: int = 1 << 20, directory: str | None = None) -> None:
         self._waker = waker

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from threading import RLock
-from typing import ClassVar, Final
+from typing import Final
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.tls.connection import Connection, as_loss
@@ -29,8 +29,6 @@ _FAREWELL: Final = encode_finish(0)  # TCP loses nothing on the way, so there is
 class TlsCarrier(Carrier):
     """See Carrier, and the module."""
 
-    scheme: ClassVar[str] = "tls"
-
     def __init__(
         self,
         peer: Peer,
@@ -38,10 +36,12 @@ class TlsCarrier(Carrier):
         data: Connection,
         reactor: Reactor,
         *,
+        scheme: str,
         dialed: bool,
         forget: Callable[[TlsCarrier], None],
     ) -> None:
         """Takes both connections over. `forget` is called when they are closed."""
+        self.scheme = scheme
         self.peer = peer
         self.dialed = dialed
         self._reactor = reactor

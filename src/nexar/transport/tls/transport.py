@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from threading import Lock, RLock
-from typing import ClassVar
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
@@ -24,9 +24,11 @@ _warned = Lock()  # taken by the first transport of the process that does not en
 
 
 class TlsTransport(Transport):
-    """See Transport. `encrypt=False`: authenticated by TLS when connecting, then plain TCP; for trusted networks."""
+    """See Transport. `encrypt=False`: authenticated by TLS when connecting, then plain TCP; for trusted networks. Such
+    a transport calls itself `tcp`, and so do its carriers.
+    """
 
-    scheme: ClassVar[str] = "tls"
+    scheme = "tls"
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class TlsTransport(Transport):
         """Without credentials it can only dial, as a candidate that shows no certificate."""
         self._reactor = Reactor(waker)
         self._believer = Believer.make(credentials, trust)  # replaced whole, by replace_credentials
+        self.scheme = "tls" if encrypt else "tcp"
         self._plain = not encrypt
         self._handshake_timeout = handshake_timeout
         self._max_pending = max_pending
@@ -131,7 +134,7 @@ class TlsTransport(Transport):
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
         limit_unread(data.socket)
         first, second = (Connection(channel, FrameReader(), self._reactor) for channel in (control, data))
-        carrier = TlsCarrier(peer, first, second, self._reactor, dialed=dialed, forget=self._forget)
+        carrier = TlsCarrier(peer, first, second, self._reactor, scheme=self.scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed
             self._carriers.add(carrier)
@@ -142,6 +145,10 @@ class TlsTransport(Transport):
     def _forget(self, carrier: TlsCarrier) -> None:
         with self._lock:
             self._carriers.discard(carrier)
+
+
+PlainTransport = partial(TlsTransport, encrypt=False)
+"""Makes the transport of the scheme `tcp`."""
 
 
 def _warn_once() -> None:

@@ -1,4 +1,4 @@
-"""Something posted that will be done later, and the thread that waits for it.
+"""Something posted that will be done later.
 
 Law: an operation is done exactly once, under the node's lock (`Progress.lock`), and from then on nothing
 touches its buffers. Whoever finishes it also tells its waiter; who drives has nothing else to announce.
@@ -10,46 +10,12 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
+from nexar.links.waiter import Waiter
 from nexar.types import AwaitedPeer
-
-
-class Waiter:
-    """One thread waiting for a number of operations.
-
-    Written under the node's lock, but for the sleep itself, which is a lock that whoever wakes us releases.
-    """
-
-    __slots__ = ("_signal", "asleep", "pending")
-
-    def __init__(self) -> None:
-        self.pending = 0
-        self.asleep = False
-        self._signal: threading.Lock | None = None
-
-    def prepare(self) -> None:
-        """The next wake() ends the next sleep(), also if it comes first."""
-        if self._signal is None:
-            self._signal = threading.Lock()
-            self._signal.acquire()
-        self.asleep = True
-
-    def sleep(self, timeout: float) -> None:
-        """Until woken or timed out. Ctrl-C raises out of it in the main thread."""
-        signal = self._signal
-        if signal is not None:
-            signal.acquire(timeout=timeout)
-
-    def wake(self) -> None:
-        """At most one release for each prepare(). Under the lock, or in a signal handler of the waiting thread."""
-        if self.asleep and self._signal is not None:
-            self.asleep = False
-            try:
-                self._signal.release()
-            except RuntimeError:  # a signal handler and a finished operation woke it at the same moment
-                return
 
 
 class Operation(ABC):
@@ -98,13 +64,12 @@ class Operation(ABC):
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            waiter.pending -= 1
-            if not waiter.pending:
-                waiter.wake()
-        if self._callbacks is not None:
-            for callback in self._callbacks:
-                callback()
+            waiter.count(error)
+        callbacks = self._callbacks
+        if callbacks is not None:
             self._callbacks = None
+            for callback in callbacks:
+                callback()
 
     def join(self, waiter: Waiter) -> None:
         """Let `waiter` count this operation. A second waiter is served through a callback."""
@@ -112,7 +77,7 @@ class Operation(ABC):
         if self._waiter is None:
             self._waiter = waiter
         else:
-            self.when_done(lambda: _count_down(waiter))
+            self.when_done(lambda: waiter.count(self.error))
 
     def part(self, waiter: Waiter) -> None:
         """`waiter` has given up."""
@@ -133,7 +98,7 @@ class Operation(ABC):
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait without blocking the loop; the node's progress thread drives meanwhile.
 
-        Cancelling the task cancels this.
+        Whatever ends the awaiting but its own end cancels it: a cancelled task, or a coroutine that is closed.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -143,22 +108,17 @@ class Operation(ABC):
                 future.set_result(None)
 
         def announce() -> None:
-            loop.call_soon_threadsafe(resolve)
+            with suppress(RuntimeError):  # the loop is closed: nobody awaits this any more, and the node goes on
+                loop.call_soon_threadsafe(resolve)
 
         with self.lock:
             self.when_done(announce)
         try:
             yield from future
-        except asyncio.CancelledError:
+        except BaseException:
             self.cancel()
             raise
         return self.result()
-
-
-def _count_down(waiter: Waiter) -> None:
-    waiter.pending -= 1
-    if not waiter.pending:
-        waiter.wake()
 
 
 class Finished(Operation):

@@ -2,35 +2,30 @@
 
 Law: while any operation is pending, exactly one thread *leads* — it alone calls `poll()` and `sleep()`, and so
 it alone runs sinks — and it hands leadership over before it leaves. The others *follow*: each sleeps on a
-signal of its own, which is given when its operations are done or when leadership is free. A thread that computes
-without calling us leads nothing; then the node's progress thread, the waiter of last resort, takes over.
-
-Why no wake-up is lost: a follower first enters the list and then looks whether somebody leads; a leader
-first gives up leadership and then looks at the list. One of the two sees the other.
+signal of its own, which is given when its operations are done, when one has failed, or when leadership is free. A
+thread that computes without calling us leads nothing; then the node's progress thread takes over.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Self
+from typing import NoReturn, Self
 
-from nexar.errors import InternalError, NexarError, OperationTimeout, UsageError
+from nexar.errors import Cancelled, OperationTimeout, UsageError
+from nexar.links import nodes
+from nexar.links.background import Background
+from nexar.links.drive import LONGEST_SLEEP, LONGEST_WAIT, Drive
 from nexar.links.interrupt import interrupts
-from nexar.links.operation import Operation, Waiter
+from nexar.links.leadership import Leadership
+from nexar.links.operation import Operation
+from nexar.links.waiter import Waiter
 from nexar.transport.base import Sleeper, Transport
 
 DEFAULT_SPIN = 200e-6
 """Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
-_CROWDED = 100e-6  # a yield that took longer: others need this core more than we do, so sleep
-_TICK = 0.002  # how long nobody must have led before the progress thread does
-_PATIENCE = 10  # ticks under one and the same leader before the progress thread parks
-_LONGEST_SLEEP = 3600.0
-_NATIVE_EVERY = 8  # rounds of looking at memory for one round of asking the system
 
 
 class Progress:
@@ -41,32 +36,20 @@ class Progress:
         """The node's lock: every link, matching and operation of this node changes under it; never held across a
         wait.
         """
-        self.spin = spin
-        self._sleeper = sleeper
+        self._drive = Drive(sleeper, transports, spin)
         self._kick = sleeper.kick
-        self._transports = tuple(transports)
-        self._native = sleeper if isinstance(sleeper, Transport) else None
-        self._memory = tuple(transport for transport in transports if transport is not self._native)
-        self._leading = threading.Lock()  # held by the leading thread
-        self._turns = 0  # how often leadership was taken; written by who takes it
-        self._followers: list[
-            Waiter
-        ] = []  # appended and removed by followers, read by leaders; list methods are atomic
-        self._background_leads = False  # written by the progress thread
-        self._parked = False  # written by the progress thread, cleared by who unparks it
-        self._unpark = threading.Lock()
-        self._unpark.acquire()
-        self._closed = False  # written once, by close()
-        self._ended: NexarError | None = None  # why waiting is over: closed, forked, or a bug; each writes it once
-        self._on_fork: list[Callable[[], None]] = []
-        _register(self)
-        self._thread = threading.Thread(target=self._watch, name="nexar-progress", daemon=True)
-        self._thread.start()
+        self._leadership = Leadership(self.lock)
+        self._lead = self._leadership.lead
+        self._followers = self._leadership.followers
+        self._closed = False  # written once, by who closes
+        self._on_fork: dict[object, Callable[[], None]] = {}
+        nodes.opened(self)
+        self._background = Background(self._leadership, self._drive)
 
     # -- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, operations: Sequence[Operation], deadline: float) -> None:
-        """Drive until all are done (or follow a thread that does), then raise the first error among them.
+        """Drive until all are done (or follow a thread that does). The first error among them ends it at once.
 
         At the deadline (time.monotonic) raises OperationTimeout. Whatever is raised, also by Ctrl-C: operations not
         done by then are cancelled first, so their buffers are free.
@@ -76,34 +59,74 @@ class Progress:
             for operation in operations:
                 if not operation.done:
                     operation.join(waiter)
+                elif operation.error is not None:
+                    waiter.pending = 0  # raised below, without waiting for those that joined
+                    break
         if waiter.pending:
             self._wait(waiter, operations, deadline)
         for operation in operations:
             if operation.error is not None:
-                raise copy(operation.error)
+                self._fail(waiter, operations, operation.error)
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = time.monotonic()
         in_main = interrupts.begin(self._kick, waiter.wake)
         try:
             while waiter.pending:
-                if self._leading.acquire(False):
+                if self._lead.acquire(False):
                     self._take_turn(waiter, deadline)
                 else:
-                    self._follow(waiter, deadline)
+                    self._follow(waiter, deadline, LONGEST_WAIT if in_main else LONGEST_SLEEP)
                 if waiter.pending:
                     if in_main:
                         interrupts.settle()
                     if time.monotonic() >= deadline:
-                        raise self._timeout(operations, deadline - begin)
+                        self._expire(waiter, operations, deadline - begin)
+                        return
         except BaseException:
             self._give_up(waiter, operations)
             raise
         finally:
-            if self._followers and not self._leading.locked():
-                self._offer()  # leadership was offered to us and we need it no more
+            if self._followers and not self._lead.locked():
+                self._leadership.offer()  # leadership was offered to us and we need it no more
             if in_main:
                 interrupts.end()
+
+    def _take_turn(self, waiter: Waiter, deadline: float) -> None:
+        leadership = self._leadership
+        leadership.turns += 1
+        try:
+            if leadership.ended is not None:
+                raise copy(leadership.ended)
+            self._drive.until_done(waiter, deadline)
+        finally:
+            self._lead.release()
+            if self._followers:
+                leadership.offer()
+            if self._background.parked:
+                self._background.unpark()
+
+    def _follow(self, waiter: Waiter, deadline: float, longest: float) -> None:
+        with self.lock:
+            if not waiter.pending:
+                return
+            waiter.prepare()
+        self._followers.append(waiter)
+        try:
+            if self._leadership.ended is not None:
+                raise copy(self._leadership.ended)
+            if self._background.leads:
+                self._kick()
+            if self._lead.locked() and not interrupts.pending:  # a signal before prepare() could not wake us
+                waiter.sleep(min(max(deadline - time.monotonic(), 0.0), longest))
+        finally:
+            self._followers.remove(waiter)
+
+    # -- waits that fail -------------------------------------------------------------------------------
+
+    def _fail(self, waiter: Waiter, operations: Sequence[Operation], error: BaseException) -> NoReturn:
+        self._give_up(waiter, operations)
+        raise copy(error)  # its own: several operations may have failed for one reason
 
     def _give_up(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
         with self.lock:
@@ -112,157 +135,35 @@ class Progress:
         for operation in operations:
             operation.cancel()
 
-    def _timeout(self, operations: Sequence[Operation], timeout: float) -> OperationTimeout:
-        pending = [operation for operation in operations if not operation.done]
-        name = pending[0].name if len(pending) == 1 else f"{pending[0].name} and {len(pending) - 1} more"
-        return OperationTimeout(operation=name, waiting_for=[p.awaited() for p in pending[:8]], timeout=timeout)
-
-    def _follow(self, waiter: Waiter, deadline: float) -> None:
-        if self._ended is not None:
-            raise copy(self._ended)
-        with self.lock:
-            if not waiter.pending:
-                return
-            waiter.prepare()
-        self._followers.append(waiter)
-        try:
-            if self._background_leads:
-                self._sleeper.kick()
-            if self._leading.locked():
-                waiter.sleep(min(max(deadline - time.monotonic(), 0.0), _LONGEST_SLEEP))
-        finally:
-            self._followers.remove(waiter)
-
-    # -- leading ---------------------------------------------------------------------------------------
-
-    def _take_turn(self, waiter: Waiter, deadline: float) -> None:
-        self._turns += 1
-        try:
-            if self._ended is not None:
-                raise copy(self._ended)
-            self._lead(waiter, deadline)
-        finally:
-            self._leading.release()
-            if self._followers:
-                self._offer()
-            if self._parked:
-                self._wake_background()
-
-    def _lead(self, waiter: Waiter, deadline: float) -> None:
-        memory = self._memory
-        rounds = 0
-        now = spin_until = 0.0
-        while waiter.pending and not (self._closed or interrupts.pending):
-            busy = False
-            for transport in memory:
-                if transport.poll():
-                    busy = True
-            if busy:
-                rounds = 0
-                continue
-            before, now = now, time.monotonic()
-            if now >= deadline:
-                return
-            if not rounds:  # after news, more is likely: look again for a while before sleeping
-                spin_until = now + self.spin
-            elif now - before > _CROWDED:
-                spin_until = now
-            rounds += 1
-            if now >= spin_until or not self._look_again(rounds):
-                self._sleep(deadline - now, self.spin if rounds == 1 else 0.0)
-                rounds = 0 if rounds == 1 else rounds
-
-    def _look_again(self, rounds: int) -> bool:
-        """Is there memory worth looking at again? Then let others run for a moment, and look."""
-        for transport in self._memory:
-            if transport.spins:
-                if self._native is not None and rounds % _NATIVE_EVERY == 0:
-                    self._native.poll()
-                os.sched_yield()
-                return True
-        return False
-
-    def _sleep(self, timeout: float, spin: float) -> None:
-        """One sleep, ended by news. Spinning inside is for the native sleeper, which can look while it spins."""
-        for transport in self._transports:
-            if not transport.arm():
-                return
-            due = transport.due()
-            if due is not None:
-                timeout = min(timeout, due - time.monotonic())
-        self._sleeper.sleep(min(max(timeout, 0.0), _LONGEST_SLEEP), spin)
-
-    def _offer(self) -> None:
-        """Leadership is free: wake one follower that still waits; it leads, or offers in its turn when it leaves."""
-        with self.lock:
-            for follower in list(self._followers):
-                if follower.asleep:
-                    follower.wake()
-                    return
-
-    # -- the waiter of last resort ---------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Ends with close(), or with a bug: then every wait raises it rather than hang."""
-        try:
-            self._take_over_when_idle()
-        except BaseException as fault:
-            self._ended = InternalError(f"the progress thread ended: {fault!r}")
-            with self.lock:
-                for follower in list(self._followers):
-                    follower.wake()
-            raise
-
-    def _take_over_when_idle(self) -> None:
-        seen = -1
-        quiet = 0
-        while not self._closed:
-            if self._turns == seen and self._leading.acquire(blocking=False):
-                self._lead_in_background()
-                seen, quiet = -1, 0
-            elif self._turns == seen:
-                quiet += 1
-            else:
-                seen, quiet = self._turns, 0
-            self._rest(parked=quiet >= _PATIENCE)
-
-    def _rest(self, *, parked: bool) -> None:
-        if self._closed:
-            return
-        self._parked = parked
-        if parked and not self._leading.locked():
-            self._parked = False  # it became free before it could see that we parked
-            return
-        self._unpark.acquire(timeout=_LONGEST_SLEEP if parked else _TICK)
-
-    def _wake_background(self) -> None:
-        self._parked = False
-        try:
-            self._unpark.release()
-        except RuntimeError:  # two leaders in a row saw it parked; one wake-up is enough
-            return
-
-    def _lead_in_background(self) -> None:
-        """Drive until somebody else wants to, or the node closes."""
-        self._background_leads = True
-        try:
-            while not self._followers and not self._closed:
-                busy = False
-                for transport in self._memory:
-                    busy = transport.poll() or busy
-                if not busy:
-                    self._sleep(_LONGEST_SLEEP, 0.0)
-        finally:
-            self._background_leads = False
-            self._leading.release()
-            if self._followers:
-                self._offer()
+    def _expire(self, waiter: Waiter, operations: Sequence[Operation], timeout: float) -> None:
+        """The deadline has come. Others may still finish what we give up, up to the moment in which cancel() returns:
+        only what has been cancelled then was missed, and a failure of its own says more than that it was late.
+        """
+        late = [(operation, operation.name, operation.awaited()) for operation in operations if not operation.done]
+        self._give_up(waiter, operations)
+        missed = [fact for fact in late if not fact[0].done or isinstance(fact[0].error, Cancelled)]
+        cancelled = [operation for operation, _, _ in missed]
+        for operation in operations:
+            if operation.error is not None and operation not in cancelled:
+                raise copy(operation.error)
+        if missed:
+            name = missed[0][1] if len(missed) == 1 else f"{missed[0][1]} and {len(missed) - 1} more"
+            raise OperationTimeout(operation=name, waiting_for=[peer for _, _, peer in missed[:8]], timeout=timeout)
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def when_forked(self, callback: Callable[[], None]) -> None:
-        """`callback` runs in a forked child, which has one thread and must not take locks."""
-        self._on_fork.append(callback)
+    def when_forked(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """`callback` runs in a forked child, which has one thread and must not take locks.
+
+        Call what is returned to unregister it (idempotent), or it is kept for as long as the node.
+        """
+        key = object()
+        self._on_fork[key] = callback
+
+        def forget() -> None:
+            self._on_fork.pop(key, None)
+
+        return forget
 
     def close(self) -> None:
         """Stop the progress thread, then close every transport.
@@ -271,15 +172,13 @@ class Progress:
         """
         if self._closed:
             return
-        self._ended = UsageError("this node is closed; nothing drives its links any more")
         self._closed = True
-        _live.pop(id(self), None)
-        self._sleeper.kick()
-        self._wake_background()
-        self._thread.join()
-        with self._leading:  # a waiting thread may still lead; it was kicked and leaves
-            for transport in self._transports:
-                transport.close()
+        self._drive.stop()
+        self._leadership.end(UsageError("this node is closed; nothing drives its links any more"))
+        self._background.close()
+        with self._lead:  # a waiting thread may still lead; it was kicked and leaves
+            self._drive.close()
+        nodes.closed(self)
 
     def __enter__(self) -> Self:
         return self
@@ -287,38 +186,14 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """In a forked child: see nodes."""
         self._closed = True
-        self._ended = UsageError(
-            "this node belongs to the parent process; a forked child must make its own with nexar.init()"
+        self._leadership.abandon(
+            UsageError("this node belongs to the parent process; a forked child must make its own with nexar.init()")
         )
         if self.lock.locked():  # by a thread that has no part in this process: nobody else would ever release it
             self.lock.release()
-        for callback in self._on_fork:
+        for callback in list(self._on_fork.values()):
             callback()
-        for transport in self._transports:
-            transport.abandon()
-
-
-_live: dict[int, Progress] = {}  # nodes of this process that are open; written by their makers and closers
-
-
-def _register(progress: Progress) -> None:
-    """At exit the hook registered last runs first: nodes must close before the packages that they stand on."""
-    _live[id(progress)] = progress
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
-
-
-def _close_all() -> None:
-    for progress in list(_live.values()):
-        progress.close()
-
-
-def _abandon_all() -> None:
-    for progress in list(_live.values()):
-        progress._abandon()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+        self._drive.abandon()

@@ -16,13 +16,15 @@ from nexar.transport.base import Carrier, ConnectRefused
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
+_DOUBLINGS = 16  # far beyond the longest pause, and far below what a float can hold
 
 
 def pause_before(attempt: int, random: Random) -> float:
     """Seconds to wait before attempt 0, 1, 2, …: none, then anything up to a bound that doubles."""
     if attempt == 0:
         return 0.0
-    return random.uniform(0.0, min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE))
+    bound = FIRST_PAUSE * 2.0 ** min(attempt - 1, _DOUBLINGS)
+    return random.uniform(0.0, min(bound, LONGEST_PAUSE))
 
 
 def stays(dialed_by: int, other_dialed_by: int) -> bool:

@@ -1,0 +1,303 @@
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
+from nexar.links.operation import FINISHED
+from tests.unit.links.waiting import Node, Posted, Waiting, in_a_while
+
+MANY = 200
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.progress.close()
+
+
+def lost() -> PeerLost:
+    return PeerLost(node=3, cause="it is gone")
+
+
+# -- the good case ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_drives_until_its_operations_are_done(node: Node) -> None:
+    first, second = node.post(), node.post()
+    node.transport.tell(first.end, second.end)
+    node.wait(first, second, FINISHED)
+    assert first.done
+    assert second.done
+
+
+def test_a_wait_that_follows_ends_when_the_leader_finishes_its_operation(node: Node) -> None:
+    mine, yours = node.post(), node.post()
+    leader = Waiting(node, [mine])
+    assert node.sleep.begun.wait(10)
+    follower = Waiting(node, [yours])
+    node.transport.tell(yours.end)
+    assert follower.ended() is None
+    node.transport.tell(mine.end)
+    assert leader.ended() is None
+
+
+def test_two_threads_may_wait_for_one_operation(node: Node) -> None:
+    operation = node.post()
+    threads = [Waiting(node, [operation]) for _ in range(5)]
+    node.transport.tell(operation.end)
+    assert [thread.ended() for thread in threads] == [None] * 5
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_ends_the_wait_at_once_and_the_rest_is_cancelled(node: Node) -> None:
+    send, receive = node.post("the send"), node.post("the receive")
+    node.transport.tell(lambda: send.end(lost()))
+    begin = time.monotonic()
+    with pytest.raises(PeerLost, match="it is gone"):
+        node.wait(send, receive, deadline=begin + 5)
+    assert time.monotonic() - begin < 4
+    assert receive.cancelled
+
+
+def test_an_error_is_raised_whatever_its_place_among_the_operations(node: Node) -> None:
+    operations = [node.post(f"number {number}") for number in range(4)]
+    node.transport.tell(operations[0].end, lambda: operations[2].end(lost()))
+    with pytest.raises(PeerLost):
+        node.wait(*operations)
+    assert [operation.cancelled for operation in operations] == [False, True, False, True]
+
+
+def test_an_error_from_before_the_wait_is_raised_without_waiting(node: Node) -> None:
+    receive, send = node.post("the receive"), node.post("the send")
+    send.end(lost())
+    with pytest.raises(PeerLost):
+        node.wait(receive, send)
+    assert receive.cancelled
+
+
+def test_an_error_ends_the_wait_of_a_follower(node: Node) -> None:
+    mine = node.post()
+    leader = Waiting(node, [mine])
+    assert node.sleep.begun.wait(10)
+    failing, other = node.post(), node.post()
+    follower = Waiting(node, [failing, other])
+    node.transport.tell(lambda: failing.end(lost()))
+    assert isinstance(follower.ended(), PeerLost)
+    assert other.cancelled
+    node.transport.tell(mine.end)
+    assert leader.ended() is None
+
+
+def test_operations_that_end_after_an_error_do_not_confuse_the_wait(node: Node) -> None:
+    first, second, third = (node.post() for _ in range(3))
+    node.transport.tell(lambda: (first.end(lost()), second.end()))
+    with pytest.raises(PeerLost):
+        node.wait(first, second, third)
+    assert third.cancelled
+
+
+# -- the deadline ----------------------------------------------------------------------------------------------------
+
+
+def test_at_the_deadline_a_wait_names_what_is_missing_and_cancels_it(node: Node) -> None:
+    done, missing = node.post("the done one"), node.post("the missing one")
+    node.transport.tell(done.end)
+    with pytest.raises(OperationTimeout, match="the missing one") as caught:
+        node.wait(done, missing, deadline=time.monotonic() + 0.01)
+    assert "the done one" not in str(caught.value)
+    assert missing.cancelled
+
+
+class DoneWhenAsked(Posted):
+    """Is finished by somebody else in the very moment in which its wait gives it up."""
+
+    __slots__ = ("failure", "moment")
+
+    def awaited(self):  # type: ignore[no-untyped-def]
+        if self.moment == "named":
+            self.end(self.failure)
+        return super().awaited()
+
+    def cancel(self) -> None:
+        if self.moment == "cancelled":
+            self.end(self.failure)
+        super().cancel()
+
+
+def overtaken(node: Node, moment: str, failure: BaseException | None = None) -> DoneWhenAsked:
+    operation = DoneWhenAsked(node.progress.lock)
+    operation.moment, operation.failure = moment, failure
+    return operation
+
+
+@pytest.mark.parametrize("moment", ["named", "cancelled"])
+def test_an_operation_that_is_done_just_as_its_wait_gives_up_is_no_timeout(node: Node, moment: str) -> None:
+    operation = overtaken(node, moment)
+    node.wait(operation, deadline=time.monotonic())
+    assert operation.done
+    assert not operation.cancelled
+
+
+def test_an_operation_that_fails_just_as_its_wait_gives_up_raises_its_own_error(node: Node) -> None:
+    waiting = node.post()
+    with pytest.raises(PeerLost):
+        node.wait(waiting, overtaken(node, "cancelled", lost()), deadline=time.monotonic())
+    assert waiting.cancelled
+
+
+def test_a_timeout_among_operations_that_are_done_meanwhile_names_only_the_missing(node: Node) -> None:
+    missing = node.post("the missing one")
+    with pytest.raises(OperationTimeout, match="the missing one") as caught:
+        node.wait(overtaken(node, "cancelled"), missing, deadline=time.monotonic())
+    assert "1 more" not in str(caught.value)
+
+
+def test_a_follower_whose_operation_ends_at_its_deadline_never_raises_anything_strange(node: Node) -> None:
+    never = node.post()
+    leader = Waiting(node, [never])
+    assert node.sleep.begun.wait(10)
+    for _ in range(100):
+        operation, now = node.post(), time.monotonic()
+        follower = Waiting(node, [operation], deadline=now + 0.002)
+        while time.monotonic() < now + 0.0019:
+            pass
+        node.transport.tell(operation.end)
+        assert isinstance(follower.ended(), OperationTimeout | None)
+        assert operation.done
+    node.transport.tell(never.end)
+    assert leader.ended() is None
+
+
+def test_the_deadline_is_kept_under_constant_traffic(node: Node) -> None:
+    node.transport.always = lambda: None
+    waiting = Waiting(node, [node.post()], deadline=time.monotonic() + 0.05)
+    try:
+        assert isinstance(waiting.ended(5), OperationTimeout)
+    finally:
+        node.transport.always = None
+
+
+# -- leadership ------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_leaves_hands_over(node: Node) -> None:
+    operations = [node.post() for _ in range(20)]
+    threads = [Waiting(node, [operation]) for operation in operations]
+    for operation, thread in zip(operations, threads, strict=True):
+        node.transport.tell(operation.end)
+        assert thread.ended() is None
+
+
+def test_the_progress_thread_drives_while_nobody_waits(node: Node) -> None:
+    driven = threading.Event()
+    node.transport.tell(driven.set)
+    assert driven.wait(10)
+
+
+def test_a_fault_while_nobody_waits_ends_every_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    node = Node()
+    node.transport.tell(lambda: 1 / 0)
+    node.progress._background._thread.join(10)
+    with pytest.raises(Exception, match="progress thread ended"):
+        node.wait(node.post())
+    node.progress.close()
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_every_wait() -> None:
+    node = Node()
+    operations = [node.post() for _ in range(MANY)]
+    threads = [Waiting(node, [operation]) for operation in operations]
+    assert node.sleep.begun.wait(10)
+    node.transport.on_close = lambda: [thread.join(5) for thread in threads]  # none needs the lead to end
+    node.progress.close()
+    assert all(isinstance(thread.ended(), UsageError) for thread in threads)
+    assert all(operation.cancelled for operation in operations)
+    assert node.transport.closed
+
+
+def test_closing_while_waits_begin_ends_them_all() -> None:
+    for _ in range(20):
+        node = Node()
+        gate = threading.Barrier(21)
+
+        def late(node: Node = node, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            with pytest.raises(UsageError):
+                node.wait(node.post())
+
+        threads = [threading.Thread(target=late, daemon=True) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        node.progress.close()
+        for thread in threads:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_wait_on_a_closed_node_raises_and_closing_again_does_nothing(node: Node) -> None:
+    node.progress.close()
+    with pytest.raises(UsageError, match="closed"):
+        node.wait(node.post())
+    node.progress.close()
+
+
+def test_a_forked_child_is_told_unless_it_was_unregistered(node: Node) -> None:
+    told: list[str] = []
+    node.progress.when_forked(lambda: told.append("first"))
+    forget = node.progress.when_forked(lambda: told.append("second"))
+    forget()
+    forget()
+    child = os.fork()
+    if not child:
+        os._exit(0 if told == ["first"] and node.transport.abandoned else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_was_unregistered_from_forks_is_not_kept_alive(node: Node) -> None:
+    class Link:
+        def forked(self) -> None: ...
+
+    link = Link()
+    forget = node.progress.when_forked(link.forked)
+    known = weakref.ref(link)
+    forget()
+    del link, forget
+    gc.collect()
+    assert known() is None
+
+
+def test_a_wait_in_a_forked_child_raises_whoever_led_in_the_parent(node: Node) -> None:
+    leader = Waiting(node, [never := node.post()])
+    assert node.sleep.begun.wait(10)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            node.wait(node.post())
+        except UsageError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    node.transport.tell(never.end)
+    assert leader.ended() is None
+
+
+def test_a_cancelled_operation_raises_that_it_was_cancelled(node: Node) -> None:
+    operation = node.post()
+    operation.cancel()
+    with pytest.raises(Cancelled):
+        node.progress.wait([operation], in_a_while())

@@ -81,7 +81,8 @@ class Trust:
 
 @final
 class Settings:
-    """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument."""
+    """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument.
+    `handshake_timeout`: seconds that an inbound handshake may take, and a dial that has no timeout of its own."""
     def __new__(
         cls,
         *,
@@ -125,7 +126,8 @@ class Endpoint:
         """Drive until at least one of the operations is done or a descriptor is readable; return those. Both empty = the timeout passed.
         Releases the GIL, runs signal handlers (Ctrl-C raises out of it, operations stay posted)."""
     def connect(self, address: tuple[str, int], server_name: str, timeout: float | None = None, *, trust: Trust | None = None, verify: bool = True, anonymous: bool = False) -> Connection:
-        """post_connect + wait; TimeoutError cancels the dial."""
+        """post_connect + wait; TimeoutError cancels the dial. With a timeout, that alone rules (and Settings.idle_timeout: a path that stays
+        silent for so long is given up with ConnectError); without one, Settings.handshake_timeout."""
     def accept(self, timeout: float | None = None) -> Connection: ...
     def close(self, code: int = 0, reason: str = "") -> None:
         """Tell every peer, fail every operation, join the background thread, close the socket. Idempotent."""

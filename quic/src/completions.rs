@@ -141,7 +141,9 @@ impl Completions {
     }
 
     fn __clear__(&self) {
-        self.queue.clear();
+        if !self.guard.0.foreign() {
+            self.queue.clear();
+        }
     }
 }
 
@@ -161,6 +163,10 @@ impl Completions {
 
 impl Drop for Completions {
     fn drop(&mut self) {
+        if self.guard.0.foreign() {
+            std::mem::forget(self.queue.clone()); // never freed, hence never looked at
+            return;
+        }
         // Only Python drops it: the GIL is held.
         self.queue.clear();
     }

@@ -83,9 +83,15 @@ impl Crew {
         Ok(waiter)
     }
 
+    /// One that does not lead may have been woken to, and leave for another reason before it did (a
+    /// signal, the end of its slice): if nobody leads, that call is passed on.
     pub fn depart(&mut self, waiter: Arc<Waiter>) {
-        self.resign(&waiter);
         self.unfollow(&waiter);
+        if self.leads(&waiter) {
+            self.resign(&waiter);
+        } else if self.leader.is_none() {
+            self.appoint(&waiter);
+        }
         self.inside -= 1;
         // Forget a wake-up that came too late to matter.
         waiter.get_up();
@@ -130,18 +136,19 @@ impl Crew {
         self.followers.retain(|f| !Arc::ptr_eq(f, waiter));
     }
 
-    /// Stop leading, if it does, and see to a successor. An eager thread that leaves will be back
-    /// in a moment: waking a patient follower each time would cost both of them more than it gains,
-    /// so that one is left to the background thread's next look.
-    pub fn resign(&mut self, waiter: &Arc<Waiter>) {
-        if !self.leads(waiter) {
-            return;
-        }
+    fn resign(&mut self, waiter: &Arc<Waiter>) {
         self.leader = None;
         self.nap = None;
         self.stints += 1;
+        self.appoint(waiter);
+    }
+
+    /// Nobody leads and `leaving` goes: see to a successor. An eager thread that leaves will be back
+    /// in a moment: waking a patient follower each time would cost both of them more than it gains,
+    /// so that one is left to the background thread's next look.
+    fn appoint(&self, leaving: &Arc<Waiter>) {
         let next = self.followers.iter().find(|f| f.eager());
-        let next = next.or_else(|| self.followers.first().filter(|_| !waiter.eager()));
+        let next = next.or_else(|| self.followers.first().filter(|_| !leaving.eager()));
         match next {
             Some(follower) => follower.wake(),
             None if self.parked => self.wake_background(),
@@ -282,5 +289,37 @@ mod tests {
         crew.depart(eager);
         assert!(!woken(&follower));
         assert!(woken(&crew.background().unwrap()), "nobody would drive");
+    }
+
+    #[test]
+    fn a_successor_that_leaves_without_leading_passes_the_lead_on() {
+        let (mut crew, leader, _) = sleeping(false);
+        let (first, second) = (crew.arrive(false).unwrap(), crew.arrive(false).unwrap());
+        crew.follow(&first);
+        crew.follow(&second);
+        crew.parked = true;
+        crew.depart(leader);
+        assert!(woken(&first));
+        assert!(!woken(&second));
+        second.get_up();
+        crew.depart(first);
+        assert!(woken(&second));
+        assert!(!woken(&crew.background().unwrap()));
+        crew.background().unwrap().get_up();
+        crew.depart(second);
+        assert!(woken(&crew.background().unwrap()), "nobody would drive");
+    }
+
+    #[test]
+    fn a_follower_that_leaves_while_somebody_leads_wakes_nobody() {
+        let (mut crew, leader, _) = sleeping(false);
+        let (first, second) = (crew.arrive(false).unwrap(), crew.arrive(false).unwrap());
+        crew.follow(&first);
+        crew.follow(&second);
+        crew.parked = true;
+        crew.depart(first);
+        assert!(!woken(&second));
+        assert!(crew.leads(&leader));
+        assert!(!woken(&crew.background().unwrap()));
     }
 }

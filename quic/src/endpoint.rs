@@ -107,18 +107,13 @@ impl Endpoint {
         anonymous: bool,
         token: Option<Py<PyAny>>,
     ) -> PyResult<Py<Operation>> {
-        let remote = address::parse(&address)?;
         let dial = Dial {
             rules: trust.map(|t| t.rules.clone()),
             verify,
             anonymous,
+            timed: false,
         };
-        let shared = &self.guard.0;
-        let queue = completions.map(|c| c.queue.clone());
-        let op = Op::new(Target::Connect(None), queue);
-        Operation::post(py, shared, op, token, false, |state, op| {
-            state.dial(remote, server_name, &dial, op)
-        })
+        self.dial(py, address, server_name, dial, completions, token)
     }
 
     #[pyo3(signature = (completions=None, *, token=None))]
@@ -191,16 +186,13 @@ impl Endpoint {
         verify: bool,
         anonymous: bool,
     ) -> PyResult<Py<PyAny>> {
-        let dialing = self.post_connect(
-            py,
-            address,
-            server_name,
-            None,
-            trust,
+        let dial = Dial {
+            rules: trust.map(|t| t.rules.clone()),
             verify,
             anonymous,
-            None,
-        )?;
+            timed: timeout.is_some(),
+        };
+        let dialing = self.dial(py, address, server_name, dial, None, None)?;
         self.finish(py, dialing, timeout, "connect")
     }
 
@@ -244,6 +236,23 @@ impl Endpoint {
 }
 
 impl Endpoint {
+    fn dial(
+        &self,
+        py: Python<'_>,
+        address: Address,
+        server_name: &str,
+        dial: Dial,
+        completions: Option<&Completions>,
+        token: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Operation>> {
+        let remote = address::parse(&address)?;
+        let queue = completions.map(|c| c.queue.clone());
+        let op = Op::new(Target::Connect(None), queue);
+        Operation::post(py, &self.guard.0, op, token, false, |state, op| {
+            state.dial(remote, server_name, &dial, op)
+        })
+    }
+
     /// Wait until something wanted is there (true), or the timeout (empty and nothing done).
     fn until(&self, py: Python<'_>, wanted: &AnyOf, timeout: Option<f64>) -> PyResult<Vec<RawFd>> {
         let shared = &self.guard.0;

@@ -226,22 +226,25 @@ fn stream_text(kind: &str, code: Option<u64>) -> String {
     }
 }
 
+/// Made at once, not on demand: that would let go of the GIL for a moment, and when it wants it back
+/// the interpreter may be gone (see `exit`).
 fn with_attributes<E: PyTypeInfo>(
     py: Python<'_>,
     text: String,
     set: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>,
 ) -> PyErr {
-    let error = PyErr::from_type(E::type_object(py), text);
-    match set(error.value(py).as_any()) {
-        Ok(()) => error,
-        Err(unexpected) => unexpected,
-    }
+    let made = E::type_object(py).call1((text,)).and_then(|error| {
+        set(&error)?;
+        Ok(PyErr::from_value(error))
+    });
+    made.unwrap_or_else(|unexpected| unexpected)
 }
 
 /// TLS alerts that speak of a certificate: bad_certificate (42) to unknown_ca (48), access_denied
-/// (49), certificate_required (116). QUIC carries an alert as 0x100 + its number.
+/// (49), decrypt_error (51: a signature is wrong, as of another authority with the same name),
+/// certificate_required (116). QUIC carries an alert as 0x100 + its number.
 fn is_certificate_alert(code: TransportErrorCode) -> bool {
-    matches!(u64::from(code).checked_sub(0x100), Some(42..=49 | 116))
+    matches!(u64::from(code).checked_sub(0x100), Some(42..=49 | 51 | 116))
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

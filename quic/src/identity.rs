@@ -31,6 +31,8 @@ pub struct Dial {
     pub rules: Option<Arc<Rules>>,
     pub verify: bool,
     pub anonymous: bool,
+    /// Whoever dials ends it in time, so the endpoint's limit for handshakes does not apply.
+    pub timed: bool,
 }
 
 impl Identity {

@@ -38,8 +38,9 @@ pub struct Guard(pub Arc<Shared>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.0.generation == fork::generation() {
-            self.0.close(0, "");
+        match self.0.foreign() {
+            true => std::mem::forget(self.0.clone()), // never freed, hence never looked at
+            false => self.0.close(0, ""),
         }
     }
 }
@@ -66,9 +67,15 @@ impl Shared {
         *self.background.lock() = Some(background);
     }
 
+    /// Made in the parent of this process: a lock of it may be held by a thread that is not here,
+    /// and what that lock protects may be half changed.
+    pub fn foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
     /// What every call from Python does first. No lock of ours is held.
     pub fn enter(&self, py: Python<'_>) -> PyResult<()> {
-        if self.generation != fork::generation() {
+        if self.foreign() {
             return Err(ForkedError::new_err(
                 "made in the parent process; a forked child must make its own endpoint",
             ));
@@ -176,7 +183,7 @@ impl Shared {
 
     /// A Python object went; act on it now rather than at the next occasion.
     pub fn tidy(&self) {
-        if self.generation == fork::generation() && self.any_dropped.load(Ordering::Relaxed) {
+        if !self.foreign() && self.any_dropped.load(Ordering::Relaxed) {
             let _ = self.perform(self.state.lock(), ROUND_BYTES, |_| Ok(()));
         }
     }

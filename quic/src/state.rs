@@ -228,6 +228,9 @@ impl State {
         let serial = grip.serial;
         let mut session = self.session(&grip, handle, connection, dial.verify, now);
         session.connector = Some(op.clone());
+        if dial.timed {
+            session.handshake_deadline = None;
+        }
         op.cell().dialing(grip);
         self.install(session, serial);
         Ok(())

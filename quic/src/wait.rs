@@ -16,6 +16,11 @@ use crate::waiter::Waiter;
 
 /// Python's signal handlers get a chance at least this often, in case another thread took the signal.
 const SLICE: Duration = Duration::from_millis(100);
+/// A yield that took longer: others need this core more than we do, so sleep.
+const CROWDED: Duration = Duration::from_micros(100);
+/// While spinning, foreign descriptors are looked at once in so many rounds: each look is a system call
+/// more on the way of a datagram.
+const ROUNDS_PER_LOOK: u32 = 8;
 
 /// What a thread waits for. Everything that makes `ready` true happens under the endpoint's lock and
 /// wakes the waiters enlisted here.
@@ -108,6 +113,8 @@ struct Watch {
     started: Option<Instant>,
     spin_until: Option<Instant>,
     slept: bool,
+    /// Since the last look at foreign descriptors.
+    rounds: u32,
 }
 
 impl Vigil<'_> {
@@ -125,6 +132,7 @@ impl Vigil<'_> {
             started: None,
             spin_until: None,
             slept: false,
+            rounds: 0,
         };
         self.wanted.enlist(&watch.waiter);
         let ended = self.watch(&mut state, &mut watch);
@@ -158,6 +166,9 @@ impl Vigil<'_> {
                 // Yielding, not burning: the peer may need this very core.
                 // SAFETY: no arguments, cannot fail.
                 MutexGuard::unlocked(state, || unsafe { libc::sched_yield() });
+                if now.elapsed() > CROWDED {
+                    watch.spin_until = Some(now);
+                }
             } else if let Some(ended) = self.sleep(state, watch, leads, now) {
                 return Ok(ended);
             }
@@ -167,7 +178,7 @@ impl Vigil<'_> {
     /// A reason to stop waiting, looked for after each round.
     fn reason(&self, now: Instant, watch: &mut Watch) -> Option<Ended> {
         let started = *watch.started.get_or_insert(now);
-        let foreign = self.foreign();
+        let foreign = self.foreign(watch);
         if self.wanted.ready() || !foreign.is_empty() {
             if !self.spin.is_zero() {
                 self.wanted
@@ -181,7 +192,13 @@ impl Vigil<'_> {
         }
     }
 
-    fn foreign(&self) -> Vec<RawFd> {
+    /// Those that are ready: looked at in the first round, after each sleep, and now and then between.
+    fn foreign(&self, watch: &mut Watch) -> Vec<RawFd> {
+        let look = watch.rounds % ROUNDS_PER_LOOK == 0;
+        watch.rounds += 1;
+        if !look {
+            return Vec::new();
+        }
         let descriptors = self.wanted.descriptors();
         if descriptors.is_empty() {
             return Vec::new();
@@ -230,6 +247,7 @@ impl Vigil<'_> {
             set.add(fd, events);
         }
         watch.slept = true;
+        watch.rounds = 0;
         let timeout = until.saturating_duration_since(now);
         let poll = MutexGuard::unlocked(state, || set.wait(Some(timeout)));
         waiter.get_up();

@@ -194,8 +194,39 @@ def test_nothing_listening_is_a_connect_error_at_the_handshake_timeout(
     address = gone.address
     gone.close()
     with pytest.raises(quic.ConnectError, match="timed out") as caught:
-        a.connect(address, "b", PATIENCE)
+        a.connect(address, "b")
     assert not isinstance(caught.value, quic.VerificationError)
+    with pytest.raises(quic.ConnectError, match="timed out"):
+        result(a, a.post_connect(address, "b"))
+
+
+def test_the_timeout_of_a_dial_rules_and_not_that_of_handshakes(make_endpoint: MakeEndpoint) -> None:
+    a, gone = make_endpoint("a", handshake_timeout=0.05), make_endpoint("b")
+    address = gone.address
+    gone.close()
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        a.connect(address, "b", 0.4)
+    assert time.monotonic() - start >= 0.4
+    deadline = time.monotonic() + PATIENCE
+    while a.stats()["handshakes"] and time.monotonic() < deadline:
+        a.wait([], 0.01)
+    assert a.stats()["handshakes"] == 0
+
+
+@pytest.mark.parametrize("dialer_knows", [True, False])
+def test_another_authority_of_the_same_name_is_a_failed_verification(
+    make_endpoint: MakeEndpoint, dialer_knows: bool
+) -> None:
+    namesake = certificates.Authority()  # the default name is that of the others
+    leaf = namesake.leaf("b" if dialer_knows else "a")
+    if dialer_knows:  # the listener is the impostor, and the dialer refuses
+        b, a = make_endpoint(credentials=leaf.credentials), make_endpoint("a")
+    else:
+        b, a = make_endpoint("b"), make_endpoint(credentials=leaf.credentials)
+    with pytest.raises(quic.VerificationError) as caught:
+        a.connect(b.address, "b", PATIENCE)
+    assert caught.value.by == ("us" if dialer_knows else "peer")
 
 
 def test_another_protocol_is_refused(make_endpoint: MakeEndpoint) -> None:

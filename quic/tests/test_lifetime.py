@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 import time
+import weakref
+from typing import ClassVar
 
 import certificates
 import nexar_quic as quic
@@ -210,12 +212,12 @@ def test_a_signal_handler_may_use_the_endpoint_it_interrupts(pair: Pair) -> None
 
 def test_a_forked_child_refuses_and_holds_nothing_while_the_parent_goes_on(pair: Pair) -> None:
     here, there = pair.stream()
-    queue = quic.Completions(pair.a)
-    here.post_read(bytearray(1), queue)
+    queues = [quic.Completions(pair.a)]  # nothing else refers to it
+    here.post_read(bytearray(1), queues[0], token=_Token())
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os._exit(_in_the_child(pair, here, queue, writer))
+        os._exit(_in_the_child(pair, here, queues, writer))
     os.close(writer)
     with open(reader, "rb") as stream:
         said = stream.read().decode()
@@ -224,17 +226,26 @@ def test_a_forked_child_refuses_and_holds_nothing_while_the_parent_goes_on(pair:
     here.write(b"parent")
     assert receive(pair.b, there, 6) == b"parent"
     there.write(b"y")
-    assert queue.wait(PATIENCE)[0]
+    assert queues[0].wait(PATIENCE)[0]
 
 
-def _in_the_child(pair: Pair, here: quic.Stream, queue: quic.Completions, writer: int) -> int:
+class _Token:
+    """Something that can be referred to weakly."""
+
+    alive: ClassVar[list[weakref.ref[_Token]]] = []
+
+    def __init__(self) -> None:
+        self.alive.append(weakref.ref(self))
+
+
+def _in_the_child(pair: Pair, here: quic.Stream, queues: list[quic.Completions], writer: int) -> int:
     said = "ok"
     try:
         for call in (
             lambda: here.write(b"child"),
             pair.near.open_bi,
             lambda: pair.a.wait([], 0),
-            lambda: queue.wait(0),
+            lambda: queues[0].wait(0),
             pair.a.close,
             lambda: pair.a.connect(("127.0.0.1", 1), "b", 0.1),
         ):
@@ -253,7 +264,10 @@ def _in_the_child(pair: Pair, here: quic.Stream, queue: quic.Completions, writer
         with quic.Endpoint(("127.0.0.1", 0), certificates.node("c").credentials, certificates.trust()) as own:
             own.stats()
         pair.near = pair.far = None  # type: ignore[assignment]
+        queues.clear()
         gc.collect()
+        if _Token.alive[-1]() is None:  # a thread of the parent may have been changing it
+            said = "the parent's queue was taken apart"
     except BaseException as error:  # noqa: BLE001
         said = repr(error)
     os.write(writer, said.encode())

@@ -181,12 +181,12 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, outcome
 
 
-def dial(near: Node, far: Node, address: str | None = None) -> tuple[Carrier, Carrier]:
+def dial(near: Node, far: Node, address: str | None = None, *, patience: float = PATIENCE) -> tuple[Carrier, Carrier]:
     """Both ends of a new carrier. The dialer blocks in a thread while both nodes are driven."""
     count = len(far.accepted)
     target = address or far.transport.address_for(near.number)
     assert target is not None
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     thread, outcome = in_thread(lambda: near.transport.connect(target, Expected(far.number), deadline))
     pump([near, far], lambda: outcome and (isinstance(outcome[0], Exception) or len(far.accepted) > count), "a dial")
     thread.join()

@@ -1,5 +1,6 @@
 """Dialing and listening: who answers, who does not, and how long one waits."""
 
+import socket
 import time
 
 import pytest
@@ -111,6 +112,21 @@ def test_a_dial_without_an_answer_ends_at_its_deadline(make_node: MakeNode, case
             left.transport.connect(address, Expected(RIGHT), begin + 0.2)
         waited = time.monotonic() - begin
     assert 0.2 <= waited < 5
+
+
+def test_a_name_is_tried_at_each_of_its_addresses_although_the_first_is_silent(
+    make_node: MakeNode, case: Case, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case.silent_place is None:
+        pytest.skip(f"{case.name} looks no names up")
+    left, right = make_node(LEFT), make_node(RIGHT)
+    host, _, port = str(right.transport.address).rpartition(":")
+    with case.silent_place(int(port)) as silent_host:  # type: ignore[attr-defined]
+        places = [(socket.AF_INET, 0, 0, "", (there, int(port))) for there in (silent_host, host)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+        near, far = dial(left, right, f"a.name:{port}", patience=3.0)
+    assert near.peer.node == RIGHT
+    assert far.peer.node == LEFT
 
 
 def test_a_closed_node_is_not_dialed_and_its_carriers_are_lost(pair: Pair) -> None:

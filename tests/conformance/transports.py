@@ -58,6 +58,9 @@ class Case:
     """An address where nobody listens."""
     silent_address: Callable[[World], object] | None = None
     """A context manager that gives an address where something listens and never answers."""
+    silent_place: Callable[[int], object] | None = None
+    """A context manager that gives another host of this machine where that port listens and never answers; for
+    transports that look names up."""
     raw_socket: Callable[[str], socket.socket] | None = None
     """A stranger's connection to a listener, for transports that have such a thing."""
 
@@ -93,6 +96,15 @@ def silent_port(world: World, kind: int = socket.SOCK_STREAM) -> Iterator[str]:
         if kind == socket.SOCK_STREAM:
             silent.listen()
         yield f"127.0.0.1:{silent.getsockname()[1]}"
+
+
+@contextmanager
+def silent_host(port: int, kind: int = socket.SOCK_STREAM) -> Iterator[str]:
+    with socket.socket(type=kind) as silent:
+        silent.bind(("127.0.0.2", port))
+        if kind == socket.SOCK_STREAM:
+            silent.listen()
+        yield "127.0.0.2"
 
 
 def open_socket(address: str) -> socket.socket:
@@ -146,7 +158,14 @@ def make_tcp(number: int, world: World) -> Made:
 
 
 def on_tcp(name: str, make: Callable[[int, World], Made]) -> Case:
-    return Case(name, make, dead_address=closed_port, silent_address=silent_port, raw_socket=open_socket)
+    return Case(
+        name,
+        make,
+        dead_address=closed_port,
+        silent_address=silent_port,
+        silent_place=silent_host,
+        raw_socket=open_socket,
+    )
 
 
 # -- shm and quic ----------------------------------------------------------------------------------------------------
@@ -218,6 +237,7 @@ CASES: dict[str, Case] = {
         missing=absent("nexar.transport.quic.transport"),
         claims_address=False,
         silent_address=partial(silent_port, kind=socket.SOCK_DGRAM),
+        silent_place=partial(silent_host, kind=socket.SOCK_DGRAM),
         raw_socket=open_datagram_socket,
     ),
     "tls": on_tcp("tls", make_tls),

@@ -48,15 +48,6 @@ def name_for_dial(credentials: Credentials | None, expected: Expected) -> str:
     return node_name(expected.node, _NOWHERE if credentials is None else credentials.cluster)
 
 
-def is_verification(error: OSError) -> bool:
-    """Whether a dial failed because one side did not accept the other's certificate.
-
-    A certificate of another authority with the same name fails by its signature, which TLS reports with the same alert
-    as other failures of its own; there only the text tells.
-    """
-    return isinstance(error, nexar_quic.VerificationError) or "peer certificate" in str(error)
-
-
 def peer_of_dial(connection: nexar_quic.Connection, expected: Expected) -> Peer:
     """Who answered. Raises WrongPeer."""
     identity = _identity(connection)

@@ -16,7 +16,7 @@ class QuicSettings:
     keep_alive_interval: float = 5.0
     """Seconds; while nothing else is sent, something is, so that only a dead peer is silent."""
     handshake_timeout: float = 10.0
-    """Seconds an inbound handshake may take."""
+    """Seconds an inbound handshake may take. A dial has its own deadline."""
     max_streams: int = 4096
     """Streams a peer may have open at once."""
     max_connections: int = 65536

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from functools import partial
 
+from nexar.transport.attempts import Failed, try_each
 from nexar.transport.base import ConnectRefused, Expected, Peer
 from nexar.transport.tls.channel import Channel, TlsChannel
 from nexar.transport.tls.handshake import HandshakeFailed, Story, dial
@@ -22,19 +24,20 @@ def dial_peer(
     address: str, expected: Expected, deadline: float, believer: Believer, *, plain: bool
 ) -> tuple[Peer, list[Channel]]:
     """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline."""
-    reasons: list[str] = []
-    for family, place in _resolve(address):
+
+    def attempt(place: tuple[int, SocketAddress], until: float) -> tuple[Peer, list[Channel]]:
         try:
-            return _Dial(address, expected, believer, plain=plain).run(family, place, deadline)
+            return _Dial(address, expected, believer, plain=plain).run(*place, until)
         except HandshakeFailed as failure:
             if failure.verification:
                 raise ConnectRefused(address, failure.reason, verification=True) from failure
-            reasons.append(failure.reason)
+            raise Failed(failure.reason) from failure
+        except _OutOfTime:
+            raise TimeoutError from None
         except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            reasons.append(error.strerror or str(error))
-    raise ConnectRefused(address, "; ".join(dict.fromkeys(reasons)))
+            raise Failed(error.strerror or str(error)) from error
+
+    return try_each(address, _resolve(address), deadline, attempt)
 
 
 def _resolve(address: str) -> list[tuple[int, SocketAddress]]:
@@ -42,6 +45,10 @@ def _resolve(address: str) -> list[tuple[int, SocketAddress]]:
         return resolve(address)
     except OSError as error:
         raise ConnectRefused(address, error.strerror or str(error)) from error
+
+
+class _OutOfTime(Exception):
+    """No answer so far. (Not a TimeoutError: the system has one of its own, for a dial it has given up.)"""
 
 
 class _Dial:
@@ -53,21 +60,25 @@ class _Dial:
         self._believer = believer
         self._plain = plain
         self._token = os.urandom(TOKEN_BYTES)
+        self._sockets: list[socket.socket] = []  # closed if it comes to nothing
         self._begun: list[TlsChannel] = []
 
     def run(self, family: int, place: SocketAddress, deadline: float) -> tuple[Peer, list[Channel]]:
         try:
             stories = [self._begin(family, place, half) for half in Half]
-            channels = _run_all(dict(zip(self._descriptors(), stories, strict=True)), deadline, self._address)
+            channels = _run_all(dict(zip(self._descriptors(), stories, strict=True)), deadline)
         except BaseException:
-            for channel in self._begun:
-                channel.socket.close()
+            for dialing in self._sockets:
+                dialing.close()
             raise
         return self._peer(), [channels[descriptor] for descriptor in self._descriptors()]
 
     def _begin(self, family: int, place: SocketAddress, half: Half) -> Story[Channel]:
         context, name = self._believer.client(self._expected)
-        channel = TlsChannel(begin_dial(family, place), context, server_side=False, server_name=name)
+        dialing = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.append(dialing)
+        begin_dial(dialing, place)
+        channel = TlsChannel(dialing, context, server_side=False, server_name=name)
         self._begun.append(channel)
         check = partial(self._believer.check_dialed, self._expected)
         return dial(channel, Hello(half, self._token, self._plain), check)
@@ -82,7 +93,7 @@ class _Dial:
         return self._believer.dialed_peer(self._expected, first, self._address)
 
 
-def _run_all(stories: dict[int, Story[Channel]], deadline: float, address: str) -> dict[int, Channel]:
+def _run_all(stories: dict[int, Story[Channel]], deadline: float) -> dict[int, Channel]:
     """Run stories to their ends, side by side; what each returned."""
     poller, results = select.poll(), dict[int, Channel]()
     ready = list(stories)
@@ -94,13 +105,13 @@ def _run_all(stories: dict[int, Story[Channel]], deadline: float, address: str) 
                 results[descriptor] = end.value
                 poller.unregister(descriptor)
         if len(results) < len(stories):
-            ready = _wait(poller, deadline, address)
+            ready = _wait(poller, deadline)
     return results
 
 
-def _wait(poller: select.poll, deadline: float, address: str) -> list[int]:
+def _wait(poller: select.poll, deadline: float) -> list[int]:
     remaining = deadline - time.monotonic()
     ready = poller.poll(max(remaining, 0.0) * 1000)
     if not ready and remaining <= 0:
-        raise TimeoutError(f"cannot connect to {address}: no answer in time")
+        raise _OutOfTime
     return [descriptor for descriptor, _ in ready]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -31,7 +32,7 @@ def resolve(text: str) -> list[tuple[int, SocketAddress]]:
     """Every (family, socket address) that `text` names. OSError if there is none."""
     host, port = parse_address(text)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-    return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
 
 
 def open_listener(text: str) -> socket.socket:
@@ -52,16 +53,12 @@ def _dual_stack(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)
 
 
-def begin_dial(family: int, address: SocketAddress) -> socket.socket:
-    """A socket on its way to `address`: writable once it is there, or has failed."""
-    dialing = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        tune(dialing)
-        dialing.connect_ex(address)
-    except BaseException:
-        dialing.close()
-        raise
-    return dialing
+def begin_dial(dialing: socket.socket, address: SocketAddress) -> None:
+    """Send a socket on its way to `address`: writable once it is there, or has failed. OSError if it cannot even go."""
+    tune(dialing)
+    number = dialing.connect_ex(address)
+    if number not in (0, errno.EINPROGRESS):
+        raise OSError(number, os.strerror(number))
 
 
 def tune(connection: socket.socket) -> None:

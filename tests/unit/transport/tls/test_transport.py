@@ -145,6 +145,13 @@ def test_many_dials_at_once_succeed(open_node: Open) -> None:
     assert server.refused == []
 
 
+def test_a_dial_that_cannot_even_begin_says_why(open_node: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.ENETUNREACH)
+    with pytest.raises(ConnectRefused) as refused:
+        open_node(CLIENT).transport.connect("127.0.0.1:9", Expected(SERVER), time.monotonic() + PATIENCE)
+    assert refused.value.reason == "Network is unreachable"
+
+
 def test_ctrl_c_ends_a_dial_and_leaves_nothing_open(open_node: Open) -> None:
     client = open_node(CLIENT)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -73,8 +73,7 @@ class Link:
             Kind.TERMS: lambda frame, _: self._line.raise_credit(frame.length),
         }
         self._closed = False  # by this side, for good; under the lock
-        self._progress.when_forked(self._forked)
-        self._forget: Final = (router.tell_of_ends(self._generation_ended),)
+        self._forget: Final = (self._progress.when_forked(self._forked), router.tell_of_ends(self._generation_ended))
 
     @property
     def peer(self) -> NodeId:

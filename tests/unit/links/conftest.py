@@ -39,26 +39,25 @@ def authority() -> Authority:
 def make_pair(authority: Authority) -> Iterator[MakePair]:
     made: list[LinkedNode] = []
 
-    def make(**settings: object) -> Pair:
+    def make(*, left: dict[str, object] | None = None, right: dict[str, object] | None = None, **both: object) -> Pair:
         network, trust = MemoryNetwork(), Trust(authority.certificate_pem)
         losses: list[NexarError] = []
         control: list[Message] = []
-        config = Config(**settings)  # type: ignore[arg-type]
-        left, right = (
+        one, two = (
             LinkedNode(
                 authority.admit(node),
                 trust,
                 ["memory"],
                 network=network,
-                config=config,
+                config=Config(**both, **(own or {})),  # type: ignore[arg-type]
                 on_control=lambda _, message: control.append(message),
                 on_lost=lambda _, error: losses.append(error),
             )
-            for node in (1, 2)
+            for node, own in ((1, left), (2, right))
         )
-        made.extend((left, right))
-        to_right = left.connect(2, right.addresses_for(1))
-        return Pair(left, right, to_right, right.accept(), losses, control)
+        made.extend((one, two))
+        to_right = one.connect(2, two.addresses_for(1))
+        return Pair(one, two, to_right, two.accept(), losses, control)
 
     yield make
     for node in made:

@@ -14,9 +14,8 @@ from nexar.links.link import Link
 from nexar.links.message import Receive
 from nexar.links.operation import Operation
 from nexar.links.sending import About
+from nexar.testing.availability import why_absent
 from nexar.testing.linked_node import LinkedNode
-from nexar.transport.base import Sleeper
-from nexar.transport.registry import load
 from nexar.types import AwaitedPeer
 from nexar.wire.frame import Space
 from nexar.wire.messages import Message, Ping, Pong
@@ -112,6 +111,14 @@ class Answer(Operation):
         """Nothing is borrowed."""
 
 
+def _impatient_quic() -> Any:
+    if why_absent("quic") is not None:
+        return None
+    from nexar.transport.quic.settings import QuicSettings
+
+    return QuicSettings(idle_timeout=IDLE_TIMEOUT, keep_alive_interval=KEEP_ALIVE)
+
+
 class TalkingNode(LinkedNode):
     """Answers pings, knows what it lost and when, and gives up a silent QUIC connection soon."""
 
@@ -120,24 +127,8 @@ class TalkingNode(LinkedNode):
         self.lost = threading.Event()
         self._numbers = itertools.count()
         self._answers: dict[int, Answer] = {}
+        kwargs["quic_settings"] = _impatient_quic()
         super().__init__(*args, on_control=self._heard, on_lost=self._lost, **kwargs)
-
-    def _make_transports(
-        self, credentials: Any, trust: Any, schemes: Sequence[str], host: str, network: Any
-    ) -> Sleeper:
-        if "quic" not in schemes:
-            return super()._make_transports(credentials, trust, schemes, host, network)
-        from nexar.transport.quic.settings import QuicSettings
-
-        settings = QuicSettings(idle_timeout=IDLE_TIMEOUT, keep_alive_interval=KEEP_ALIVE)
-        quic: Any = load("quic")(credentials, trust, bind=f"{host}:0", settings=settings)
-        self.transports["quic"] = quic
-        for scheme in schemes:
-            if scheme == "tls":
-                self.transports[scheme] = load("tls")(quic, credentials, trust, encrypt=True)
-            elif scheme == "shm":
-                self.transports[scheme] = load("shm")(quic, self.node)
-        return quic
 
     def ping(self, link: Link, timeout: float = 30.0) -> float:
         """Seconds until the answer."""

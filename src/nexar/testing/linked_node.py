@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self
 
 from nexar.config import Config
 from nexar.errors import NexarError
@@ -17,12 +17,15 @@ from nexar.links.operation import Operation
 from nexar.links.progress import DEFAULT_SPIN, Progress
 from nexar.links.router import Router
 from nexar.security.credentials import Credentials, Trust
-from nexar.transport.base import Carrier, Expected, Sleeper, Transport
+from nexar.testing.transports import listen_address, make_transports
+from nexar.transport.base import Carrier, Expected
 from nexar.transport.memory import MemoryNetwork
-from nexar.transport.registry import load
 from nexar.transport.sleep import PollSleeper
 from nexar.types import NodeId
 from nexar.wire.messages import Message
+
+if TYPE_CHECKING:
+    from nexar.transport.quic.settings import QuicSettings
 
 
 class LinkedNode:
@@ -37,6 +40,7 @@ class LinkedNode:
         host: str = "127.0.0.1",
         config: Config | None = None,
         network: MemoryNetwork | None = None,
+        quic_settings: QuicSettings | None = None,
         spin: float = DEFAULT_SPIN,
         on_control: Callable[[Link, Message], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
@@ -47,40 +51,14 @@ class LinkedNode:
         self._inbound: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._on_control = on_control
         self._on_lost = on_lost
-        self._poller: PollSleeper | None = None
-        self.transports: dict[str, Transport] = {}
-        sleeper = self._make_transports(credentials, trust, schemes, host, network)
-        self.progress = Progress(sleeper, list(self.transports.values()), spin=spin)
+        self.transports, self._sleeper = make_transports(
+            schemes, credentials, trust, host=host, network=network, quic_settings=quic_settings
+        )
+        self.progress = Progress(self._sleeper, list(self.transports.values()), spin=spin)
         self.router = Router(self.node, config or Config(), self.progress)
         self.matching = self.router.open(0)
-        self._listen(host)
-
-    def _make_transports(
-        self, credentials: Credentials, trust: Trust, schemes: Sequence[str], host: str, network: MemoryNetwork | None
-    ) -> Sleeper:
-        """The transports asked for, and what the driving thread sleeps in: QUIC drives while it sleeps, so it comes
-        first.
-        """
-        sleeper: Sleeper
-        if "quic" in schemes:
-            quic = load("quic")(credentials, trust, bind=_any_port(host))
-            self.transports["quic"] = quic
-            sleeper = cast(Sleeper, quic)
-        else:
-            sleeper = self._poller = PollSleeper()
-        for scheme in ("tls", "tcp"):
-            if scheme in schemes:
-                self.transports[scheme] = load("tls")(sleeper, credentials, trust, encrypt=scheme == "tls")
-        if "shm" in schemes:
-            self.transports["shm"] = load("shm")(sleeper, self.node)
-        if "memory" in schemes:
-            self.transports["memory"] = load("memory")(sleeper, self.node, network or MemoryNetwork())
-        return sleeper
-
-    def _listen(self, host: str) -> None:
         for scheme, transport in self.transports.items():
-            network = scheme in ("quic", "tls", "tcp")
-            transport.listen(_any_port(host) if network else "", self)
+            transport.listen(listen_address(scheme, host), self)
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
         """What `peer` must know to dial us, by scheme."""
@@ -129,15 +107,11 @@ class LinkedNode:
         for link in list(self._links.values()):
             link.close(timeout=2.0)
         self.progress.close()
-        if self._poller is not None:
-            self._poller.close()
+        if isinstance(self._sleeper, PollSleeper):
+            self._sleeper.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _any_port(host: str) -> str:
-    return f"[{host}]:0" if ":" in host else f"{host}:0"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from nexar.config import Config
+from nexar.links.progress import DEFAULT_SPIN
 from nexar.security.credentials import Credentials, Trust
-from nexar.transport.base import Carrier, Expected, Sleeper, Transport
+from nexar.testing.transports import listen_address, make_transports
+from nexar.transport.base import Carrier, Expected
 from nexar.transport.sleep import PollSleeper
 from nexar.types import NodeId
-
-DEFAULT_SPIN = 50e-6
 
 
 class RawNode:
@@ -35,25 +35,9 @@ class RawNode:
         self.spin = spin
         self.accepted: list[Carrier] = []
         self.refusals: list[tuple[str, str]] = []
-        self._poller: PollSleeper | None = None
-        self.transport, self.sleeper = self._make(scheme, credentials, trust, host)
-        network = scheme in ("quic", "tls", "tcp")
-        self.transport.listen(f"[{host}]:0" if ":" in host else f"{host}:0" if network else "", self)
-
-    def _make(self, scheme: str, credentials: Credentials, trust: Trust, host: str) -> tuple[Transport, Sleeper]:
-        if scheme == "quic":
-            from nexar.transport.quic.transport import QuicTransport  # noqa: PLC0415  # needs the native package
-
-            quic = QuicTransport(credentials, trust, bind=f"[{host}]:0" if ":" in host else f"{host}:0")
-            return quic, quic
-        self._poller = sleeper = PollSleeper()
-        if scheme == "shm":
-            from nexar.transport.shm.transport import ShmTransport  # noqa: PLC0415  # needs a suitable system
-
-            return ShmTransport(sleeper, credentials.node), sleeper
-        from nexar.transport.tls import TlsTransport  # noqa: PLC0415
-
-        return TlsTransport(sleeper, credentials, trust, encrypt=scheme == "tls"), sleeper
+        transports, self.sleeper = make_transports([scheme], credentials, trust, host=host)
+        self.transport = transports[scheme]
+        self.transport.listen(listen_address(scheme, host), self)
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
         """What `peer` must know to dial us."""
@@ -108,8 +92,8 @@ class RawNode:
     def close(self) -> None:
         """Idempotent."""
         self.transport.close()
-        if self._poller is not None:
-            self._poller.close()
+        if isinstance(self.sleeper, PollSleeper):
+            self.sleeper.close()
 
     def __enter__(self) -> Self:
         return self

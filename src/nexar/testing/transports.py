@@ -1,0 +1,67 @@
+"""The transports of a node that a test asks for by scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from nexar.security.credentials import Credentials, Trust
+from nexar.transport.base import Sleeper, Transport, Waker
+from nexar.transport.memory import MemoryNetwork
+from nexar.transport.registry import load
+from nexar.transport.sleep import PollSleeper
+
+if TYPE_CHECKING:
+    from nexar.transport.quic.settings import QuicSettings
+
+
+def make_transports(
+    schemes: Sequence[str],
+    credentials: Credentials,
+    trust: Trust,
+    *,
+    host: str = "127.0.0.1",
+    network: MemoryNetwork | None = None,
+    quic_settings: QuicSettings | None = None,
+) -> tuple[dict[str, Transport], Sleeper]:
+    """One of each scheme, and what the node's driving thread sleeps in: QUIC if it is among them, because it drives
+    while it sleeps. A PollSleeper is the caller's to close, after the transports.
+    """
+    made: dict[str, Transport] = {}
+    if "quic" in schemes:
+        made["quic"] = make_transport("quic", None, credentials, trust, host=host, quic_settings=quic_settings)
+    sleeper = cast(Sleeper, made["quic"]) if made else PollSleeper()
+    for scheme in schemes:
+        if scheme != "quic":
+            made[scheme] = make_transport(scheme, sleeper, credentials, trust, host=host, network=network)
+    return made, sleeper
+
+
+def make_transport(
+    scheme: str,
+    waker: Waker | None,
+    credentials: Credentials,
+    trust: Trust,
+    *,
+    host: str = "127.0.0.1",
+    network: MemoryNetwork | None = None,
+    quic_settings: QuicSettings | None = None,
+) -> Transport:
+    """One transport, not listening yet. QUIC wakes itself: only it needs no `waker`."""
+    if scheme == "quic":
+        return load("quic")(credentials, trust, bind=any_port(host), settings=quic_settings)
+    if scheme == "shm":
+        return load("shm")(waker, credentials.node)
+    if scheme == "memory":
+        return load("memory")(waker, credentials.node, network or MemoryNetwork())
+    return load(scheme)(waker, credentials, trust)
+
+
+def listen_address(scheme: str, host: str) -> str:
+    """What to give to `listen`: a free port of `host`, where the scheme has such a thing."""
+    return any_port(host) if scheme in ("quic", "tls", "tcp") else ""
+
+
+def any_port(host: str) -> str:
+    """A free port of `host`, which may be a name or a number of either family."""
+    return f"[{host}]:0" if ":" in host else f"{host}:0"

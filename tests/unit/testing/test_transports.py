@@ -1,0 +1,49 @@
+import pytest
+
+from nexar.security.authority import Authority
+from nexar.security.credentials import Trust
+from nexar.testing.availability import why_absent
+from nexar.testing.raw_node import RawNode
+from nexar.testing.transports import listen_address, make_transports
+from nexar.transport.sleep import PollSleeper
+
+AUTHORITY = Authority.create("tests")
+TRUST = Trust(AUTHORITY.certificate_pem)
+
+
+def needed(*schemes):
+    for scheme in schemes:
+        if (reason := why_absent(scheme)) is not None:
+            pytest.skip(reason)
+
+
+@pytest.mark.parametrize("scheme", ["quic", "tls", "tcp"])
+def test_a_transport_of_the_network_listens_on_a_free_port_of_either_family(scheme):
+    assert listen_address(scheme, "127.0.0.1") == "127.0.0.1:0"
+    assert listen_address(scheme, "::1") == "[::1]:0"
+
+
+@pytest.mark.parametrize("scheme", ["shm", "memory"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_transport_without_ports_chooses_its_address_whatever_the_host(scheme, host):
+    assert listen_address(scheme, host) == ""
+
+
+@pytest.mark.parametrize("schemes", [["tcp", "tls", "memory"], ["shm"], ["tls", "quic"], []])
+def test_every_scheme_gets_its_transport_and_all_share_one_sleeper(schemes):
+    needed(*schemes)
+    transports, sleeper = make_transports(schemes, AUTHORITY.admit(7), TRUST)
+    assert {scheme: transport.scheme for scheme, transport in transports.items()} == {name: name for name in schemes}
+    assert isinstance(sleeper, PollSleeper) != ("quic" in schemes)
+    assert (sleeper is transports.get("quic")) == ("quic" in schemes)
+    for transport in transports.values():
+        transport.close()
+    if isinstance(sleeper, PollSleeper):
+        sleeper.close()
+
+
+@pytest.mark.parametrize("scheme", ["shm", "tls"])
+def test_a_raw_node_lives_on_a_host_of_ipv6(scheme):
+    needed(scheme)
+    with RawNode(AUTHORITY.admit(7), TRUST, [scheme], host="::1") as node:
+        assert list(node.addresses_for(8)) == [scheme]

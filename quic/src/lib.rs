@@ -39,6 +39,7 @@ mod trust;
 mod verifier;
 mod wait;
 mod waiter;
+mod window;
 
 /// QUIC for Python, driven by the thread that waits.
 #[pymodule]

@@ -16,6 +16,7 @@ use crate::errors::Failure;
 use crate::grip::{ConnectionGrip, PeerIdentity};
 use crate::hub::Hub;
 use crate::op::{Op, Value};
+use crate::window::Window;
 
 /// Bytes handed to the protocol between two transmits: small enough to still be in the cache when
 /// they are encrypted.
@@ -41,7 +42,7 @@ pub struct Session {
     /// Streams with queued writes.
     pub sending: Vec<StreamId>,
     pub turns: u64,
-    pub send_window: u64,
+    pub window: Window,
     pub openers: [VecDeque<Arc<Op>>; 2],
     pub acceptors: [VecDeque<Arc<Op>>; 2],
     pub closers: Vec<Arc<Op>>,
@@ -82,7 +83,7 @@ impl Session {
             channels: HashMap::new(),
             sending: Vec::new(),
             turns: 0,
-            send_window,
+            window: Window::new(send_window),
             openers: Default::default(),
             acceptors: Default::default(),
             closers: Vec::new(),
@@ -106,6 +107,7 @@ impl Session {
     pub fn process(&mut self, hub: &mut Hub, mut now: Instant, mut budget: usize) -> bool {
         if std::mem::take(&mut self.fed) {
             self.listen(now);
+            self.window.fit(self.connection.rtt());
         }
         self.dispatch(hub);
         if self.phase == Phase::Confirming {

@@ -115,7 +115,7 @@ impl Session {
         let urgent = channel.priority > 0 || total <= SMALL_BYTES;
         let mut direct = channel.writes.is_empty();
         if direct && urgent {
-            let window = self.send_window + RESERVE_BYTES;
+            let window = self.window.bytes + RESERVE_BYTES;
             self.connection.set_send_window(window);
         }
         let mut outcome = Ok(());
@@ -137,7 +137,7 @@ impl Session {
                 channel.writes.push_back(Write::Copied(rest));
             }
         }
-        self.connection.set_send_window(self.send_window);
+        self.connection.set_send_window(self.window.bytes);
         if !direct {
             self.sends(id);
         }
@@ -257,9 +257,9 @@ impl Session {
         channel.turn = self.turns;
         let urgent = channel.priority > 0 || channel.queued <= SMALL_BYTES;
         let reserve = if urgent { RESERVE_BYTES } else { 0 };
-        self.connection.set_send_window(self.send_window + reserve);
+        self.connection.set_send_window(self.window.bytes + reserve);
         let written = channel.flush(&mut self.connection, pool, limit);
-        self.connection.set_send_window(self.send_window);
+        self.connection.set_send_window(self.window.bytes);
         written
     }
 

@@ -79,9 +79,9 @@ def test_small_messages_pass_a_large_one_that_flows(scheme: str, record_property
 
 @schemes("shm", "quic", "tls")
 def test_a_conversation_goes_on_beside_one_that_nobody_reads(scheme: str) -> None:
-    with Star([scheme], credit_bytes=64 << 10, eager_limit_bytes=1 << 10) as star:
+    with Star([scheme], credit_bytes=256 << 10, eager_limit_bytes=1 << 10) as star:
         ray = star.start(echo)
-        unread = [say(ray.link, BULK, bytes(1000)) for _ in range(50)]  # all the credit that whole messages may use
+        unread = [say(ray.link, BULK, bytes(1000)) for _ in range(175)]  # all the credit that whole messages may use
         for _ in range(2000):
             round_trip(star.node, ray.link, timeout=5)
         end_echo(ray.link)

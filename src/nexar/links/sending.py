@@ -114,11 +114,18 @@ class Sending:
         One that was withdrawn meanwhile is withdrawn once more: the first word may have overtaken its envelope.
         """
         send = self._announced.get(frame.transfer)
-        carrier = self._line.carrier
         if send is not None:
             self._begin_payload(send)
-        elif carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES):
+        elif self._may_answer():
             self._withdraw(frame)
+
+    def _may_answer(self) -> bool:
+        """A peer that asks again and again, and reads none of the answers, gets no more of them."""
+        carrier = self._line.carrier
+        try:
+            return carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES)
+        except CarrierLost:
+            return False  # the link is told by the carrier itself
 
     def _begin_payload(self, send: Send) -> None:
         """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again."""

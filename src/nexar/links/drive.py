@@ -8,8 +8,8 @@ clock is read, so it reads the clock every few rounds of news too.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final
 
 from nexar.links.interrupt import interrupts
@@ -53,10 +53,10 @@ class Drive:
             if busy:
                 rounds = 0
                 news += 1
-                if news % _CLOCK_EVERY or time.monotonic() < deadline:
+                if news % _CLOCK_EVERY or monotonic() < deadline:
                     continue
                 return
-            before, now = now, time.monotonic()
+            before, now = now, monotonic()
             if now >= deadline:
                 return
             if not rounds:  # after news, more is likely: look again for a while before sleeping
@@ -110,5 +110,5 @@ class Drive:
                 return
             due = transport.due()
             if due is not None:
-                timeout = min(timeout, due - time.monotonic())
+                timeout = min(timeout, due - monotonic())
         self._sleeper.sleep(max(timeout, 0.0), spin)

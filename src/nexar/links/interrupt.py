@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from nexar.links.delay import Delay
 from nexar.links.handler import Handler
+from nexar.links.waiter import Waiter
 
 SIGNALS: Final = (
     signal.SIGINT,
@@ -56,14 +57,15 @@ class Interrupts:
         """
         self._main = threading.main_thread().ident
         self._entered = False
-        self._wake: tuple[Callable[[], None], ...] = ()  # what ends the main thread's sleep, while it waits
+        self._waiting: tuple[Callable[[], None], Waiter] | None = None  # what ends the main thread's sleep, if it waits
         self._delay = Delay()
         self._late = self._delay.late
 
     # -- waits -----------------------------------------------------------------------------------------
 
-    def begin(self, *wake: Callable[[], None]) -> bool:
-        """The calling thread begins to wait, and `wake` ends its sleep. True in the main thread, which then must `end`.
+    def begin(self, kick: Callable[[], None], waiter: Waiter) -> bool:
+        """The calling thread begins to wait; `kick` ends its sleep if it leads. True in the main thread, which then
+        must `end`.
 
         Handlers run in the main thread only, so the others need not care.
         """
@@ -71,7 +73,7 @@ class Interrupts:
             return False
         if type(getsignal(_INTERRUPT)) is not Handler:  # never entered, or the user has a new handler since
             self._step_before_again()
-        self._wake = wake
+        self._waiting = kick, waiter
         if self._late:  # it came on the way here, and can be dealt with now
             for handler in self._delay.take():
                 self._note(handler)
@@ -79,18 +81,18 @@ class Interrupts:
 
     def end(self) -> None:
         """The main thread waits no more: what was noted happens now."""
-        self._wake = ()
+        self._waiting = None
         if self.pending:
             self.settle()
 
     def settle(self) -> None:
         """Nothing is under way in the main thread: run the handlers that were noted. They may wait in their turn."""
-        wake, self._wake = self._wake, ()
+        waiting, self._waiting = self._waiting, None
         try:
             while self.pending:
                 self.pending.pop(0).hand_over(sys._getframe(1))
         finally:
-            self._wake = wake
+            self._waiting = waiting
 
     # -- installing ------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Interrupts:
     def forked(self) -> None:
         """In a forked child, the thread that forked is the main thread, and no node is open."""
         self._main = threading.main_thread().ident
-        self._wake = ()
+        self._waiting = None
         self.pending.clear()
         self._delay.forked()
         self.leave()
@@ -136,7 +138,7 @@ class Interrupts:
     def _receive(self, handler: Handler, frame: FrameType) -> None:
         if self._delay.is_echo(handler.number):
             return
-        if self._wake:
+        if self._waiting is not None:
             self._note(handler)
         elif not self._delay.put_off(handler, frame):
             handler.hand_over(frame)
@@ -144,8 +146,10 @@ class Interrupts:
     def _note(self, handler: Handler) -> None:
         if handler not in self.pending:
             self.pending.append(handler)
-        for wake in self._wake:
-            wake()
+        if self._waiting is not None:
+            kick, waiter = self._waiting
+            kick()
+            waiter.wake()
 
 
 interrupts = Interrupts()

@@ -64,7 +64,10 @@ class Operation(ABC):
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            waiter.count(error)
+            if waiter.pending == 1 and not waiter.asleep:
+                waiter.pending = 0  # what count() would do; this is the case that has to be quick
+            else:
+                waiter.count(error)
         callbacks = self._callbacks
         if callbacks is not None:
             self._callbacks = None

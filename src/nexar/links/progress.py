@@ -9,9 +9,9 @@ thread that computes without calling us leads nothing; then the node's progress 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
+from time import monotonic
 from typing import NoReturn, Self
 
 from nexar.errors import Cancelled, OperationTimeout, UsageError
@@ -69,8 +69,8 @@ class Progress:
                 self._fail(waiter, operations, operation.error)
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
-        begin = time.monotonic()
-        in_main = interrupts.begin(self._kick, waiter.wake)
+        begin = monotonic()
+        in_main = interrupts.begin(self._kick, waiter)
         try:
             while waiter.pending:
                 if self._lead.acquire(False):
@@ -80,7 +80,7 @@ class Progress:
                 if waiter.pending:
                     if in_main:
                         interrupts.settle()
-                    if time.monotonic() >= deadline:
+                    if monotonic() >= deadline:
                         self._expire(waiter, operations, deadline - begin)
                         return
         except BaseException:
@@ -118,7 +118,7 @@ class Progress:
             if self._background.leads:
                 self._kick()
             if self._lead.locked() and not interrupts.pending:  # a signal before prepare() could not wake us
-                waiter.sleep(min(max(deadline - time.monotonic(), 0.0), longest))
+                waiter.sleep(min(max(deadline - monotonic(), 0.0), longest))
         finally:
             self._followers.remove(waiter)
 

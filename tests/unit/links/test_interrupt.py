@@ -4,7 +4,6 @@ import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -12,17 +11,17 @@ from typing import Any
 import pytest
 
 from nexar.links.handler import Handler
-from nexar.links.interrupt import SIGNALS, Interrupts
+from nexar.links.interrupt import Interrupts
 from nexar.links.interrupt import interrupts as of_the_process
-from tests.unit.links.waiting import Node, Waiting, in_a_while
+from nexar.links.waiter import Waiter
+from tests.unit.links.signals import ctrl_c, handlers_put_back
+from tests.unit.links.waiting import Node, Waiting
 
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with handlers_put_back():
+        yield
 
 
 @pytest.fixture
@@ -37,39 +36,12 @@ def node() -> Iterator[Node]:
     made.progress.close()
 
 
-def ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-VERBS = """
-def verb(during):
-    during()
-    return "done"
-
-def nested(during):
-    return verb(lambda: verb(during))
-
-def verb_then_wait(during, wait):
-    during()
-    wait()
-    return "done"
-"""
-
-
-@pytest.fixture
-def links() -> Any:
-    """A module of ours with verbs that call what they are given."""
-    module = types.ModuleType("nexar.links.stand_in")
-    exec(VERBS, module.__dict__)  # for the module's name
-    return module
-
-
 # -- waits -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_signal_while_waiting_wakes_the_wait_and_raises_when_it_is_settled(interrupts: Interrupts) -> None:
     woken: list[bool] = []
-    interrupts.begin(lambda: woken.append(True))
+    interrupts.begin(lambda: woken.append(True), Waiter())
     ctrl_c()
     assert woken
     assert interrupts.pending
@@ -79,14 +51,14 @@ def test_a_signal_while_waiting_wakes_the_wait_and_raises_when_it_is_settled(int
 
 
 def test_a_signal_that_was_not_settled_raises_at_the_end(interrupts: Interrupts) -> None:
-    interrupts.begin(lambda: None)
+    interrupts.begin(lambda: None, Waiter())
     ctrl_c()
     with pytest.raises(KeyboardInterrupt):
         interrupts.end()
 
 
 def test_a_signal_at_any_other_time_raises_at_once(interrupts: Interrupts) -> None:
-    interrupts.begin(lambda: None)
+    interrupts.begin(lambda: None, Waiter())
     interrupts.end()
     with pytest.raises(KeyboardInterrupt):
         ctrl_c()
@@ -149,8 +121,6 @@ def _interrupt_at(node: Node, moment: str, monkeypatch: pytest.MonkeyPatch) -> N
     elif moment == "begin":
         monkeypatch.setattr(of_the_process, "begin", _after(once, of_the_process.begin))
     else:
-        from nexar.links.waiter import Waiter
-
         monkeypatch.setattr(Waiter, "prepare", _after(once, Waiter.prepare))
 
 
@@ -184,136 +154,13 @@ def test_a_handler_may_wait_in_its_turn(node: Node) -> None:
     assert inner.done
 
 
-# -- verbs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["verb", "nested"])
-def test_a_signal_inside_a_verb_raises_after_it_with_the_verb_done(
-    interrupts: Interrupts, links: Any, name: str
-) -> None:
-    interrupts.enter()
-    results: list[str] = []
-
-    def use_the_verb() -> None:
-        results.append(getattr(links, name)(ctrl_c))
-        results.append("the line after it")
-
-    with pytest.raises(KeyboardInterrupt):
-        use_the_verb()
-    assert results == ["done"]
-
-
-def test_a_signal_inside_a_verb_that_raises_comes_after_it_too(interrupts: Interrupts, links: Any) -> None:
-    interrupts.enter()
-
-    def fail() -> None:
-        ctrl_c()
-        raise ValueError
-
-    with pytest.raises(KeyboardInterrupt):
-        links.verb(fail)
-
-
-def test_a_program_that_does_nothing_but_send_can_be_interrupted(interrupts: Interrupts, links: Any) -> None:
-    interrupts.enter()
-    calls: list[int] = []
-
-    def send() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            ctrl_c()
-        time.sleep(0.0001)  # the only time at which others may run, and always inside
-
-    def send_for_ever() -> None:
-        while True:
-            links.verb(send)
-
-    with pytest.raises(KeyboardInterrupt):
-        send_for_ever()
-    assert len(calls) == 3
-
-
-def test_verbs_called_by_the_interpreter_itself_can_be_interrupted_between_two(
-    interrupts: Interrupts, links: Any
-) -> None:
-    interrupts.enter()
-    done: list[str] = []
-    verbs = [lambda: (ctrl_c(), done.append("first")), lambda: done.append("second")]
-    with pytest.raises(KeyboardInterrupt):
-        list(map(links.verb, verbs))
-    assert done == ["first"]
-
-
-def test_a_signal_inside_a_verb_that_waits_ends_the_wait(node: Node, links: Any) -> None:
-    operation = node.post()
-    with pytest.raises(KeyboardInterrupt):
-        links.verb_then_wait(ctrl_c, lambda: node.progress.wait([operation], in_a_while()))
-    assert operation.cancelled
-
-
-def test_several_signals_inside_a_verb_are_one_interrupt(interrupts: Interrupts, links: Any) -> None:
-    seen: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    interrupts.enter()
-    links.verb(lambda: [ctrl_c() for _ in range(5)])
-    assert seen == [signal.SIGINT]
-
-
-def test_nothing_is_traced_once_the_handler_has_run(interrupts: Interrupts, links: Any) -> None:
-    seen: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    interrupts.enter()
-    links.verb(ctrl_c)
-    assert seen
-    assert sys.gettrace() is None
-
-
-def test_beside_a_debugger_the_signal_comes_again_until_it_finds_its_moment(interrupts: Interrupts, links: Any) -> None:
-    interrupts.enter()
-    sys.settrace(lambda *_: None)
-    try:
-        results = [links.verb(ctrl_c)]
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(60)  # ended by the signal
-    finally:
-        sys.settrace(None)
-    assert results == ["done"]
-    assert not interrupts._delay.late
-
-
-def test_a_verb_that_is_stuck_can_be_interrupted_after_all(
-    interrupts: Interrupts, links: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nexar.links.delay._STUCK", 0.05)
-    interrupts.enter()
-    never = threading.Lock()
-    never.acquire()
-
-    def be_stuck() -> None:
-        ctrl_c()
-        never.acquire(timeout=30)
-
-    begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        links.verb(be_stuck)
-    assert time.monotonic() - begin < 20
-
-
-def test_a_dial_can_be_interrupted_at_once(interrupts: Interrupts) -> None:
-    module = types.ModuleType("nexar.transport.stand_in")
-    exec(VERBS, module.__dict__)
-    interrupts.enter()
-    with pytest.raises(KeyboardInterrupt):
-        module.verb(lambda: (ctrl_c(), pytest.fail("went on")))
-
-
 # -- the handlers of others ------------------------------------------------------------------------------------------
 
 
 def test_the_users_own_handler_is_called_and_not_replaced(interrupts: Interrupts) -> None:
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    interrupts.begin(lambda: None)
+    interrupts.begin(lambda: None, Waiter())
     ctrl_c()
     assert not seen
     interrupts.settle()
@@ -337,47 +184,9 @@ def test_other_signals_whose_handler_raises_find_their_moment_too(node: Node, nu
 
 def test_an_ignored_signal_stays_ignored(interrupts: Interrupts) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    interrupts.begin(lambda: None)
+    interrupts.begin(lambda: None, Waiter())
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     interrupts.end()
-
-
-@pytest.mark.parametrize("waiting", [False, True], ids=["at once", "settled"])
-def test_a_handler_that_calls_the_one_before_it_does_not_go_round_in_circles(
-    interrupts: Interrupts, waiting: bool
-) -> None:
-    interrupts.enter()
-    seen: list[str] = []
-    previous: Any = signal.getsignal(signal.SIGINT)
-
-    def chaining(number: int, frame: FrameType | None) -> None:
-        seen.append("mine")
-        previous(number, frame)
-
-    signal.signal(signal.SIGINT, chaining)
-    interrupts.begin(lambda: None)  # steps before it again
-    assert isinstance(signal.getsignal(signal.SIGINT), Handler)
-    if not waiting:
-        interrupts.end()
-    with pytest.raises(KeyboardInterrupt):
-        _interrupt_and_settle(interrupts)
-    interrupts.end()
-    assert seen == ["mine"]
-
-
-def _interrupt_and_settle(interrupts: Interrupts) -> None:
-    ctrl_c()
-    interrupts.settle()
-
-
-def test_a_user_who_puts_our_handler_back_is_rid_of_its_own(interrupts: Interrupts) -> None:
-    interrupts.enter()
-    previous = signal.signal(signal.SIGINT, lambda *_: pytest.fail("it was taken away"))
-    interrupts.begin(lambda: None)
-    interrupts.end()
-    signal.signal(signal.SIGINT, previous)
-    with pytest.raises(KeyboardInterrupt):
-        ctrl_c()
 
 
 def test_handlers_are_given_back_with_the_last_node() -> None:
@@ -447,7 +256,7 @@ def test_a_forked_child_has_its_own_handler_again(node: Node) -> None:
 
 def test_another_thread_leaves_handlers_alone(interrupts: Interrupts) -> None:
     began: list[bool] = []
-    thread = threading.Thread(target=lambda: began.append(interrupts.begin(lambda: None)))
+    thread = threading.Thread(target=lambda: began.append(interrupts.begin(lambda: None, Waiter())))
     thread.start()
     thread.join()
     assert began == [False]

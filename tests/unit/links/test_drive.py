@@ -1,0 +1,104 @@
+import threading
+import time
+
+import pytest
+
+from nexar.links.drive import LONGEST_WAIT, Drive
+from nexar.links.waiter import Waiter
+from tests.unit.links.waiting import Sleep, Told, in_a_while
+
+
+class CountedSleep(Sleep):
+    """Never sleeps, but keeps how long it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def sleep(self, timeout: float, spin: float) -> None:
+        self.asked.append(timeout)
+
+
+class Timed(Told):
+    """Must be polled again soon, and may refuse the sleep."""
+
+    until: float | None = None
+    armed = True
+
+    def due(self) -> float | None:
+        return self.until
+
+    def arm(self) -> bool:
+        return self.armed
+
+
+@pytest.fixture
+def sleep() -> CountedSleep:
+    return CountedSleep()
+
+
+@pytest.fixture
+def transport(sleep: CountedSleep) -> Timed:
+    return Timed(sleep)
+
+
+@pytest.fixture
+def drive(sleep: CountedSleep, transport: Timed) -> Drive:
+    return Drive(sleep, [transport], 0.0)
+
+
+def waiting() -> Waiter:
+    waiter = Waiter()
+    waiter.pending = 1
+    return waiter
+
+
+def test_it_leaves_as_soon_as_nothing_is_pending(drive: Drive, transport: Timed) -> None:
+    waiter = waiting()
+    transport.tell(lambda: waiter.count(None), lambda: pytest.fail("polled once too often"))
+    drive.until_done(waiter, in_a_while())
+
+
+def test_under_constant_news_it_leaves_at_the_deadline(drive: Drive, transport: Timed) -> None:
+    transport.always = lambda: None
+    drive.until_done(waiting(), time.monotonic())
+
+
+def test_no_sleep_is_longer_than_a_missed_signal_may_take(
+    drive: Drive, transport: Timed, sleep: CountedSleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiter = waiting()
+    monkeypatch.setattr(transport, "arm", lambda: len(sleep.asked) < 3 or (waiter.count(None) or False))
+    drive.until_done(waiter, in_a_while())
+    assert len(sleep.asked) == 3
+    assert max(sleep.asked) <= LONGEST_WAIT
+
+
+def test_it_sleeps_no_longer_than_a_transport_allows(drive: Drive, transport: Timed, sleep: CountedSleep) -> None:
+    transport.until = time.monotonic() - 1
+    drive._sleep(5.0, 0.0)
+    assert sleep.asked == [0.0]
+
+
+def test_it_does_not_sleep_when_a_transport_has_news(drive: Drive, transport: Timed, sleep: CountedSleep) -> None:
+    transport.armed = False
+    drive._sleep(5.0, 0.0)
+    assert sleep.asked == []
+
+
+def test_in_the_background_it_leaves_when_somebody_follows(drive: Drive, transport: Timed) -> None:
+    followers: list[Waiter] = []
+    transport.tell(lambda: followers.append(Waiter()))
+    drive.until_followed(followers)
+    assert followers
+
+
+def test_when_stopped_whoever_drives_leaves() -> None:
+    sleep = Sleep()
+    drive = Drive(sleep, [Told(sleep)], 0.0)
+    thread = threading.Thread(target=drive.until_followed, args=([],), daemon=True)
+    thread.start()
+    assert sleep.begun.wait(10)
+    drive.stop()
+    thread.join(10)
+    assert not thread.is_alive()

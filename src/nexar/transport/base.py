@@ -18,6 +18,9 @@ Driving   Nothing moves by itself. One thread at a time (links/progress) *drives
           the next poll. They never block and never call a sink.
 Sinks     are called by the driving thread, with no lock of the transport held, never two at a time for
           one carrier, and never after `abort()` returned to a thread that is not itself inside a sink.
+          What a sink, or an acceptor that was given a carrier, raises comes out of `poll()` (or `sleep()`). It
+          costs the carrier it concerned, which is lost with `fault` and says so to its sink if it has one;
+          every other carrier of the transport goes on at the next poll.
 Loss      A carrier ends once: by `carrier_finished` on both sides (polite), or by `carrier_lost` with the
           reason. After that every verb but abort raises that same CarrierLost (finish too). Nothing is
           retransmitted on another carrier here; frames sent but not delivered are gone. A payload that is

@@ -1,4 +1,4 @@
-"""Finding frames in a stream of bytes, for every carrier that has one (tls, quic, shm).
+"""Finding frames in a stream of bytes: FrameReader for tls, next_frame for quic. (Shared memory has records of its own.)
 
 Law: bytes go in where `room()` says, frames come out of `next()`, in order, without a copy: a body is a view of the
 reader's own buffer, valid until `room()` is called again. Memory follows the bytes that arrived: the buffer doubles
@@ -21,7 +21,7 @@ A CHUNK, and only a CHUNK, is handed over before it is whole, so that its bytes 
 `frame.body - len(body)` straight from its socket into the memory behind them; the reader, which is empty then, never
 sees them. Only after that is `room()` asked for again.
 
-A carrier that already holds its bytes in one piece (a shared ring) uses `next_frame` and keeps its own positions.
+A carrier that reads into a buffer of its own (a QUIC stream) uses `next_frame` and keeps its own positions.
 """
 
 from __future__ import annotations

@@ -180,7 +180,10 @@ class MemoryCarrier(Carrier):
             elif self._take_frames(sink):
                 self._take_payload_or_ending(sink, MAX_CHUNK_BYTES)
         except Broken as broken:
-            self._lose(CarrierLost(broken.kind, broken.reason), sink)
+            self.fail(CarrierLost(broken.kind, broken.reason))
+        except BaseException as error:
+            self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
+            raise
 
     def left(self) -> None:
         """The driving thread is out of this carrier."""
@@ -270,10 +273,12 @@ class MemoryCarrier(Carrier):
         while self._home.is_driven_elsewhere(self):
             self._left.wait()
 
-    def _lose(self, error: CarrierLost, sink: Sink) -> None:
+    def fail(self, error: CarrierLost) -> None:
+        """Driving thread: it is lost."""
         if self._close(error):
             self._tell_twin(error.reason)
-            sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
+            if self._sink is not None:
+                self._sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
 
     def _close(self, error: CarrierLost) -> bool:
         """End this side: none of its memory is touched afterwards. False if it had ended before."""

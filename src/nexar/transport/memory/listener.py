@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol
 
-from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer
+from nexar.transport.base import Acceptor, CarrierLost, ConnectRefused, Expected, Peer
 from nexar.transport.memory.carrier import Home, MemoryCarrier, Surroundings
 from nexar.transport.memory.pipe import Pipe
 from nexar.transport.memory.weather import Way
@@ -69,6 +69,13 @@ class MemoryListener:
         near.join(far)
         return near, far
 
+    def _hand_over(self, carrier: MemoryCarrier) -> None:
+        try:
+            self._acceptor.carrier_accepted(carrier)
+        except BaseException as error:
+            carrier.fail(CarrierLost("fault", f"the acceptor raised {error!r}"))
+            raise
+
     def pending(self) -> bool:
         """Whether the acceptor has something to hear."""
         return bool(self._accepted or self._refused)
@@ -76,6 +83,6 @@ class MemoryListener:
     def drive(self) -> None:
         """Driving thread only: tell the acceptor."""
         while self._accepted:
-            self._acceptor.carrier_accepted(self._accepted.popleft())
+            self._hand_over(self._accepted.popleft())
         while self._refused:
             self._acceptor.candidate_refused(*self._refused.popleft())

@@ -8,7 +8,8 @@ from typing import Final
 from nexar_quic import Connection, Endpoint, Operation, QuicError
 
 from nexar.transport.address import format_address
-from nexar.transport.base import Acceptor, Carrier, Peer
+from nexar.transport.base import Acceptor, CarrierLost, Peer
+from nexar.transport.quic.carrier import QuicCarrier
 from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import CloseCode, shorten
 from nexar.transport.quic.identification import WrongPeer
@@ -26,7 +27,7 @@ class Listener:
         driver: Driver,
         acceptor: Acceptor,
         identify: Callable[[Connection], Peer],
-        welcome: Callable[[Connection, Peer], Carrier],
+        welcome: Callable[[Connection, Peer], QuicCarrier],
     ) -> None:
         self._endpoint = endpoint
         self._driver = driver
@@ -57,7 +58,7 @@ class Listener:
             self._acceptor.candidate_refused(format_address(*address), reason)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler. The next accept is posted already; the connection in hand is closed, or its acceptor's."""
+        """See Handler. The next accept is posted already; the connection in hand was closed."""
 
     def _let_in(self, connection: Connection) -> None:
         try:
@@ -66,4 +67,9 @@ class Listener:
             connection.close(CloseCode.REFUSED, shorten(str(error)))
             self._acceptor.candidate_refused(format_address(*connection.remote_address), str(error))
             return
-        self._acceptor.carrier_accepted(self._welcome(connection, peer))
+        carrier = self._welcome(connection, peer)
+        try:
+            self._acceptor.carrier_accepted(carrier)
+        except BaseException as error:
+            carrier.fail(CarrierLost("fault", f"the acceptor raised {error!r}"))
+            raise

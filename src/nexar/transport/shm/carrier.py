@@ -23,9 +23,7 @@ from nexar.transport.shm.segment import Segment, sleep_word
 from nexar.wire.frame import Frame, Kind, Lane, encode
 
 _TURNS: Final = 4  # chunks each way before other carriers get theirs
-_CHUNK: Final = int(Kind.CHUNK)
-_FINISH: Final = int(Kind.FINISH)
-_HELLO: Final = int(Kind.HELLO)  # these three are neighbours, and never reach a sink
+_CHUNK, _FINISH, _HELLO = int(Kind.CHUNK), int(Kind.FINISH), int(Kind.HELLO)  # neighbours; they never reach a sink
 
 
 class Owner(Protocol):
@@ -207,6 +205,9 @@ class ShmCarrier(Carrier):
         except Corrupt as error:
             self._lose("misbehaved", str(error))
             return True
+        except BaseException as error:
+            self._lose("fault", f"its sink raised {error!r}")
+            raise
         finally:
             life.driver = 0
             if self._life.ended is not None:
@@ -284,10 +285,8 @@ class ShmCarrier(Carrier):
         return happened
 
     def _unsettled(self) -> bool:
-        waiting = self._frames_out.waiting or self._payloads_out.waiting
-        return (
-            waiting or self._finish_due or self.bell.hung_up or (self._finish_at is not None and not self._finish_told)
-        )
+        untold = self._finish_at is not None and not self._finish_told
+        return untold or self._finish_due or self.bell.hung_up or self._frames_out.waiting or self._payloads_out.waiting
 
     def _send_finish(self) -> bool:
         if not self._finish_due:
@@ -337,9 +336,8 @@ class ShmCarrier(Carrier):
             return True
         try:
             room = self._frames_out.can_move() or self._payloads_out.can_move()
-            urgent = (
-                self._fault is not None or self.bell.hung_up or (self._finish_due and not self._payloads_out.waiting)
-            )
+            ending = self._finish_due and not self._payloads_out.waiting
+            urgent = ending or self._fault is not None or self.bell.hung_up
             return not (self._readable() or room or urgent)
         finally:
             self._leave()
@@ -375,6 +373,11 @@ class ShmCarrier(Carrier):
         if self._end(error) and self._sink is not None:
             self._sink.carrier_lost(self, error)
 
+    def fail(self, error: CarrierLost) -> None:
+        """By the driving thread, outside: it is lost."""
+        self._lose(error.kind, error.reason)
+        self._clear_away()
+
     def _close_bell(self, reason: str | None) -> None:
         self._owner.forget(self)
         self.bell.close(reason)
@@ -388,9 +391,8 @@ class ShmCarrier(Carrier):
 
     def abandon(self) -> None:
         """In a forked child: let go of descriptor and mapping. No lock (its holder may not exist here), no store."""
-        self._life.ended = self._life.ended or CarrierLost(
-            "closed", "this process is a fork of the one that owns the carrier"
-        )
+        forked = CarrierLost("closed", "this process is a fork of the one that owns the carrier")
+        self._life.ended = self._life.ended or forked
         self.bell.abandon()
         if not self._freed:
             self._freed = True

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Final
 
-from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Peer, Transport, Waker
+from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
 from nexar.transport.shm.address import SCHEME, ShmAddress, listen_directory, parse_address
 from nexar.transport.shm.carrier import ShmCarrier
 from nexar.transport.shm.descriptors import Descriptors
@@ -110,7 +110,11 @@ class ShmTransport(Transport):
     def _accepted(self, connection: socket.socket, segment: Segment, node: int, process: str) -> None:
         assert self._acceptor is not None
         carrier = self._add(connection, segment, Peer(node, None, True, process), dialed=False)
-        self._acceptor.carrier_accepted(carrier)
+        try:
+            self._acceptor.carrier_accepted(carrier)
+        except BaseException as error:
+            carrier.fail(CarrierLost("fault", f"the acceptor raised {error!r}"))
+            raise
 
     def _add(self, connection: socket.socket, segment: Segment, peer: Peer, *, dialed: bool) -> ShmCarrier:
         bell = Doorbell(connection, segment.words, sleep_word(segment.side))

@@ -164,15 +164,27 @@ class TlsCarrier(Carrier):
     def _ready(self, receiver: Receiver, sink: Sink, events: int) -> bool:
         """The socket has news."""
         with self._delivering:
-            happened = bool(events & WRITABLE)
-            if happened:
-                self._pump(receiver.connection)
-            if events & ~WRITABLE:
-                happened |= receiver.receive(self, sink)
-                self._look_again(receiver, sink)
-            if receiver.peer_finished or self._ending.lost is not None:
-                happened |= self._settle()
-            return happened
+            try:
+                return self._exchange(receiver, sink, events)
+            except BaseException as error:
+                self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
+                raise
+
+    def _exchange(self, receiver: Receiver, sink: Sink, events: int) -> bool:
+        happened = bool(events & WRITABLE)
+        if happened:
+            self._pump(receiver.connection)
+        if events & ~WRITABLE:
+            happened |= receiver.receive(self, sink)
+            self._look_again(receiver, sink)
+        if receiver.peer_finished or self._ending.lost is not None:
+            happened |= self._settle()
+        return happened
+
+    def fail(self, why: CarrierLost) -> None:
+        """By the driving thread: it is lost, and the sink told if there is one."""
+        self._ending.lose(why)
+        self._settle()
 
     def _look_again(self, receiver: Receiver, sink: Sink) -> None:
         if receiver.holds_input:
@@ -187,17 +199,24 @@ class TlsCarrier(Carrier):
     def _wind_up(self, sink: Sink) -> bool:
         """Nothing can be sent any more: take in what the peer sent before it went, then end."""
         with self._delivering:
-            for receiver in self._receivers:
-                while receiver.receive(self, sink):
-                    continue
-            self._ending.lose()
-            return self._settle()
+            try:
+                self._take_the_rest(sink)
+                return self._settle()
+            except BaseException as error:
+                self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
+                raise
+
+    def _take_the_rest(self, sink: Sink) -> None:
+        for receiver in self._receivers:
+            while receiver.receive(self, sink):
+                continue
+        self._ending.lose()
 
     def _settle(self) -> bool:
         """See whether it is over, politely or not, and tell."""
         with self._delivering:
             if self._ending.lost is None and all(receiver.peer_finished for receiver in self._receivers):
-                self._tell_finished()
+                self._see_whether_both_finished()
             why = self._ending.take_news()
             if why is None:
                 return False
@@ -206,13 +225,20 @@ class TlsCarrier(Carrier):
                 self._sink.carrier_lost(self, why)
             return True
 
-    def _tell_finished(self) -> None:
+    def _see_whether_both_finished(self) -> None:
         # A payload that is not whole by now was taken back: it is dropped with the carrier and never reported.
         if not self._finish_told and self._sink is not None:
             self._finish_told = True
-            self._sink.carrier_finished(self)
+            self._tell_finished(self._sink)
         if self._control.said_farewell and self._data.said_farewell:
             self._close(self._ending.lose_silently(CarrierLost("closed", "both sides have finished")))
+
+    def _tell_finished(self, sink: Sink) -> None:
+        try:
+            sink.carrier_finished(self)
+        except BaseException as error:
+            self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
+            raise
 
     def _close(self, why: CarrierLost) -> None:
         self._control.close(why)

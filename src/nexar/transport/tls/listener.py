@@ -97,8 +97,9 @@ class Listener:
         """Stop listening and close whoever is waiting, telling nobody."""
         self._reactor.remove(self._listening.fileno())
         self._listening.close()
-        for descriptor, candidate in list(self._candidates.items()):
-            self._reactor.remove(descriptor)
+        for descriptor, candidate in self._candidates.items():
+            if candidate.settled is None:
+                self._reactor.remove(descriptor)
             candidate.channel.socket.close()
         self._candidates.clear()
         self._lingerer.close()
@@ -201,12 +202,17 @@ class Listener:
         partner = next((other for other in self._candidates.values() if _belong_together(candidate, other)), None)
         if partner is None:
             return
-        for half in (candidate, partner):
-            del self._candidates[half.channel.socket.fileno()]
         control, data = sorted((candidate, partner), key=lambda half: half.hello.half if half.hello else 0)
         if control.settled is None or data.settled is None:
             return
-        peer = self._believer().accepted_peer(control.channel.engine.getpeercert(True), control.address)
+        try:  # once more: the credentials may have been replaced since its hello
+            peer = self._believer().accepted_peer(control.channel.engine.getpeercert(True), control.address)
+        except HandshakeFailed as failure:
+            for half in (control, data):
+                self._refuse(half, failure.reason)
+            return
+        for half in (control, data):
+            del self._candidates[half.channel.socket.fileno()]
         self._accepted(peer, control.settled, data.settled)
 
     # --- going away

@@ -1,7 +1,7 @@
 """The receiving half of one connection: bytes in, calls of the sink out. Belongs to the driving thread.
 
 The sink is called with no lock held, and only while the carrier has not ended. What goes wrong while reading ends the
-carrier; what a sink raises is the sink's business and passes through.
+carrier; what a sink raises passes through here, and ends it too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ class Receiver:
         """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
         received = 0
         channel = self.connection.channel
-        if self.connection.reader.buffered_bytes:
-            self._dispatch(carrier, sink)  # frames behind one whose sink raised
         while self._ending.lost is None and received < RECEIVE_BUDGET_BYTES:
             count = self._take(carrier, sink)
             received += count

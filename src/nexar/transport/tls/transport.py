@@ -8,7 +8,7 @@ from threading import Lock, RLock
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
-from nexar.transport.base import Acceptor, Carrier, Expected, Peer, Transport, Waker
+from nexar.transport.base import Acceptor, Carrier, CarrierLost, Expected, Peer, Transport, Waker
 from nexar.transport.tls.carrier import TlsCarrier
 from nexar.transport.tls.channel import Channel
 from nexar.transport.tls.connection import Connection
@@ -66,7 +66,12 @@ class TlsTransport(Transport):
             raise UsageError("a transport listens once, with credentials, before it is closed")
 
         def accepted(peer: Peer, control: Channel, data: Channel) -> None:
-            acceptor.carrier_accepted(self._make_carrier(peer, control, data, dialed=False))
+            carrier = self._make_carrier(peer, control, data, dialed=False)
+            try:
+                acceptor.carrier_accepted(carrier)
+            except BaseException as error:
+                carrier.fail(CarrierLost("fault", f"the acceptor raised {error!r}"))
+                raise
 
         listening = open_listener(address)
         self.address = address_text(listening.getsockname())

@@ -126,6 +126,7 @@ class Interrupter(threading.Thread):
 def talk_although_interrupted(node: LinkedNode, link: Link, times: int) -> int:
     """Send and receive in the main thread, with a new tag after each interrupt; how many round trips were made."""
     interrupter = Interrupter()
+    round_trip(node, link, times + 1, timeout=5)  # from the next wait on, a handler set later is sheltered too
     interrupter.start()
     trips = 0
     for tag in range(1, times + 1):

@@ -29,6 +29,7 @@ class Arriving:
         """`misbehaved` ends the link; called without the lock."""
         self._line = line
         self._router = line.router
+        self._peer = line.peer
         self._misbehaved = misbehaved
         # Announced messages by transfer, until whole or gone; under the lock.
         self._flowing: dict[int, tuple[Matching, Message]] = {}
@@ -50,12 +51,13 @@ class Arriving:
             flow = self._begin(frame, body)
             if flow is None:
                 return
-        if not flow.received.arrived(HEADER_BYTES + frame.body):
+        credit = flow.received
+        if not credit.arrived(HEADER_BYTES + frame.body):
             raise Misbehaviour(
-                f"it sent more than its credit of {flow.received.limit} bytes in communicator {frame.communicator}"
+                f"it sent more than its credit of {credit.limit} bytes in communicator {frame.communicator}"
             )
-        if flow.received.short:
-            self._return_credit(flow, frame)
+        if credit.owed and credit.held > credit.comfort:
+            self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=credit.consumed(0))
         if frame.space == _COLLECTIVE:
             self._deliver(flow, frame, body)
         elif frame.space > _COLLECTIVE:
@@ -94,13 +96,15 @@ class Arriving:
     def _deliver(self, flow: Flow, frame: Frame, body: memoryview) -> None:
         self.messages += 1
         self.bytes += frame.length
-        shape = decode_shape(frame, body) if frame.dimensions else ()
-        if frame.kind == _EAGER:
-            data = body[frame.dimensions * 8 :] if frame.dimensions else body
-            if flow.matching.arrive(self, self._line.peer, frame, shape, data):
-                self._give_back(flow, frame)
-        else:
+        shape: tuple[int, ...] = ()
+        if frame.dimensions:
+            shape = decode_shape(frame, body)
+        if frame.kind != _EAGER:
             self._announced(flow, frame, shape)
+        elif flow.matching.arrive(self, self._peer, frame, shape, body[len(shape) * 8 :] if shape else body):
+            amount = flow.received.consumed(HEADER_BYTES + frame.body)
+            if amount:
+                self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)
 
     def _announced(self, flow: Flow, frame: Frame, shape: tuple[int, ...]) -> None:
         if frame.transfer in self._flowing:
@@ -192,13 +196,9 @@ class Arriving:
     def consumed(self, message: Message) -> None:
         """See Origin."""
         flow = self._line.flows.get(message.frame.communicator)
-        if flow is not None and flow.generation == message.frame.generation:
-            self._give_back(flow, message.frame)
-
-    def _give_back(self, flow: Flow, frame: Frame) -> None:
+        frame = message.frame
+        if flow is None or flow.generation != frame.generation:
+            return
         amount = flow.received.consumed(HEADER_BYTES + frame.body)
         if amount:
             self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)
-
-    def _return_credit(self, flow: Flow, frame: Frame) -> None:
-        self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=flow.received.due())

@@ -52,11 +52,12 @@ class SendCredit:
 class ReceiveCredit:
     """What one peer may still send to me in one communicator, and what I owe it back."""
 
-    __slots__ = ("held", "limit", "owed", "threshold")
+    __slots__ = ("comfort", "held", "limit", "owed", "threshold")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.threshold = limit // _RETURN_FRACTION
+        self.comfort = limit - self.threshold  # above this the peer may have less than a quarter left
         self.held = 0
         self.owed = 0
 
@@ -66,24 +67,18 @@ class ReceiveCredit:
         return self.held <= self.limit
 
     def consumed(self, cost: int) -> int:
-        """A frame's memory is free again. Returns how much to give back now; see `due`."""
-        self.owed += cost
-        return self.due()
+        """A frame's memory is free again. Returns how much to give back now.
 
-    def due(self) -> int:
-        """How much to give back now. Small amounts are saved up, but only while the peer has plenty left: of a credit
-        that others hold unread, the last part must circulate, or it would run dry with all of it owed here.
+        Small amounts are saved up, but only while the peer has plenty left: of a credit that others hold unread, the
+        last part must circulate, or it would run dry with all of it owed here.
         """
-        if self.owed < self.threshold and not self.short:
+        owed = self.owed + cost
+        if owed < self.threshold and self.held <= self.comfort:
+            self.owed = owed
             return 0
-        amount, self.owed = self.owed, 0
-        self.held -= amount
-        return amount
-
-    @property
-    def short(self) -> bool:
-        """The peer may have less than a quarter left, and is owed some of the rest."""
-        return self.owed > 0 and self.held > self.limit - self.threshold
+        self.owed = 0
+        self.held -= owed
+        return owed
 
 
 class EarlyBudget:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from copy import copy as duplicate
+from typing import Final
 
 from nexar.arrays.view import allocate
 from nexar.errors import Cancelled, NexarError, UsageError
@@ -24,7 +25,9 @@ from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
 from nexar.links.shelf import Key, Shelf
 from nexar.types import AwaitedPeer
-from nexar.wire.frame import Frame
+from nexar.wire.frame import Frame, Space
+
+_COLLECTIVE: Final = int(Space.COLLECTIVE)
 
 
 class Matching:
@@ -124,7 +127,8 @@ class Matching:
 
     def arrive(self, origin: Origin, source: int, frame: Frame, shape: tuple[int, ...], data: memoryview) -> bool:
         """A whole message. True: a receive has it; else it gives its credit back by `consumed` when one takes it."""
-        key = key_of(source, frame)
+        space = frame.space
+        key = (source, space, frame.tag) if space != _COLLECTIVE else key_of(source, frame)
         receive = self._posted.find(key)
         if receive is not None and receive.accepts(frame):
             self._posted.remove(receive)

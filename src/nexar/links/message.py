@@ -128,6 +128,12 @@ class Receive(Operation):
 
     __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape")
 
+    order: int
+    """Of posting, set then: of several that fit, the oldest takes the message."""
+    frame: Frame
+    """Set when it is done, like the shape."""
+    shape: tuple[int, ...]
+
     def __init__(self, owner: Owner, key: Key, into: memoryview | None, dtype: int) -> None:
         self.lock = owner.lock  # the base's part, written out: a receive is made for every message
         self.done = False
@@ -139,9 +145,6 @@ class Receive(Operation):
         self.into = into
         self.brought = into is not None  # the caller's own memory; else it is made for the message that comes
         self.dtype = dtype
-        self.order = 0  # of posting: of several that fit, the oldest takes the message
-        self.frame: Frame | None = None
-        self.shape: tuple[int, ...] = ()
         self.message: Message | None = None  # the one that flows, or is moved, into `into`
 
     @property

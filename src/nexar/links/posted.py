@@ -11,10 +11,11 @@ from nexar.links.shelf import Key, Shelf
 class Posted:
     """The waiting receives of one communicator. Changes under the node's lock."""
 
-    __slots__ = ("_exact", "_wild")
+    __slots__ = ("_exact", "_first", "_wild")
 
     def __init__(self) -> None:
         self._exact: Shelf[Receive] = Shelf()
+        self._first = self._exact.first
         self._wild: list[Receive] = []  # oldest first
 
     def __len__(self) -> int:
@@ -29,7 +30,7 @@ class Posted:
 
     def find(self, key: Key) -> Receive | None:
         """The oldest that asks for a message of this conversation."""
-        exact = self._exact.first(key)
+        exact = self._first(key)
         if not self._wild:
             return exact
         wild = next((receive for receive in self._wild if receive.wants(key)), None)

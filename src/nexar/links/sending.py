@@ -53,6 +53,7 @@ class Sending:
 
     def post(self, communicator: int, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """Send one message. See Link.post_send."""
+        space, tag, dtype, sequence, step, operation_code, reduce_op, root, elements = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
         body = len(extents) + length
@@ -61,12 +62,12 @@ class Sending:
             carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
             flow = line.flows.get(communicator) or line.flow(communicator)
             fields = (
-                VERSION, _EAGER, _DATA, line.number, about.space, about.dtype, len(shape), about.operation,
-                about.reduce_op, flow.generation, about.step, about.root, communicator, line.node, line.peer, about.tag,
-                about.sequence, flow.message, 0, length, about.elements, body,
+                VERSION, _EAGER, _DATA, line.number, space, dtype, len(shape), operation_code, reduce_op,
+                flow.generation, step, root, communicator, line.node, line.peer, tag, sequence, flow.message, 0, length,
+                elements, body,
             )  # fmt: skip
             header = _pack(fields)  # before anything is counted: a number taken and not sent would be waited for
-            if about.space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
+            if space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
                 flow.message += 1
             self.messages += 1
             self.bytes += length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 Key = tuple[int, int, int]
@@ -21,11 +21,13 @@ T = TypeVar("T", bound=Ordered)
 class Shelf(Generic[T]):
     """A queue for each key, in order of `order`; an empty queue leaves no trace."""
 
-    __slots__ = ("_more", "_one")
+    __slots__ = ("_more", "_one", "first")
 
     def __init__(self) -> None:
         self._one: dict[Key, T] = {}  # the oldest thing of each key
         self._more: dict[Key, list[T]] = {}  # what came after it
+        self.first: Callable[[Key], T | None] = self._one.get
+        """The oldest thing of this key, left where it is."""
 
     def __bool__(self) -> bool:
         return bool(self._one)
@@ -43,10 +45,6 @@ class Shelf(Generic[T]):
             thing = first
         insort(self._more.setdefault(key, []), thing, key=_order)
 
-    def first(self, key: Key) -> T | None:
-        """The oldest thing of this key, left where it is."""
-        return self._one.get(key)
-
     def take(self, key: Key) -> T | None:
         """The oldest thing of this key."""
         thing = self._one.pop(key, None)
@@ -57,7 +55,9 @@ class Shelf(Generic[T]):
     def remove(self, key: Key, thing: T) -> bool:
         """Take this very thing out, wherever it stands. False if it is not here."""
         if self._one.get(key) is thing:
-            self.take(key)
+            del self._one[key]
+            if key in self._more:
+                self._promote(key)
             return True
         queue = self._more.get(key, [])
         if thing not in queue:

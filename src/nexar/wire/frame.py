@@ -114,12 +114,13 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
 
     Unknown kinds and lanes pass: dropping and counting them is the link's decision, not the codec's.
     """
-    frame = tuple.__new__(Frame, unpack_header(buffer, offset))
-    if frame.version != VERSION or frame.body > MAX_BODY_BYTES or frame.dimensions * 8 > frame.body:
-        raise _fault(frame)
-    if frame.kind == _EAGER and frame.body != frame.dimensions * 8 + frame.length:
-        raise FrameError("body", frame.body, f"{frame.dimensions} dimensions + {frame.length} bytes of message")
-    return frame
+    fields = unpack_header(buffer, offset)
+    extents, length, body = fields[6] * 8, fields[19], fields[21]  # by place: names cost, and this is every frame's way
+    if fields[0] != VERSION or body > MAX_BODY_BYTES or extents > body:
+        raise _fault(tuple.__new__(Frame, fields))
+    if fields[1] == _EAGER and body != extents + length:
+        raise FrameError("body", body, f"{fields[6]} dimensions + {length} bytes of message")
+    return tuple.__new__(Frame, fields)
 
 
 def _fault(frame: Frame) -> FrameError:

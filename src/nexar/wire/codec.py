@@ -1,4 +1,4 @@
-"""Finding frames in a stream of bytes: FrameReader for tls, next_frame for quic. (Shared memory has records of its own.)
+"""Finding frames in a stream of bytes: FrameReader for tls, next_frame for quic (shared memory has its own records).
 
 Law: bytes go in where `room()` says, frames come out of `next()`, in order, without a copy: a body is a view of the
 reader's own buffer, valid until `room()` is called again. Memory follows the bytes that arrived: the buffer doubles

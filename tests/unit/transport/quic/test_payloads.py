@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from nexar.transport.base import Redirected
+from nexar.transport.base import CarrierLost, Redirected
 from nexar.transport.quic.preamble import StreamType, encode_preamble
 from nexar.transport.quic.settings import QuicSettings
 from nexar.wire.codec import encode_finish
 from nexar.wire.frame import Lane
+from tests.conformance.harness import wait_for
 from tests.unit.transport.quic.scene import send
 
 MIB = 1 << 20
@@ -170,6 +171,35 @@ def test_a_redirect_that_comes_too_late_says_so(scene):
     pair.drive(lambda: pair.right_sink.payloads == [5])
     assert pair.right.redirect_payload(5, memoryview(bytearray(10))) is Redirected.LANDED
     assert pair.right.redirect_payload(77, None) is Redirected.UNKNOWN
+
+
+def _landed_unnoticed(scene):
+    """A payload that is whole, while nobody has looked yet: native code took it in."""
+    peer, into = SlowPeer(scene, 10_000), bytearray(10_000)
+    peer.carrier.expect_payload(5, memoryview(into))
+    peer.send(5000, into)
+    peer.stream.write(peer.data[5000:])
+    wait_for(lambda: into[-1], "the last byte")
+    assert peer.sink.payloads == []
+    return peer, into
+
+
+def test_a_payload_that_landed_unnoticed_cannot_be_redirected_and_is_reported(scene):
+    peer, into = _landed_unnoticed(scene)
+    assert peer.carrier.redirect_payload(5, memoryview(bytearray(10_000))) is Redirected.LANDED
+    assert peer.carrier.redirect_payload(5, None) is Redirected.LANDED
+    scene.drive(lambda: peer.sink.payloads == [5])
+    assert into == peer.data
+
+
+def test_a_payload_that_landed_unnoticed_is_reported_before_the_loss_that_came_behind_it(scene):
+    peer, _ = _landed_unnoticed(scene)
+    peer.carrier.fail(CarrierLost("fault", "a test ends it"))
+    with pytest.raises(CarrierLost, match="a test ends it"):
+        peer.carrier.redirect_payload(5, None)
+    scene.drive(lambda: peer.sink.lost)
+    assert peer.sink.payloads == [5]
+    assert [lost.reason for lost in peer.sink.lost] == ["a test ends it"]
 
 
 def test_a_withdrawn_payload_stops_and_may_be_sent_again(scene):

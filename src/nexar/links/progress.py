@@ -28,6 +28,11 @@ DEFAULT_SPIN = 200e-6
 """Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
 
 
+def spin_of(microsecs: int | str) -> float:
+    """Seconds, of the setting `spin_microsecs`."""
+    return DEFAULT_SPIN if isinstance(microsecs, str) else microsecs / 1e6
+
+
 class Progress:
     """Drives the transports of one node. Close it, or leave its `with` block; interpreter exit closes it too."""
 

@@ -1,7 +1,7 @@
 """A broken link is dialed anew: at once, then with full jitter, until a deadline.
 
 Nothing that was under way comes back (frames may be lost, so it has raised); the link itself does, for the next
-generation of its communicators. Of two simultaneous dials the one of the lower node id stays.
+generation of its communicators.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ def pause_before(attempt: int, random: Random) -> float:
         return 0.0
     bound = FIRST_PAUSE * 2.0 ** min(attempt - 1, _DOUBLINGS)
     return random.uniform(0.0, min(bound, LONGEST_PAUSE))
-
-
-def stays(dialed_by: int, other_dialed_by: int) -> bool:
-    """Of two carriers made at the same moment from both ends: does the one dialed by `dialed_by` stay?"""
-    return dialed_by < other_dialed_by
 
 
 class Redial:

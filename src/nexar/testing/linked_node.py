@@ -14,7 +14,7 @@ from nexar.config import Config
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.links.progress import DEFAULT_SPIN, Progress
+from nexar.links.progress import Progress, spin_of
 from nexar.links.router import Router
 from nexar.security.credentials import Credentials, Trust
 from nexar.testing.transports import listen_address, make_transports
@@ -41,7 +41,7 @@ class LinkedNode:
         config: Config | None = None,
         network: MemoryNetwork | None = None,
         quic_settings: QuicSettings | None = None,
-        spin: float = DEFAULT_SPIN,
+        spin: float | None = None,
         on_control: Callable[[Link, Message], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
     ) -> None:
@@ -54,8 +54,10 @@ class LinkedNode:
         self.transports, self._sleeper = make_transports(
             schemes, credentials, trust, host=host, network=network, quic_settings=quic_settings
         )
+        config = config or Config()
+        spin = spin_of(config.spin_microsecs) if spin is None else spin
         self.progress = Progress(self._sleeper, list(self.transports.values()), spin=spin)
-        self.router = Router(self.node, config or Config(), self.progress)
+        self.router = Router(self.node, config, self.progress)
         self.matching = self.router.open(0)
         for scheme, transport in self.transports.items():
             transport.listen(listen_address(scheme, host), self)

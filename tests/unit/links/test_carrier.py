@@ -1,4 +1,8 @@
-from nexar.links.carrier import PREFERENCE, choose, number_of
+from itertools import permutations
+
+import pytest
+
+from nexar.links.carrier import PREFERENCE, choose, number_of, stays
 from nexar.links.lanes import BUDGET_BYTES, admits
 from nexar.wire.frame import Lane
 
@@ -29,3 +33,13 @@ def test_a_lane_admits_within_its_budget_and_always_one_frame() -> None:
     assert admits(Lane.CONTROL, budget - 10, 10)
     assert not admits(Lane.CONTROL, budget - 10, 11)
     assert admits(Lane.DATA, 1 << 40, 1)
+
+
+@pytest.mark.parametrize(("mine", "yours"), list(permutations((1, 2, 9), 2)))
+def test_of_two_simultaneous_dials_exactly_the_lower_nodes_stays_seen_from_both_ends(mine: int, yours: int) -> None:
+    assert stays(mine, yours) is (mine < yours)
+    assert stays(mine, yours) is not stays(yours, mine)
+
+
+def test_a_dial_of_the_same_node_does_not_stay_beside_its_first_one() -> None:
+    assert not stays(4, 4)

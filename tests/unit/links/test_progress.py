@@ -9,6 +9,7 @@ import pytest
 
 from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
 from nexar.links.operation import FINISHED
+from nexar.links.progress import DEFAULT_SPIN, spin_of
 from tests.unit.links.waiting import Node, Posted, Waiting, in_a_while
 
 MANY = 200
@@ -301,3 +302,9 @@ def test_a_cancelled_operation_raises_that_it_was_cancelled(node: Node) -> None:
     operation.cancel()
     with pytest.raises(Cancelled):
         node.progress.wait([operation], in_a_while())
+
+
+def test_the_setting_for_spinning_is_in_microseconds_or_automatic() -> None:
+    assert spin_of("auto") == DEFAULT_SPIN
+    assert spin_of(0) == 0
+    assert spin_of(50) == pytest.approx(50e-6)

@@ -1,11 +1,8 @@
 import threading
-from itertools import permutations
 from random import Random
 from typing import Any, cast
 
-import pytest
-
-from nexar.links.redial import FIRST_PAUSE, LONGEST_PAUSE, Redial, pause_before, stays
+from nexar.links.redial import FIRST_PAUSE, LONGEST_PAUSE, Redial, pause_before
 from nexar.transport.base import Carrier, ConnectRefused
 
 
@@ -59,16 +56,6 @@ def test_pauses_are_anywhere_below_their_bound() -> None:
     pauses = [pause_before(10, random) for _ in range(1000)]
     assert min(pauses) < 0.1 * LONGEST_PAUSE
     assert 0.9 * LONGEST_PAUSE < max(pauses) <= LONGEST_PAUSE
-
-
-@pytest.mark.parametrize(("mine", "yours"), list(permutations((1, 2, 9), 2)))
-def test_of_two_simultaneous_dials_exactly_the_lower_nodes_stays_seen_from_both_ends(mine: int, yours: int) -> None:
-    assert stays(mine, yours) is (mine < yours)
-    assert stays(mine, yours) is not stays(yours, mine)
-
-
-def test_a_dial_of_the_same_node_does_not_stay_beside_its_first_one() -> None:
-    assert not stays(4, 4)
 
 
 def test_a_link_is_dialed_until_somebody_answers() -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-import certificates
 import nexar_quic as quic
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest may have been started elsewhere, with other habits of importing
+
+import certificates
 from harness import Pair, connect, native_threads
 
 MakeEndpoint = Callable[..., quic.Endpoint]

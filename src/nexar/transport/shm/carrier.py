@@ -60,10 +60,10 @@ class ShmCarrier(Carrier):
         self._reader = segment.reader
         self._slot_reader = segment.slot_reader
         self._frames_out = FrameSender(segment.writer)
-        self._payloads_in = PayloadReceiver(segment.slot_reader)
+        self._life = Lifetime()
+        self._payloads_in = PayloadReceiver(segment.slot_reader, self._life)
         self._payloads_out = PayloadSender(segment.slot_writer)
         self._sink: Sink | None = None  # written once, by attach
-        self._life = Lifetime()
         self._flag_lock = threading.Lock()  # over the three below
         self._freed = False
         self._finish_asked = False  # no verb sends any more; any thread writes, once
@@ -103,12 +103,10 @@ class ShmCarrier(Carrier):
         return self._frames_out.queued_bytes(lane)
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
-        self._raise_if_ended()
         if not self._payloads_in.expect(transfer, memoryview(flat(into))):
             raise self._refusal()
 
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
-        self._raise_if_ended()
         found = self._payloads_in.redirect(transfer, None if into is None else memoryview(flat(into)))
         if found is None:
             raise self._refusal()
@@ -365,7 +363,7 @@ class ShmCarrier(Carrier):
             return False
         self._frames_out.close()
         self._payloads_out.close()
-        self._payloads_in.close()
+        self._payloads_in.clear()
         return True
 
     def _lose(self, kind: str, reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from nexar.transport.base import Redirected
 from nexar.transport.landed import Landed
+from nexar.transport.shm.lifetime import Lifetime
 from nexar.transport.shm.ring import Corrupt
 from nexar.transport.shm.slots import WITHDRAWN, Chunk, SlotReader
 
@@ -26,22 +27,24 @@ class _Incoming:
 
 
 class PayloadReceiver:
-    """`receive` is the driving thread's; the rest is called from any thread."""
+    """`receive` is the driving thread's; the rest is called from any thread. Whether the carrier has ended is asked
+    under the lock, which `clear` takes after the end: so nothing is moved, or said to have landed, behind it.
+    """
 
-    __slots__ = ("_closed", "_expected", "_landed", "_lock", "_slots", "bytes_received")
+    __slots__ = ("_expected", "_landed", "_life", "_lock", "_slots", "bytes_received")
 
-    def __init__(self, slots: SlotReader) -> None:
+    def __init__(self, slots: SlotReader, life: Lifetime) -> None:
         self._lock = threading.Lock()  # over the table; a chunk is copied under it, so redirect can wait for that
         self._expected: dict[int, _Incoming] = {}
         self._landed = Landed()
         self._slots = slots
-        self._closed = False
+        self._life = life
         self.bytes_received = 0  # the driving thread writes
 
     def expect(self, transfer: int, into: memoryview) -> bool:
-        """Name the memory for a payload. False after close."""
+        """Name the memory for a payload. False after the end."""
         with self._lock:
-            if self._closed:
+            if self._life.ended is not None:
                 return False
             if transfer in self._expected:
                 raise ValueError(f"payload {transfer} is expected already")
@@ -50,9 +53,9 @@ class PayloadReceiver:
             return True
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected | None:
-        """Continue elsewhere, or nowhere; the old memory is free on return. None after close."""
+        """Continue elsewhere, or nowhere; the old memory is free on return. None after the end."""
         with self._lock:
-            if self._closed:
+            if self._life.ended is not None:
                 return None
             incoming = self._expected.get(transfer)
             if incoming is None or incoming.into is None:
@@ -125,9 +128,8 @@ class PayloadReceiver:
         """How many chunks were taken out of the slots."""
         return self._slots.tail
 
-    def close(self) -> None:
-        """Let go of all memory."""
+    def clear(self) -> None:
+        """It has ended: let go of all memory."""
         with self._lock:
-            self._closed = True
             self._expected.clear()
             self._landed.clear()

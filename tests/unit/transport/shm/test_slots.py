@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.transport.base import Redirected
+from nexar.transport.base import CarrierLost, Redirected
+from nexar.transport.shm.lifetime import Lifetime
 from nexar.transport.shm.payload_in import MOVED, NOTHING, PayloadReceiver
 from nexar.transport.shm.payload_out import PayloadSender
 from nexar.transport.shm.ring import Corrupt
@@ -22,7 +23,8 @@ class Slots:
         self.writer = SlotWriter(self.counters, HEAD, TAIL, descriptors, memory)
         self.reader = SlotReader(self.counters, HEAD, TAIL, descriptors, memory)
         self.sender = PayloadSender(self.writer)
-        self.receiver = PayloadReceiver(self.reader)
+        self.life = Lifetime()
+        self.receiver = PayloadReceiver(self.reader, self.life)
 
     def move_all(self) -> list[int]:
         done = []
@@ -65,6 +67,15 @@ def test_a_redirected_payload_continues_elsewhere_and_leaves_the_old_memory_alon
     assert new == data
     assert old == bytes(128)
     assert slots.receiver.redirect(7, None) is Redirected.LANDED
+
+
+def test_from_the_moment_of_the_end_nothing_is_expected_moved_or_landed() -> None:
+    slots = Slots(1)
+    slots.receiver.expect(7, memoryview(bytearray(128)))
+    slots.life.end(CarrierLost("closed", "the end"))  # whoever ends it clears only after that
+    assert slots.receiver.redirect(7, memoryview(bytearray(128))) is None
+    assert slots.receiver.redirect(7, None) is None
+    assert not slots.receiver.expect(8, memoryview(bytearray(1)))
 
 
 def test_a_discarded_payload_is_drained_and_not_reported() -> None:

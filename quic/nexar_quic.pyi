@@ -40,20 +40,24 @@ class QuicError(ConnectionError):
 
 class ConnectError(QuicError):
     """The dial failed: refused, unreachable, or the handshake did not succeed. Carries .reason."""
+
     reason: str
 
 class VerificationError(ConnectError):
     """A certificate was not accepted: theirs by us, or ours by them. Carries .reason, .by ("us" or "peer")."""
+
     by: str
 
 class ConnectionLost(QuicError):
     """The connection is gone. .kind is one of "closed" (by us), "peer_closed" (with .code, .reason), "timed_out", "reset", "protocol"."""
+
     kind: str
     code: int | None
     reason: str
 
 class StreamError(QuicError):
     """The stream is unusable. .kind is one of "reset" (peer reset it), "stopped" (peer stopped it), "closed" (finished, reset or stopped by us). .code is the peer's code or None."""
+
     kind: str
     code: int | None
 
@@ -62,6 +66,7 @@ class Cancelled(QuicError):
 
 class EndpointClosed(QuicError):
     """The endpoint was closed, or poisoned by an internal failure (then .reason says which)."""
+
     reason: str
 
 class ForkedError(RuntimeError):
@@ -77,7 +82,9 @@ class Trust:
     """Whose certificates are accepted: signed by one of `authorities` (PEM, may be empty) or with a public key among `fingerprints`
     (SHA-256 of the SubjectPublicKeyInfo DER). Both empty = nobody. `allow_anonymous` lets clients without a certificate in; such
     connections have `verified == False`, `peer_certificate is None`. A certificate that *is* presented is always verified."""
-    def __new__(cls, authorities: bytes = b"", fingerprints: Iterable[bytes] = (), *, allow_anonymous: bool = False) -> Self: ...
+    def __new__(
+        cls, authorities: bytes = b"", fingerprints: Iterable[bytes] = (), *, allow_anonymous: bool = False
+    ) -> Self: ...
 
 @final
 class Settings:
@@ -104,14 +111,25 @@ class Settings:
 @final
 class Endpoint:
     """One UDP socket, dialing and listening. Close it, or leave its `with` block; garbage collection and interpreter exit close it too."""
-    def __new__(cls, address: tuple[str, int], credentials: Credentials | None, trust: Trust, settings: Settings | None = None) -> Self:
+    def __new__(
+        cls, address: tuple[str, int], credentials: Credentials | None, trust: Trust, settings: Settings | None = None
+    ) -> Self:
         """Bind `address` (numeric IPv4 or IPv6; port 0 = any; "::" is dual-stack). Without credentials the endpoint only dials, anonymously. OSError when binding fails."""
     @property
     def address(self) -> tuple[str, int]: ...
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
         """For connections made from now on; open ones are not touched."""
-    def post_connect(self, address: tuple[str, int], server_name: str, completions: Completions | None = None, *,
-                     trust: Trust | None = None, verify: bool = True, anonymous: bool = False, token: Any = None) -> Operation:
+    def post_connect(
+        self,
+        address: tuple[str, int],
+        server_name: str,
+        completions: Completions | None = None,
+        *,
+        trust: Trust | None = None,
+        verify: bool = True,
+        anonymous: bool = False,
+        token: Any = None,
+    ) -> Operation:
         """Dial. Result: Connection, held back until the peer has accepted *our* certificate too (HANDSHAKE_DONE received).
         By authority the certificate must name `server_name`; by fingerprint the name is not looked at. `trust` replaces the endpoint's.
         verify=False leaves verification to the caller: the connection is marked `verified == False`. anonymous=True presents no certificate."""
@@ -122,10 +140,21 @@ class Endpoint:
     def stats(self) -> dict[str, int]:
         """connections, handshakes (in progress), datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused,
         retried (address validations), waiting (threads inside a wait), rounds, background_rounds."""
-    def wait(self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()) -> tuple[list[Operation], list[int]]:
+    def wait(
+        self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()
+    ) -> tuple[list[Operation], list[int]]:
         """Drive until at least one of the operations is done or a descriptor is readable; return those. Both empty = the timeout passed.
         Releases the GIL, runs signal handlers (Ctrl-C raises out of it, operations stay posted)."""
-    def connect(self, address: tuple[str, int], server_name: str, timeout: float | None = None, *, trust: Trust | None = None, verify: bool = True, anonymous: bool = False) -> Connection:
+    def connect(
+        self,
+        address: tuple[str, int],
+        server_name: str,
+        timeout: float | None = None,
+        *,
+        trust: Trust | None = None,
+        verify: bool = True,
+        anonymous: bool = False,
+    ) -> Connection:
         """post_connect + wait; TimeoutError cancels the dial. With a timeout, that alone rules (and Settings.idle_timeout: a path that stays
         silent for so long is given up with ConnectError); without one, Settings.handshake_timeout."""
     def accept(self, timeout: float | None = None) -> Connection: ...
@@ -153,6 +182,7 @@ class Completions:
 @final
 class Operation:
     """A posted operation. `token` is whatever the poster gave."""
+
     token: Any
     @property
     def done(self) -> bool: ...
@@ -213,7 +243,9 @@ class Stream:
     def queued_bytes(self) -> int: ...
     def post_write(self, buffer: Buffer, completions: Completions | None = None, *, token: Any = None) -> Operation:
         """Borrow `buffer` and send it, in order with other writes. Done when the protocol has copied all of it. Cancelled half-way, the stream is reset (code 0)."""
-    def post_read(self, buffer: Buffer, completions: Completions | None = None, *, minimum: int | None = None, token: Any = None) -> Operation:
+    def post_read(
+        self, buffer: Buffer, completions: Completions | None = None, *, minimum: int | None = None, token: Any = None
+    ) -> Operation:
         """Done when at least `minimum` (default: all) bytes of `buffer` are filled, or the stream ended. Result: the count; less than
         minimum means the end of the stream. One read at a time per stream: a second one is a ValueError."""
     def finish(self) -> None:

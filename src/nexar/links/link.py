@@ -23,9 +23,8 @@ from nexar.links.closing import Closing
 from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.matching import Matching
-from nexar.links.operation import Operation
 from nexar.links.router import Router
-from nexar.links.sending import About, Sending
+from nexar.links.sending import Sending
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId, Rank
 from nexar.wire.frame import VERSION, Frame, FrameError, Kind, Lane, pack_header
@@ -34,7 +33,6 @@ from nexar.wire.messages import decode as decode_message
 from nexar.wire.messages import encode as encode_message
 
 _MESSAGES: Final = frozenset((int(Kind.EAGER), int(Kind.ENVELOPE)))
-_PLAIN: Final = About()
 
 
 class Link:
@@ -61,6 +59,12 @@ class Link:
         self._progress = router.progress
         self._sending = Sending(self._line)
         self._arriving = Arriving(self._line, self._misbehaved)
+        self.post_send: Final = self._sending.post
+        """Send contiguous bytes. A small message is copied and done; a large one is borrowed until the operation is
+        done.
+
+        Never blocks. Raises why the link or the communicator cannot be used.
+        """
         self._on_control = on_control
         self._on_lost = on_lost
         self._closing: Closing | None = None  # under the lock
@@ -86,16 +90,6 @@ class Link:
         return self._line.failure
 
     # -- verbs: any thread -------------------------------------------------------------------------------
-
-    def post_send(
-        self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = _PLAIN
-    ) -> Operation:
-        """Send contiguous bytes. A small message is copied and done; a large one is borrowed until the operation is
-        done.
-
-        Never blocks. Raises why the link or the communicator cannot be used.
-        """
-        return self._sending.post(communicator, data, shape, about)
 
     def send_control(self, message: Message) -> bool:
         """Send a control message ahead of all data. False: the lane's budget is used up by a silent peer."""

@@ -71,7 +71,9 @@ class Matching:
             receive.order = self._order
             message = self._find_message(receive) if self._waiting else None
             if message is None:
-                self._enqueue(receive)
+                if self._lost or self._closed is not None:
+                    self._refuse_to_wait(source)
+                self._posted.add(receive)
             elif receive.accepts(message.frame):
                 moves = self._pair(receive, message)
             else:
@@ -273,12 +275,11 @@ class Matching:
         candidates = [message for key, message in self._waiting.heads() if receive.wants(key)]
         return min(candidates, key=lambda message: message.order, default=None)
 
-    def _enqueue(self, receive: Receive) -> None:
-        if self._lost or self._closed is not None:
-            error = self.lost(receive.key[0])
-            if error is not None:
-                raise duplicate(error)
-        self._posted.add(receive)
+    def _refuse_to_wait(self, source: int) -> None:
+        """Raise if nothing can come any more."""
+        error = self.lost(source)
+        if error is not None:
+            raise duplicate(error)
 
     def _wait_again(self, receive: Receive) -> None:
         """Its message is gone: it waits again, in its old place, unless nothing can come any more."""

@@ -126,7 +126,7 @@ class Owner(Protocol):
 class Receive(Operation):
     """A posted receive. Once done without error, `frame`, `shape` and `into` hold what came."""
 
-    __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape")
+    __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape", "wild")
 
     order: int
     """Of posting, set then: of several that fit, the oldest takes the message."""
@@ -144,6 +144,7 @@ class Receive(Operation):
         self.key = key
         self.into = into
         self.brought = into is not None  # the caller's own memory; else it is made for the message that comes
+        self.wild = key[0] == ANY or key[2] == ANY  # asks for more than one conversation
         self.dtype = dtype
         self.message: Message | None = None  # the one that flows, or is moved, into `into`
 
@@ -151,11 +152,6 @@ class Receive(Operation):
     def name(self) -> str:
         """As errors call it."""
         return f"the receive {conversation(self.key[1], self.key[2])}"
-
-    @property
-    def wild(self) -> bool:
-        """Does it ask for more than one conversation?"""
-        return self.key[0] == ANY or self.key[2] == ANY
 
     def awaited(self) -> AwaitedPeer:
         """The sender."""

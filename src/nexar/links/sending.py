@@ -12,9 +12,20 @@ from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.send import Send
-from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.base import CarrierLost
 from nexar.types import AwaitedPeer
-from nexar.wire.frame import HEADER_BYTES, VERSION, Frame, Kind, Lane, Space, encode, encode_shape, pack_header
+from nexar.wire.frame import (
+    HEADER_BYTES,
+    VERSION,
+    Frame,
+    Kind,
+    Lane,
+    Space,
+    encode,
+    encode_shape,
+    pack_header,
+    unpack_header,
+)
 
 _EAGER: Final = int(Kind.EAGER)
 _ENVELOPE: Final = int(Kind.ENVELOPE)
@@ -36,6 +47,9 @@ class About(NamedTuple):
     elements: int = 0
 
 
+PLAIN: Final = About()
+
+
 class Sending:
     """Posts sends and follows them until they are done."""
 
@@ -51,42 +65,44 @@ class Sending:
         self.envelopes = 0
         self.stalls = 0  # sends that had to wait for credit
 
-    def post(self, communicator: int, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
-        """Send one message. See Link.post_send."""
-        space, tag, dtype, sequence, step, operation_code, reduce_op, root, elements = about
+    def post(
+        self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = PLAIN
+    ) -> Operation:
+        """Send one message. See Link.post_send, which is this."""
+        space, tag, dtype, sequence, step, operation, reduce_op, root, elements = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
         body = len(extents) + length
         line = self._line
-        with self.lock:
-            carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
-            flow = line.flows.get(communicator) or line.flow(communicator)
-            fields = (
-                VERSION, _EAGER, _DATA, line.number, space, dtype, len(shape), operation_code, reduce_op,
-                flow.generation, step, root, communicator, line.node, line.peer, tag, sequence, flow.message, 0, length,
-                elements, body,
-            )  # fmt: skip
-            header = _pack(fields)  # before anything is counted: a number taken and not sent would be waited for
-            if space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
-                flow.message += 1
-            self.messages += 1
-            self.bytes += length
-            whole = length <= self._eager_limit and not flow.waiting and flow.sent.take_whole(HEADER_BYTES + body)
-            operation = FINISHED if whole else self._post_large(flow, Send(self, Frame(*fields), extents, data))
-        if whole:
-            self._send_whole(carrier, communicator, header, extents, data)
-        else:
-            self._outbox.flush()
-        return operation
-
-    def _send_whole(self, carrier: Carrier, communicator: int, header: bytes, extents: bytes, data: memoryview) -> None:
         try:
+            with self.lock:
+                carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
+                flow = line.flows.get(communicator) or line.flow(communicator)
+                # Packed before anything is counted: a number taken and not sent would be waited for.
+                header = pack_header(
+                    VERSION, _EAGER, _DATA, line.number, space, dtype, len(shape), operation, reduce_op,
+                    flow.generation, step, root, communicator, line.node, line.peer, tag, sequence, flow.message, 0,
+                    length, elements, body,
+                )  # fmt: skip
+                if space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
+                    flow.message += 1
+                self.messages += 1
+                self.bytes += length
+                whole = length <= self._eager_limit and not flow.waiting and flow.sent.take_whole(HEADER_BYTES + body)
+                if not whole:
+                    send = self._post_large(flow, Send(self, Frame(*unpack_header(header)), extents, data))
+            if not whole:
+                self._outbox.flush()
+                return send
             if extents:
                 carrier.send_frame(_DATA, communicator, header, extents, data)
             else:
                 carrier.send_frame(_DATA, communicator, header, data)
         except CarrierLost as loss:
-            raise self._line.explain(loss) from loss
+            raise line.explain(loss) from loss
+        except struct.error as error:
+            raise _unfit(error) from error
+        return FINISHED
 
     def _post_large(self, flow: Flow, send: Send) -> Send:
         if flow.waiting or not self._announce(flow, send):
@@ -234,10 +250,6 @@ class Sending:
                 later.frame = later.frame._replace(message=later.frame.message - 1)
 
 
-def _pack(fields: tuple[int, ...]) -> bytes:
-    """The header. A fact that does not fit into its field is the caller's mistake."""
-    try:
-        return pack_header(*fields)
-    except struct.error as error:
-        message = f"a tag or other number of this message does not fit into its field: {error}"
-        raise UsageError(f"{message}; tags are 0 to 2**64 - 1") from error
+def _unfit(error: struct.error) -> UsageError:
+    """A fact that does not fit into its field is the caller's mistake."""
+    return UsageError(f"a number of this message does not fit into its field ({error}); tags are 0 to 2**64 - 1")

@@ -83,7 +83,7 @@ class ShmCarrier(Carrier):
         if self._life.ended is not None or self._finish_asked:
             raise self._refusal()
         for part in body:
-            if part.__class__ is memoryview:
+            if part.__class__ is memoryview and (part.format != "B" or part.ndim != 1):
                 body = tuple(map(flat, body))
                 break
         try:

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 export PYTHON VENV
 bin := $(VENV)/bin
@@ -38,7 +39,7 @@ format: setup ## rewrite the sources in the common format
 	@if command -v cargo >/dev/null && [ -f quic/Cargo.toml ]; then cargo fmt --manifest-path quic/Cargo.toml; fi
 
 bench: setup ## measure the transports
-	@$(bin)/python benchmarks/transport.py
+	@$(bin)/python benchmarks/transport.py $(BENCH_ARGS)
 
 fuzz: setup ## hostile input, for as long as it takes
 	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

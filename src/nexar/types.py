@@ -75,6 +75,7 @@ class AwaitedPeer:
 
 def format_seconds(seconds: float) -> str:
     """Text of a duration as people read it: `30 s`, `2.5 s`, `40 ms`."""
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+    millis = round(seconds * 1000, 3 if seconds < 0.001 else 1)
+    if 0 < millis < 999.5:
+        return f"{millis:.3g} ms"
     return f"{seconds:.1f}".removesuffix(".0") + " s"

@@ -37,6 +37,13 @@ def from_bytes(data: memoryview, code: int, shape: tuple[int, ...]) -> NDArray[A
     return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
 
 
+def as_row(data: object) -> memoryview:
+    """Whatever holds contiguous memory, as a row of bytes. TypeError or ValueError for anything else."""
+    if isinstance(data, np.ndarray):
+        return as_bytes(data)
+    return memoryview(data).cast("B") if len(data) else memoryview(b"")  # type: ignore[arg-type]
+
+
 def allocate(size_bytes: int) -> memoryview:
     """Fresh memory.
 

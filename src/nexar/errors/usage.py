@@ -1,7 +1,7 @@
 """Errors of the caller: the call, or a setting, cannot mean anything. And of ours."""
 
 from nexar.errors.base import NexarError, facts
-from nexar.types import Rank, describe_peer
+from nexar.types import NodeId, Rank, describe_peer
 
 
 class UsageError(NexarError):
@@ -17,13 +17,14 @@ class BufferMismatch(UsageError):
     found: str
     """What arrived."""
     source: Rank | None = None
+    node: NodeId | None = None
     tag: int | None = None
 
     def _message(self) -> str:
         tag = "" if self.tag is None else f" with tag {self.tag}"
         return (
-            f"the receive buffer is {self.expected}, but the message from {describe_peer(self.source)}{tag} is "
-            f"{self.found}; receive into a buffer of that size and dtype, or without one"
+            f"the receive buffer is {self.expected}, but the message from {describe_peer(self.source, self.node)}{tag} "
+            f"is {self.found}; it is kept: receive it into a buffer of that size and dtype, or without one"
         )
 
 

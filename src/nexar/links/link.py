@@ -26,7 +26,7 @@ from nexar.links.matching import Matching
 from nexar.links.router import Router
 from nexar.links.sending import Sending
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.types import NodeId, Rank
+from nexar.types import NodeId, Rank, format_node
 from nexar.wire.frame import VERSION, Frame, FrameError, Kind, Lane, pack_header
 from nexar.wire.messages import Message, MessageError, Unknown
 from nexar.wire.messages import decode as decode_message
@@ -83,6 +83,15 @@ class Link:
     def peer(self) -> NodeId:
         """The peer's node id."""
         return self._line.peer
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """What connects us now."""
+        return tuple(self._line.carriers)
+
+    def __repr__(self) -> str:
+        state = "open" if self.failure is None else "closed" if self._closed else "lost"
+        return f"<Link to node {format_node(self.peer)} over {', '.join(self.schemes) or 'nothing'}, {state}>"
 
     @property
     def failure(self) -> NexarError | None:

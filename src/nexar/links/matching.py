@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import threading
 from copy import copy as duplicate
+from dataclasses import replace
 from typing import Final
 
 from nexar.arrays.view import allocate
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.early import EarlyStore
-from nexar.links.message import ANY, Message, Origin, Receive, State, key_of
+from nexar.links.message import ANY, Message, Origin, Receive, State, key_of, room_for
 from nexar.links.moving import move
 from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
@@ -28,6 +29,8 @@ from nexar.types import AwaitedPeer
 from nexar.wire.frame import Frame, Space
 
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_TAGS: Final = 1 << 64
+_COLLECTIVE_TAGS: Final = 1 << 96  # its tag is its sequence and its step
 
 
 class Matching:
@@ -64,6 +67,10 @@ class Matching:
 
         `into` None: memory is made for it. Raises at once if the source is lost and left nothing behind.
         """
+        if into is not None and (into.__class__ is not memoryview or into.readonly or into.format != "B"):
+            into = room_for(into)
+        if not ANY <= tag < (_TAGS if space != _COLLECTIVE else _COLLECTIVE_TAGS):
+            raise UsageError(f"a receive with tag {tag}; tags are 0 to 2**64 - 1, or ANY_TAG")
         receive = Receive(self, (source, space, tag), into, dtype)
         moves = False
         with self.lock:
@@ -120,10 +127,8 @@ class Matching:
 
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
-        known = self.peers.get(source)
-        if known is None:
-            return AwaitedPeer(node=None if source == ANY else source, missing=missing)
-        return AwaitedPeer(rank=known.rank, node=known.node, address=known.address, missing=missing)
+        known = self.peers.get(source, AwaitedPeer(node=None if source == ANY else source))
+        return replace(known, missing=missing)
 
     # -- the sender's side: called by links ------------------------------------------------------------------
 
@@ -276,7 +281,6 @@ class Matching:
         return min(candidates, key=lambda message: message.order, default=None)
 
     def _refuse_to_wait(self, source: int) -> None:
-        """Raise if nothing can come any more."""
         error = self.lost(source)
         if error is not None:
             raise duplicate(error)
@@ -334,7 +338,7 @@ class Matching:
             else:
                 self._early.free(message)
                 self._end_move_in(receive, message, whole=whole)
-            self._settled(message)
+            message.end_move()
 
     def _end_move_in(self, receive: Receive, message: Message, *, whole: bool) -> None:
         if whole or message.arrived:
@@ -381,7 +385,7 @@ class Matching:
             receive.finish(Cancelled(operation=receive.name))
             message.data = room
             self._back_to_shelf(message, whole=whole or message.arrived)
-            self._settled(message)
+            message.end_move()
 
     def _back_to_shelf(self, message: Message, *, whole: bool) -> None:
         message.arrived = False
@@ -391,8 +395,3 @@ class Matching:
             self._drop(message)
         else:
             self._rematch(message.key)
-
-    def _settled(self, message: Message) -> None:
-        if message.settled is not None:
-            message.settled.set()
-            message.settled = None

@@ -17,7 +17,8 @@ from enum import Enum, auto
 from typing import Protocol
 
 from nexar.arrays.dtypes import describe
-from nexar.errors import BufferMismatch, NexarError
+from nexar.arrays.view import as_row
+from nexar.errors import BufferMismatch, NexarError, UsageError
 from nexar.links.operation import Operation
 from nexar.links.shelf import Key
 from nexar.transport.base import Redirected
@@ -59,6 +60,18 @@ def key_of(source: int, frame: Frame) -> Key:
 def collective_tag(sequence: int, step: int) -> int:
     """The tag to post for a step of a collective."""
     return sequence << 32 | step
+
+
+def room_for(into: object) -> memoryview:
+    """The memory of a receive as a row of bytes that can be written. UsageError says why it cannot."""
+    try:
+        row = as_row(into)
+    except (TypeError, ValueError) as error:
+        kind = f"{type(into).__module__}.{type(into).__qualname__}"
+        raise UsageError(f"a receive needs contiguous memory, which this {kind} does not hold: {error}") from error
+    if row.readonly and len(row):
+        raise UsageError("the receive buffer is read-only; pass one that can be written")
+    return row
 
 
 class Origin(Protocol):
@@ -109,6 +122,12 @@ class Message:
         self.withdrawn = False  # the sender took it back
         self.error: NexarError | None = None  # why the rest will never come
         self.settled: threading.Event | None = None  # somebody waits for the end of the move
+
+    def end_move(self) -> None:
+        """Whoever waits for the end of the move may look again."""
+        if self.settled is not None:
+            self.settled.set()
+            self.settled = None
 
 
 class Owner(Protocol):
@@ -185,5 +204,6 @@ class Receive(Operation):
             expected=describe(self.dtype, len(self.into) if self.into is not None else 0),
             found=describe(message.frame.dtype, message.frame.length),
             source=message.origin.rank,
+            node=message.key[0],
             tag=message.key[2] if message.key[1] == Space.TAGGED else None,
         )

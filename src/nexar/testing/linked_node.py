@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from nexar.config import Config
-from nexar.errors import NexarError
+from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress, spin_of
@@ -21,7 +21,7 @@ from nexar.testing.transports import listen_address, make_transports
 from nexar.transport.base import Carrier, Expected
 from nexar.transport.memory import MemoryNetwork
 from nexar.transport.sleep import PollSleeper
-from nexar.types import NodeId
+from nexar.types import NodeId, format_node
 from nexar.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class LinkedNode:
         self.refusals: list[tuple[str, str]] = []  # appended by the driving thread
         self._links: dict[NodeId, Link] = {}  # written by the driving thread and by connect()
         self._inbound: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._closed = False  # written once, by close()
         self._on_control = on_control
         self._on_lost = on_lost
         self.transports, self._sleeper = make_transports(
@@ -68,16 +69,28 @@ class LinkedNode:
         return {scheme: address for scheme, address in found.items() if address is not None}
 
     def connect(self, peer: NodeId, addresses: Mapping[str, str], timeout: float = 10.0) -> Link:
-        """Dial every scheme that both have; one link over all of them."""
+        """Dial every scheme that both have; one link over all of them. Linked already: that link, as it is."""
+        self._check_open()
+        common = [scheme for scheme in self.transports if scheme in addresses]
+        if not common:
+            offered, ours = ", ".join(addresses) or "nothing", ", ".join(self.transports)
+            raise UsageError(f"node {format_node(peer)} offers {offered}, this node has {ours}: no transport in common")
         deadline = time.monotonic() + timeout
         link = self._link(peer)
-        for scheme, transport in self.transports.items():
-            if scheme in addresses:
-                link.adopt(transport.connect(addresses[scheme], Expected(peer), deadline))
+        if isinstance(link.failure, LinkClosed):
+            raise link.failure
+        for scheme in common:
+            if scheme not in link.schemes:
+                link.adopt(self.transports[scheme].connect(addresses[scheme], Expected(peer), deadline))
         return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this node is closed; make a new one")
 
     def accept(self, timeout: float = 10.0) -> Link:
         """The next link a peer opened to us. TimeoutError if none comes."""
+        self._check_open()
         try:
             return self._inbound.get(timeout=timeout)
         except queue.Empty:
@@ -106,6 +119,7 @@ class LinkedNode:
 
     def close(self) -> None:
         """Idempotent."""
+        self._closed = True
         for link in list(self._links.values()):
             link.close(timeout=2.0)
         self.progress.close()

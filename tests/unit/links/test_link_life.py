@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
-from nexar.errors import LinkClosed, PeerLost, PeerMisbehaved, UsageError
+from nexar.errors import BufferMismatch, LinkClosed, PeerLost, PeerMisbehaved, UsageError
 from nexar.links.link import Link
 from nexar.links.sending import About
 from nexar.testing.linked_node import LinkedNode
@@ -165,3 +166,58 @@ def test_a_dial_after_a_loss_that_only_the_peer_noticed_replaces_the_old_connect
     adopt_both(pair.left, 2, old, new)
     assert old.aborted
     assert not new.aborted
+
+
+# -- careless calls ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [[1, 2], "text", np.zeros((4, 4))[:, 1], 7], ids=["list", "str", "column", "number"])
+def test_what_holds_no_contiguous_bytes_is_refused_and_leaves_no_trace(pair: Pair, data: object) -> None:
+    with pytest.raises(UsageError, match="a send needs contiguous bytes"):
+        pair.to_right.post_send(0, data, about=TAG)  # type: ignore[arg-type]
+    pair.to_right.post_send(0, memoryview(b"next"), about=TAG)
+    assert receive(pair.right, 1) == b"next"
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_arrays_and_bytes_are_sent_as_the_bytes_they_hold(pair: Pair, size: int) -> None:
+    for data in (np.arange(float(size)), bytes(size), bytearray(size), memoryview(np.arange(size))):
+        send = pair.to_right.post_send(0, data, about=TAG)  # type: ignore[arg-type]
+        assert receive(pair.right, 1) == bytes(memoryview(data).cast("B"))
+        pair.left.wait(send)
+
+
+@pytest.mark.parametrize(
+    ("into", "why"),
+    [(memoryview(bytes(4)), "read-only"), (np.zeros((4, 4))[:, 1], "contiguous memory"), ([0], "contiguous memory")],
+    ids=["read-only", "column", "list"],
+)
+def test_a_receive_into_what_cannot_be_written_is_refused_at_once(pair: Pair, into: object, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        pair.right.matching.post(into, source=1, space=Space.TAGGED, tag=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tag", [-2, 1 << 64])
+def test_a_receive_with_a_tag_that_cannot_be_sent_is_refused(pair: Pair, tag: int) -> None:
+    with pytest.raises(UsageError, match="tags are 0 to"):
+        pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=tag)
+
+
+def test_a_buffer_of_another_size_names_the_sender_and_says_that_the_message_is_kept(pair: Pair) -> None:
+    operation = pair.right.matching.post(memoryview(bytearray(2)), source=1, space=Space.TAGGED, tag=7)
+    pair.to_right.post_send(0, memoryview(b"abc"), about=TAG)
+    with pytest.raises(BufferMismatch, match=r"node 0000000000000001 with tag 7 is 3 bytes; it is kept"):
+        pair.right.wait(operation)
+
+
+def test_connecting_again_gives_the_link_there_is(pair: Pair) -> None:
+    assert pair.left.connect(2, pair.right.addresses_for(1)) is pair.to_right
+    assert "open" in repr(pair.to_right)
+
+
+def test_a_node_without_a_transport_in_common_and_a_closed_one_say_so(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="no transport in common"):
+        pair.left.connect(9, {"pigeon": "post"})
+    pair.left.close()
+    with pytest.raises(UsageError, match="this node is closed"):
+        pair.left.connect(2, pair.right.addresses_for(1))

@@ -17,12 +17,13 @@ from nexar.wire.frame import Frame
 class Flow:
     """State of one (link, communicator, generation). Changes under the node's lock."""
 
-    __slots__ = ("expected", "generation", "held", "matching", "message", "received", "sent", "waiting")
+    __slots__ = ("expected", "generation", "held", "matching", "message", "received", "sent", "take_whole", "waiting")
 
     def __init__(self, matching: Matching, send_credit_bytes: int, receive_credit_bytes: int) -> None:
         self.matching = matching
         self.generation = matching.generation
         self.sent = SendCredit(send_credit_bytes)
+        self.take_whole = self.sent.take_whole  # bound once: asked for every message
         self.received = ReceiveCredit(receive_credit_bytes)
         self.message = 0  # number of the next message I send
         self.expected = 0  # number of the next message to deliver

@@ -136,13 +136,13 @@ class Matching:
         """A whole message. True: a receive has it; else it gives its credit back by `consumed` when one takes it."""
         space = frame.space
         key = (source, space, frame.tag) if space != _COLLECTIVE else key_of(source, frame)
-        receive = self._posted.find(key)
-        if receive is not None and receive.accepts(frame):
-            self._posted.remove(receive)
-            if receive.into is None:
+        receive = self._posted.claim(key, frame)
+        if receive is not None:
+            into = receive.into
+            if into is None:
                 receive.into = memoryview(bytearray(data))  # small, and here already
             else:
-                receive.into[:] = data
+                into[:] = data
             receive.frame = frame
             receive.shape = shape
             receive.finish()

@@ -6,6 +6,7 @@ from bisect import insort
 
 from nexar.links.message import Receive
 from nexar.links.shelf import Key, Shelf
+from nexar.wire.frame import Frame
 
 
 class Posted:
@@ -37,6 +38,15 @@ class Posted:
         if exact is None or wild is None:
             return exact or wild
         return exact if exact.order < wild.order else wild
+
+    def claim(self, key: Key, frame: Frame) -> Receive | None:
+        """The oldest that asks for this message, if it fits: then it waits no more. The way of every small message."""
+        receive = self.find(key) if self._wild else self._first(key)
+        if receive is None or not receive.accepts(frame):
+            return None
+        if not self._exact.remove(key, receive):
+            self._wild.remove(receive)
+        return receive
 
     def remove(self, receive: Receive) -> None:
         """It waits no more."""

@@ -91,7 +91,7 @@ class Sending:
                     flow.message += 1
                 self.messages += 1
                 self.bytes += length
-                whole = length <= self._eager_limit and not flow.waiting and flow.sent.take_whole(HEADER_BYTES + body)
+                whole = length <= self._eager_limit and not flow.waiting and flow.take_whole(HEADER_BYTES + body)
                 if not whole:
                     send = self._post_large(flow, Send(self, Frame(*unpack_header(header)), extents, data))
             if not whole:

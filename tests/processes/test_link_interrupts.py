@@ -109,9 +109,9 @@ class Interrupter(threading.Thread):
         super().__init__(daemon=True)
         self.armed = False
         self.over = False
-        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGINT, self._interrupt)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt

@@ -18,6 +18,7 @@ def ctrl_c() -> None:
 @contextmanager
 def handlers_put_back() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever an earlier test has left
     try:
         yield
     finally:

@@ -139,14 +139,15 @@ class IncomingPayloads:
 class IncomingPayload:
     """One expected payload. Its attributes are written under the table's lock."""
 
-    __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_table", "_transfer", "stream")
+    __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_size", "_table", "_transfer", "stream")
 
     def __init__(self, table: IncomingPayloads, receiver: Receiver, transfer: int, into: memoryview) -> None:
         self.stream: Stream | None = None
         self._table = table
         self._receiver = receiver
         self._transfer = transfer
-        self._into = into
+        self._into = into  # once all has landed its owner may have released it, so it is not looked at then
+        self._size = len(into)
         self._received = 0  # bytes that landed before the read that is posted
         self._operation: Operation | None = None
         self._dropped = False  # nobody wants it any more; a handler that comes later has nothing to do
@@ -155,8 +156,8 @@ class IncomingPayload:
         """Read from this stream, or say what is wrong with it."""
         if self.stream is not None:
             return f"a second stream for payload {self._transfer}"
-        if size != len(self._into):
-            return f"payload {self._transfer} has {size} bytes instead of {len(self._into)}"
+        if size != self._size:
+            return f"payload {self._transfer} has {size} bytes instead of {self._size}"
         self.stream = stream
         if size:
             self._post()
@@ -172,8 +173,8 @@ class IncomingPayload:
 
     def move(self, into: memoryview) -> bool:
         """Read the rest elsewhere. False: too late."""
-        if len(into) != len(self._into):
-            raise ValueError(f"payload {self._transfer} has {len(self._into)} bytes; it cannot land in {len(into)}")
+        if len(into) != self._size:
+            raise ValueError(f"payload {self._transfer} has {self._size} bytes; it cannot land in {len(into)}")
         operation = self._operation
         if operation is not None:
             if not operation.cancel():
@@ -203,12 +204,12 @@ class IncomingPayload:
 
     def _advance(self, count: int) -> None:
         with self._table.lock:
-            stream, piece = self.stream, self._piece()
+            stream, asked = self.stream, min(PIECE_BYTES, self._size - self._received)
             self._received += count
-            missing = len(self._into) - self._received
+            missing = self._size - self._received
             if self._dropped:
                 return None
-            if missing and count == len(piece):
+            if missing and count == asked:
                 return self._post()
             if not missing:
                 self._table.complete(self._transfer)
@@ -227,7 +228,7 @@ class IncomingPayload:
             self._operation = None  # the connection is gone; its end is reported by who waits for it
 
     def _is_whole(self, operation: Operation) -> bool:
-        return self._received + operation.transferred == len(self._into)
+        return self._received + operation.transferred == self._size
 
     def _move_done(self, operation: Operation, into: memoryview) -> bool:
         """The read is done, and its handler about to run: it will go on, or start again, in the new memory."""

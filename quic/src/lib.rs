@@ -16,6 +16,7 @@ mod endpoint;
 mod errors;
 mod event;
 mod exit;
+mod farewell;
 mod fork;
 mod grip;
 mod hub;

@@ -13,6 +13,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::channel::{stopped, Channel};
 use crate::errors::Failure;
+use crate::farewell::Farewell;
 use crate::grip::{ConnectionGrip, PeerIdentity};
 use crate::hub::Hub;
 use crate::op::{Op, Value};
@@ -52,6 +53,8 @@ pub struct Session {
     pub grip: Weak<ConnectionGrip>,
     /// A transmit the kernel had no room for.
     pub blocked: Option<(Transmit, Vec<u8>)>,
+    pub farewell: Option<Farewell>,
+    closing: bool,
     pub queued_timer: Option<Instant>,
     pub handshake_deadline: Option<Instant>,
     /// In the driver's list of sessions to process.
@@ -91,6 +94,8 @@ impl Session {
             hold: None,
             grip: Arc::downgrade(grip),
             blocked: None,
+            farewell: None,
+            closing: false,
             queued_timer: None,
             handshake_deadline: Some(now + handshake_timeout),
             dirty: false,
@@ -302,6 +307,8 @@ impl Session {
     pub fn close(&mut self, hub: &mut Hub, now: Instant, code: VarInt, reason: &str) {
         let text = Bytes::copy_from_slice(reason.as_bytes());
         self.connection.close(now, code, text);
+        self.closing = true;
+        self.blocked = None; // data that the peer will not read any more must not keep the word from leaving
         self.fail(
             hub,
             Failure::Lost {
@@ -335,6 +342,9 @@ impl Session {
     /// True if the kernel's buffer is full; the rest goes when the socket is writable again.
     fn send_packets(&mut self, hub: &mut Hub, now: Instant) -> bool {
         if let Some((transmit, contents)) = self.blocked.take() {
+            if self.closing {
+                self.farewell = Some(Farewell::of(&transmit, &contents));
+            }
             if !hub.send(&transmit, &contents) {
                 self.blocked = Some((transmit, contents));
                 hub.blocked.push(self.serial);
@@ -350,6 +360,9 @@ impl Session {
                 hub.scratch = contents;
                 return false;
             };
+            if self.closing {
+                self.farewell = Some(Farewell::of(&transmit, &contents));
+            }
             if !hub.send(&transmit, &contents) {
                 self.blocked = Some((transmit, contents));
                 hub.blocked.push(self.serial);

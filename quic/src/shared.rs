@@ -5,7 +5,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::prelude::*;
@@ -16,6 +16,10 @@ use crate::grip::Dropped;
 use crate::op::Op;
 use crate::state::{Round, State, ROUND_BYTES};
 use crate::{exit, fork, trash};
+
+/// How often a closing endpoint repeats its last word, and how long the peers get to make room for it.
+const FAREWELLS: usize = 3;
+const BETWEEN_FAREWELLS: Duration = Duration::from_millis(3);
 
 /// Order of locks: the endpoint's `state` first, then any of the leaves (an operation's cell, a
 /// queue, `dropped`, the tables of trash and descriptors), one at a time. The GIL comes before them
@@ -217,6 +221,12 @@ impl Shared {
             let _ = background.join();
         }
         drop(background);
+        for _ in 0..FAREWELLS {
+            if !self.state.lock().repeat_farewells() {
+                break;
+            }
+            std::thread::sleep(BETWEEN_FAREWELLS);
+        }
         // Nobody polls it any more, so its number may be given to others.
         let mut state = self.state.lock();
         let socket = state.hub.socket.take();

@@ -106,6 +106,17 @@ impl State {
         self.crew.wake_all();
     }
 
+    /// The peers of closed connections may not have heard it: a datagram is lost when their buffers are
+    /// full of data just then. False: nobody is left to tell.
+    pub fn repeat_farewells(&mut self) -> bool {
+        let mut any = false;
+        for farewell in self.sessions.values().filter_map(|s| s.farewell.as_ref()) {
+            farewell.send(&mut self.hub);
+            any = true;
+        }
+        any
+    }
+
     /// Everything posted anywhere fails with `failure`.
     fn fail_all(&mut self, failure: &Failure) {
         let mut ops: Vec<Arc<Op>> = self.hub.acceptors.drain(..).collect();

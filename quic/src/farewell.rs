@@ -1,5 +1,5 @@
-//! The packet that tells a peer that we closed. Nobody repeats it once the socket is gone, and a
-//! datagram is lost when the peer's buffer is full of data just then: so it is kept, to be repeated.
+//! The packet that tells a peer that we closed. Nobody repeats it once the socket is gone, and any
+//! datagram may be lost: so it is kept, to be repeated.
 
 use quinn_proto::Transmit;
 

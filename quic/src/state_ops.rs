@@ -106,8 +106,8 @@ impl State {
         self.crew.wake_all();
     }
 
-    /// The peers of closed connections may not have heard it: a datagram is lost when their buffers are
-    /// full of data just then. False: nobody is left to tell.
+    /// The peers of closed connections may not have heard it: any datagram may be lost. False: nobody
+    /// is left to tell.
     pub fn repeat_farewells(&mut self) -> bool {
         let mut any = false;
         for farewell in self.sessions.values().filter_map(|s| s.farewell.as_ref()) {

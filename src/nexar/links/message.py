@@ -62,13 +62,18 @@ def collective_tag(sequence: int, step: int) -> int:
     return sequence << 32 | step
 
 
+def row_of(data: object, need: str) -> memoryview:
+    """The memory of `data` as a row of bytes. UsageError says what is needed and does not have it."""
+    try:
+        return as_row(data)
+    except (TypeError, ValueError) as error:
+        kind = f"{type(data).__module__}.{type(data).__qualname__}"
+        raise UsageError(f"{need}, which this {kind} does not hold: {error}") from error
+
+
 def room_for(into: object) -> memoryview:
     """The memory of a receive as a row of bytes that can be written. UsageError says why it cannot."""
-    try:
-        row = as_row(into)
-    except (TypeError, ValueError) as error:
-        kind = f"{type(into).__module__}.{type(into).__qualname__}"
-        raise UsageError(f"a receive needs contiguous memory, which this {kind} does not hold: {error}") from error
+    row = row_of(into, "a receive needs contiguous memory")
     if row.readonly and len(row):
         raise UsageError("the receive buffer is read-only; pass one that can be written")
     return row

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from nexar.links.message import conversation
+from nexar.links.message import conversation, key_of
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer
-from nexar.wire.frame import Frame, Space
+from nexar.wire.frame import Frame
 
 
 class Sender(Protocol):
@@ -44,9 +44,8 @@ class Send(Operation):
 
     @property
     def _conversation(self) -> str:
-        frame = self.frame
-        tag = frame.tag if frame.space != Space.COLLECTIVE else frame.sequence << 32 | frame.step
-        return conversation(frame.space, tag)
+        _, space, tag = key_of(self.frame.destination, self.frame)
+        return conversation(space, tag)
 
     def belongs_to(self, communicator: int, generation: int) -> bool:
         """Is it of this generation?"""

@@ -6,11 +6,11 @@ import struct
 from itertools import count as counter
 from typing import Final, NamedTuple
 
-from nexar.arrays.view import as_row
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.flow import Flow
 from nexar.links.lanes import admits
 from nexar.links.line import Line
+from nexar.links.message import row_of
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.send import Send
 from nexar.transport.base import CarrierLost
@@ -71,7 +71,7 @@ class Sending:
     ) -> Operation:
         """Send one message. See Link.post_send, which is this."""
         if data.__class__ is not memoryview or data.format != "B" or data.ndim != 1:
-            data = _row_of(data)
+            data = row_of(data, "a send needs contiguous bytes")  # before anything is counted: it must leave no trace
         space, tag, dtype, sequence, step, operation, reduce_op, root, elements = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
@@ -251,15 +251,6 @@ class Sending:
         for later in list(flow.waiting)[position:]:
             if later.frame.space != _COLLECTIVE:
                 later.frame = later.frame._replace(message=later.frame.message - 1)
-
-
-def _row_of(data: object) -> memoryview:
-    """Before anything is counted: what cannot be sent must leave no trace."""
-    try:
-        return as_row(data)
-    except (TypeError, ValueError) as error:
-        kind = f"{type(data).__module__}.{type(data).__qualname__}"
-        raise UsageError(f"a send needs contiguous bytes, which this {kind} does not hold: {error}") from error
 
 
 def _unfit(error: struct.error) -> UsageError:

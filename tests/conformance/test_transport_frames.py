@@ -39,7 +39,7 @@ def test_a_body_of_any_permitted_size_arrives(pair: Pair, size: int) -> None:
 
 
 def test_every_field_of_the_header_arrives(pair: Pair) -> None:
-    values = {name: index + 1 for index, name in enumerate(Frame._fields)}
+    values = {name: index + 1 for index, name in enumerate(Frame.__struct_fields__)}
     frame = Frame(**{**values, "version": 1, "kind": Kind.ENVELOPE, "lane": Lane.DATA, "dimensions": 1, "body": 8})
     pair.left.carrier.send_frame(Lane.DATA, frame.communicator, encode(frame), b"12345678")
     pair.until(lambda: pair.right.heard.frames, "a frame")

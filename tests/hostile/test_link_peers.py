@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, PeerMisbehaved, UsageError
 from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, Kind, Lane, encode, encode_shape
@@ -51,8 +52,8 @@ def proper_frames(scene: Scene) -> list[tuple[Frame, bytes]]:
 
 def mutated(frame: Frame, chance: random.Random) -> bytes:
     """Up to three fields have other values; now and then any byte."""
-    for field in chance.sample(Frame._fields, chance.randrange(4)):
-        frame = frame._replace(**{field: chance.choice(TELLING) % LIMITS.get(field, 2**64)})
+    for field in chance.sample(Frame.__struct_fields__, chance.randrange(4)):
+        frame = replace(frame, **{field: chance.choice(TELLING) % LIMITS.get(field, 2**64)})
     header = bytearray(encode(frame))
     if chance.random() < 0.2:
         header[chance.randrange(HEADER_BYTES)] = chance.randrange(256)
@@ -66,7 +67,7 @@ def attack(scene: Scene, chance: random.Random) -> int:
         sent = 0
         for number in range(FRAMES):
             frame, body = chance.choice(proper_frames(scene))
-            header = mutated(frame._replace(message=number) if chance.random() < 0.5 else frame, chance)
+            header = mutated(replace(frame, message=number) if chance.random() < 0.5 else frame, chance)
             if not send_bytes(carrier, Lane(chance.choice([0, 2])), header, body):
                 break
             sent += 1

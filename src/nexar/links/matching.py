@@ -76,7 +76,7 @@ class Matching:
         with self.lock:
             self._order += 1
             receive.order = self._order
-            message = self._find_message(receive) if self._waiting else None
+            message = self._find_message(receive) if self._waiting.oldest else None
             if message is None:
                 if self._lost or self._closed is not None:
                     self._refuse_to_wait(source)

@@ -44,8 +44,10 @@ class Posted:
         receive = self.find(key) if self._wild else self._first(key)
         if receive is None or not receive.accepts(frame):
             return None
-        if not self._exact.remove(key, receive):
-            self._wild.remove(receive)
+        if self._wild:
+            self.remove(receive)
+        else:
+            self._exact.drop_first(key)
         return receive
 
     def remove(self, receive: Receive) -> None:

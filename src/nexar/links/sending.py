@@ -6,6 +6,8 @@ import struct
 from itertools import count as counter
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.flow import Flow
 from nexar.links.lanes import admits
@@ -118,7 +120,7 @@ class Sending:
         if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
             return False
         transfer = next(self._transfers)
-        send.frame = send.frame._replace(kind=_ENVELOPE, lane=_DATA, transfer=transfer, body=len(send.shape))
+        send.frame = replace(send.frame, kind=_ENVELOPE, lane=_DATA, transfer=transfer, body=len(send.shape))
         send.announced = True
         self._announced[transfer] = send
         self.envelopes += 1
@@ -250,7 +252,7 @@ class Sending:
         flow.message -= 1
         for later in list(flow.waiting)[position:]:
             if later.frame.space != _COLLECTIVE:
-                later.frame = later.frame._replace(message=later.frame.message - 1)
+                later.frame = replace(later.frame, message=later.frame.message - 1)
 
 
 def _unfit(error: struct.error) -> UsageError:

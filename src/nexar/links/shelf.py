@@ -21,43 +21,38 @@ T = TypeVar("T", bound=Ordered)
 class Shelf(Generic[T]):
     """A queue for each key, in order of `order`; an empty queue leaves no trace."""
 
-    __slots__ = ("_more", "_one", "first")
+    __slots__ = ("_more", "first", "oldest")
 
     def __init__(self) -> None:
-        self._one: dict[Key, T] = {}  # the oldest thing of each key
+        self.oldest: dict[Key, T] = {}
+        """The oldest thing of each key, to look at: empty if the shelf is."""
         self._more: dict[Key, list[T]] = {}  # what came after it
-        self.first: Callable[[Key], T | None] = self._one.get
+        self.first: Callable[[Key], T | None] = self.oldest.get
         """The oldest thing of this key, left where it is."""
 
-    def __bool__(self) -> bool:
-        return bool(self._one)
-
     def __len__(self) -> int:
-        return len(self._one) + sum(len(queue) for queue in self._more.values())
+        return len(self.oldest) + sum(len(queue) for queue in self._more.values())
 
     def put(self, key: Key, thing: T) -> None:
         """In its place by order: usually behind everything, further ahead if it was taken before and comes back."""
-        first = self._one.setdefault(key, thing)
+        first = self.oldest.setdefault(key, thing)
         if first is thing:
             return
         if thing.order < first.order:
-            self._one[key] = thing
+            self.oldest[key] = thing
             thing = first
         insort(self._more.setdefault(key, []), thing, key=_order)
 
-    def take(self, key: Key) -> T | None:
-        """The oldest thing of this key."""
-        thing = self._one.pop(key, None)
-        if thing is not None and key in self._more:
+    def drop_first(self, key: Key) -> None:
+        """The oldest thing of this key, which `first` has shown, goes."""
+        del self.oldest[key]
+        if self._more and key in self._more:
             self._promote(key)
-        return thing
 
     def remove(self, key: Key, thing: T) -> bool:
         """Take this very thing out, wherever it stands. False if it is not here."""
-        if self._one.get(key) is thing:
-            del self._one[key]
-            if key in self._more:
-                self._promote(key)
+        if self.first(key) is thing:
+            self.drop_first(key)
             return True
         queue = self._more.get(key, [])
         if thing not in queue:
@@ -69,15 +64,15 @@ class Shelf(Generic[T]):
 
     def heads(self) -> Iterator[tuple[Key, T]]:
         """The oldest thing of every key."""
-        return iter(list(self._one.items()))
+        return iter(list(self.oldest.items()))
 
     def everything(self) -> list[T]:
         """All of it, oldest first within a key."""
-        return [*self._one.values(), *(thing for queue in self._more.values() for thing in queue)]
+        return [*self.oldest.values(), *(thing for queue in self._more.values() for thing in queue)]
 
     def _promote(self, key: Key) -> None:
         queue = self._more[key]
-        self._one[key] = queue.pop(0)
+        self.oldest[key] = queue.pop(0)
         if not queue:
             del self._more[key]
 

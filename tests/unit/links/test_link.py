@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from nexar.errors import Cancelled, LinkClosed, OperationTimeout, PeerLost, PeerMisbehaved, Revoked, UsageError
 from nexar.links.operation import Operation
@@ -193,7 +194,7 @@ def test_control_messages_arrive_whatever_data_is_outstanding(pair: Pair) -> Non
 def rogue(pair: Pair, frame: Frame, body: bytes = b"") -> None:
     """Send a frame that no link would."""
     carrier = pair.to_right._line.connected()
-    carrier.send_frame(Lane.DATA, frame.communicator, encode(frame._replace(body=len(body))), body)
+    carrier.send_frame(Lane.DATA, frame.communicator, encode(replace(frame, body=len(body))), body)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ class Thing:
 KEYS = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "take", "put_back", "remove"]), KEYS)))
+@given(st.lists(st.tuples(st.sampled_from(["put", "drop_first", "put_back", "remove"]), KEYS)))
 def test_a_shelf_is_a_list_for_each_key(steps: list[tuple[str, tuple[int, int, int]]]) -> None:
     shelf: Shelf[Thing] = Shelf()
     model: dict[tuple[int, int, int], list[Thing]] = {}
@@ -28,8 +28,9 @@ def test_a_shelf_is_a_list_for_each_key(steps: list[tuple[str, tuple[int, int, i
             thing = queue[len(queue) // 2]  # taken from the middle, it comes back to the middle
             assert shelf.remove(key, thing)
             shelf.put(key, thing)
-        elif verb == "take":
-            assert shelf.take(key) is (queue.pop(0) if queue else None)
+        elif verb == "drop_first" and queue:
+            assert shelf.first(key) is queue.pop(0)
+            shelf.drop_first(key)
         elif queue:
             thing = queue.pop(len(queue) // 2)
             assert shelf.remove(key, thing)
@@ -45,7 +46,7 @@ def test_an_empty_shelf_holds_no_trace_of_its_keys() -> None:
     for tag in range(1000):
         shelf.put((1, 2, tag), Thing(tag))
         shelf.put((1, 2, tag), Thing(tag + 1))
-        shelf.take((1, 2, tag))
-        shelf.take((1, 2, tag))
-    assert not shelf._one
+        shelf.drop_first((1, 2, tag))
+        shelf.drop_first((1, 2, tag))
+    assert not shelf.oldest
     assert not shelf._more

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nexar.wire.codec import (
     FIRST_BUFFER_BYTES,
@@ -44,7 +45,7 @@ def _feed(reader: FrameReader, data: bytes) -> list[Whole]:
 
 @given(st.lists(frames(3000), max_size=8), st.data())
 def test_frames_come_out_whole_and_in_order_however_the_stream_is_cut(sent: list[Frame], data: st.DataObject) -> None:
-    sent = [frame._replace(kind=Kind.CONTROL) if frame.kind == Kind.CHUNK else frame for frame in sent]
+    sent = [replace(frame, kind=Kind.CONTROL) if frame.kind == Kind.CHUNK else frame for frame in sent]
     stream = b"".join(encode(frame) + _body(frame) for frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     reader = FrameReader()

@@ -82,12 +82,15 @@ class ShmCarrier(Carrier):
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
         if self._life.ended is not None or self._finish_asked:
             raise self._refusal()
+        size = len(header)
         for part in body:
             if part.__class__ is memoryview and (part.format != "B" or part.ndim != 1):
                 body = tuple(map(flat, body))
+                size = len(header) + sum(map(len, body))
                 break
+            size += len(part)
         try:
-            if not self._frames_out.send(lane, header, body):
+            if not self._frames_out.send(lane, header, body, size):
                 self._ask_for_driver()
             nap = self._words[self._sleep_word]  # after the fence that the sender's lock was: see doorbell.py
             if nap:

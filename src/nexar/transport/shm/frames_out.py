@@ -52,11 +52,10 @@ class FrameSender:
         self.waiting = False  # some queue is not empty; written under the lock, read without it
         self.frames_sent = 0
 
-    def send(self, lane: int, header: bytes, body: tuple[Buffer, ...]) -> bool:
-        """Copy one frame. True: it is in the ring, False: it waits. Corrupt; ValueError after send_last or close."""
-        size = len(header)
-        for part in body:
-            size += len(part)
+    def send(self, lane: int, header: bytes, body: tuple[Buffer, ...], size: int) -> bool:
+        """Copy one frame of `size` bytes in all. True: it is in the ring, False: it waits. Corrupt; ValueError after
+        send_last or close.
+        """
         self._acquire()
         try:
             self.frames_sent += 1

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from nexar.errors import VersionMismatch
 from nexar.wire.handshake import (
     MAX_HELLO_BYTES,
+    NONCE_BYTES,
     PROTOCOL_VERSION,
     HandshakeError,
     Hello,
+    Role,
     decode_hello,
     encode_hello,
     version_of,
@@ -22,7 +24,7 @@ hellos = st.builds(
     node=st.integers(0, 2**64 - 1),
     role=st.sampled_from(["member", "candidate", "seed", "launcher"]),
     capabilities=st.frozensets(st.text(max_size=20), max_size=10),
-    token=st.binary(max_size=64),
+    nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
 )
 
 
@@ -60,7 +62,7 @@ def test_a_truncated_hello_is_an_error(hello: Hello, data: st.DataObject) -> Non
 
 
 def test_a_hello_above_the_limit_is_neither_sent_nor_read() -> None:
-    large = Hello(1, "candidate", token=bytes(MAX_HELLO_BYTES))
+    large = Hello(1, "candidate", nonce=bytes(MAX_HELLO_BYTES))
     with pytest.raises(HandshakeError):
         encode_hello(large)
     with pytest.raises(HandshakeError):
@@ -70,6 +72,19 @@ def test_a_hello_above_the_limit_is_neither_sent_nor_read() -> None:
 def test_a_node_id_beyond_64_bits_is_refused() -> None:
     with pytest.raises(HandshakeError):
         decode_hello(encode_hello(Hello(-1, "member")))
+
+
+@pytest.mark.parametrize("role", ["candidate", "launcher"])
+@pytest.mark.parametrize("length", [0, 1, NONCE_BYTES - 1, NONCE_BYTES + 1])
+def test_who_wants_to_join_brings_a_whole_nonce(role: Role, length: int) -> None:
+    with pytest.raises(HandshakeError):
+        decode_hello(encode_hello(Hello(1, role, nonce=bytes(length))))
+
+
+def test_a_member_may_come_without_a_nonce_but_not_with_half_of_one() -> None:
+    assert decode_hello(encode_hello(Hello(1, "member"))).nonce == b""
+    with pytest.raises(HandshakeError):
+        decode_hello(encode_hello(Hello(1, "member", nonce=bytes(16))))
 
 
 def test_two_nodes_use_what_both_can() -> None:

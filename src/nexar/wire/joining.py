@@ -1,0 +1,222 @@
+"""Join messages: what is said on the join line, in the bodies of CONTROL frames, after the hello.
+
+    candidate or launcher                     seed
+    Hello ─────────────────────────────────→
+          ←───────────────────────────────── Challenge    the seed proves that it knows the secret, first
+    Apply, Reserve ────────────────────────→              then the other side does
+          ←───────────────────────────────── Welcome      certificate and authority
+          ←───────────────────────────────── Committed or FormationFailed
+    Renew, ChildDied, Leave ───────────────→
+          ←───────────────────────────────── Renewed
+          ←───────────────────────────────── Refused      at any time; the line is closed behind it
+
+Law: every message carries the prefix of `handshake`, so each side can tell another version from nonsense. Within one
+version a tag is the wire format and never used again, and fields may be added with a default; a message that not every
+node of this version knows is only sent to those whose capabilities name it, so an unknown tag is an error here.
+
+Law: what comes from a stranger is bounded before it is looked at (`MAX_STRANGER_BYTES`), and each field afterwards.
+Text that is shown to people has no control characters: nobody writes a second line into somebody else's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, TypeAlias, Union
+
+import msgspec
+from msgspec import Meta
+
+from nexar.types import MAX_NODE
+from nexar.wire.handshake import (
+    MAX_HELLO_BYTES,
+    NONCE_BYTES,
+    PROTOCOL_VERSION,
+    HandshakeError,
+    add_prefix,
+    strip_prefix,
+)
+
+MAX_STRANGER_BYTES: Final = MAX_HELLO_BYTES
+"""Of any message, as long as its sender has not proven that it knows the secret."""
+MAX_JOIN_BYTES: Final = 1 << 20
+"""Of any message afterwards."""
+PROOF_BYTES: Final = 32
+MAX_RANKS: Final = 1 << 20
+MAX_ADDRESSES: Final = 64
+MAX_REFUSALS: Final = 256
+"""As many are told to those whose formation failed, the newest."""
+MAX_REASON_CHARACTERS: Final = 1000
+
+_LINE: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+_Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_Proof: TypeAlias = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+_Request: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=2 << 10)]
+_Certificate: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=16 << 10)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+_Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+_Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=_LINE)]
+
+Node: TypeAlias = Annotated[int, Meta(ge=1)]
+Host: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255, pattern=_LINE)]
+Scheme: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9+.-]{0,31}\Z")]
+Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512, pattern=_LINE)]
+Addresses: TypeAlias = Mapping[Scheme, tuple[Address, ...]]
+"""Where a node listens: by transport, the best first."""
+
+
+def count_addresses(addresses: Addresses) -> int:
+    """Of all schemes together. ValueError if a node has more than MAX_ADDRESSES."""
+    count = sum(map(len, addresses.values()))
+    if count > MAX_ADDRESSES or len(addresses) > MAX_ADDRESSES:
+        raise ValueError(f"a node with {max(count, len(addresses))} addresses; allowed are {MAX_ADDRESSES}")
+    return count
+
+
+def check_node(node: int) -> int:
+    """`node` itself if it can be the id of one: 64 bits, not 0. ValueError otherwise."""
+    if not 1 <= node <= MAX_NODE:
+        raise ValueError(f"{node} is not the id of a node: 1 to 2**64-1")
+    return node
+
+
+class _Base(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
+    """What all join messages share."""
+
+
+class Challenge(_Base, frozen=True, tag="challenge"):
+    """The seed's answer to a hello. The proof covers both nonces, and is checked before anything else is said."""
+
+    nonce: _Nonce
+    proof: _Proof
+
+
+class Apply(_Base, frozen=True, tag="apply"):
+    """A candidate wants to become a member."""
+
+    proof: _Proof
+    request: _Request
+    """Certificate signing request, DER. The key stays where it was made."""
+    host: Host
+    addresses: Addresses
+    rank: _Rank | None = None
+    """The rank that its environment gave it, or None: any."""
+    launcher: Annotated[int, Meta(ge=0)] = 0
+    """Who started it, if that is known to the seed; 0: nobody."""
+
+    def __post_init__(self) -> None:
+        """Called on the way in as well: the counts that no single field shows."""
+        count_addresses(self.addresses)
+        check_node(self.launcher or 1)
+
+
+class Reserve(_Base, frozen=True, tag="reserve"):
+    """A launcher wants a block of ranks for the children it is about to start."""
+
+    proof: _Proof
+    request: _Request
+    host: Host
+    count: _Count
+    first_rank: _Rank | None = None
+    """Where the block must begin, or None: the lowest place that is free."""
+
+
+class Welcome(_Base, frozen=True, tag="welcome"):
+    """The seed has let the other side in. The membership follows when everybody is there."""
+
+    cluster: Annotated[str, Meta(min_length=1, max_length=64, pattern=_LINE)]
+    certificate: _Certificate
+    """PEM, for the key of the request."""
+    authority: _Certificate
+    """PEM, of the cluster."""
+    seen_address: Annotated[str, Meta(max_length=512, pattern=_LINE)]
+    """Where this line comes from, as the seed sees it."""
+    size: _Count
+    first_rank: _Rank | None = None
+    """Of a launcher's block."""
+    group_rank: _Rank | None = None
+    """The place of a launcher among the launchers."""
+
+
+class Committed(_Base, frozen=True, tag="committed"):
+    """Everybody is there."""
+
+    membership: Annotated[bytes, Meta(min_length=1)]
+    """As `cluster.membership` encodes it."""
+
+
+class FormationFailed(_Base, frozen=True, tag="formation_failed"):
+    """Not everybody came in time. The line is closed behind it."""
+
+    joined: tuple[_Line, ...]
+    expected: _Count
+    refused: Annotated[Mapping[_Line, _Line], Meta(max_length=MAX_REFUSALS)]
+    """Who was turned away, and why: the newest."""
+    timeout: Annotated[float, Meta(ge=0)]
+    refused_count: Annotated[int, Meta(ge=0)] = 0
+    """All of them, also those that are no longer listed."""
+
+
+class Refused(_Base, frozen=True, tag="refused"):
+    """The seed says no, and trying again will not help. The line is closed behind it."""
+
+    reason: _Line
+
+
+class Renew(_Base, frozen=True, tag="renew"):
+    """Asks for a certificate that lasts longer, for the same key."""
+
+    request: _Request
+
+
+class Renewed(_Base, frozen=True, tag="renewed"):
+    """The answer to Renew."""
+
+    certificate: _Certificate
+
+
+class ChildDied(_Base, frozen=True, tag="child_died"):
+    """A launcher saw one of its children end."""
+
+    rank: _Rank
+    cause: Annotated[str, Meta(max_length=64 << 10)]
+    """For people; with the child's traceback, if it left one."""
+
+
+class Leave(_Base, frozen=True, tag="leave"):
+    """The sender leaves of its own will. The line is closed behind it."""
+
+    reason: _Line = ""
+
+
+JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
+    Challenge, Apply, Reserve, Welcome, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave
+]
+KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
+    Challenge, Apply, Reserve, Welcome, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
+)  # fmt: skip
+
+_FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Refused)
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final[msgspec.msgpack.Decoder[JoinMessage]] = msgspec.msgpack.Decoder(JoinMessage)
+
+
+def encode_join(message: JoinMessage, version: int = PROTOCOL_VERSION) -> bytes:
+    """The body of a CONTROL frame on the join line.
+
+    HandshakeError if it is larger than the other side will read at that point of the conversation.
+    """
+    limit = MAX_STRANGER_BYTES if isinstance(message, _FROM_STRANGERS) else MAX_JOIN_BYTES
+    return add_prefix(_encoder.encode(message), limit, version)
+
+
+def decode_join(body: bytes | bytearray | memoryview, limit: int) -> JoinMessage:
+    """The message in a CONTROL frame of the join line, if it has at most `limit` bytes.
+
+    `limit` is MAX_STRANGER_BYTES until the sender has proven itself, MAX_JOIN_BYTES afterwards. VersionMismatch names
+    both versions; HandshakeError for bytes that are no message, and for a message that says what cannot be.
+    """
+    content = strip_prefix(body, limit)
+    try:
+        return _decoder.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise HandshakeError(f"not a join message: {error}") from None

@@ -1,0 +1,53 @@
+"""Join messages of every kind, for tests that want any of them."""
+
+from hypothesis import strategies as st
+
+from nexar.wire.handshake import NONCE_BYTES
+from nexar.wire.joining import (
+    MAX_RANKS,
+    PROOF_BYTES,
+    Apply,
+    Challenge,
+    ChildDied,
+    Committed,
+    FormationFailed,
+    JoinMessage,
+    Leave,
+    Refused,
+    Renew,
+    Renewed,
+    Reserve,
+    Welcome,
+)
+
+nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
+proofs = st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES)
+blobs = st.binary(min_size=1, max_size=200)
+ranks = st.integers(0, MAX_RANKS - 1)
+counts = st.integers(1, MAX_RANKS)
+maybe_ranks = st.one_of(st.none(), ranks)
+lines = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40)
+words = lines.filter(bool)
+addresses = st.dictionaries(st.sampled_from(["quic", "tls", "shm"]), st.lists(words, max_size=3).map(tuple), max_size=3)
+launchers = st.integers(0, 2**64 - 1)
+
+messages: st.SearchStrategy[JoinMessage] = st.one_of(
+    st.builds(Challenge, nonces, proofs),
+    st.builds(Apply, proofs, blobs, words, addresses, maybe_ranks, launchers),
+    st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks),
+    st.builds(Welcome, words, blobs, blobs, lines, counts, maybe_ranks, maybe_ranks),
+    st.builds(Committed, blobs),
+    st.builds(
+        FormationFailed,
+        st.lists(lines, max_size=3).map(tuple),
+        counts,
+        st.dictionaries(lines, lines, max_size=3),
+        st.floats(0, 1e6),
+        st.integers(0, 2**40),
+    ),
+    st.builds(Refused, lines),
+    st.builds(Renew, blobs),
+    st.builds(Renewed, blobs),
+    st.builds(ChildDied, ranks, st.text(max_size=40)),
+    st.builds(Leave, lines),
+)

@@ -1,0 +1,231 @@
+"""Which launcher started this process? Answered from its environment alone, so that recorded ones can be tested. Pure.
+
+The first launcher that left its marks wins: ours, torchrun (or whoever sets torch's names), Slurm, Open MPI, PMI
+(MPICH, Intel MPI, Cray), a Kubernetes indexed job. Half a set of marks is a mistake and refused: guessing the other
+half would put two processes on one rank, or wait for ranks that nobody starts.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from nexar.errors import ConfigError
+from nexar.launch.slurm import first_host, tasks_on
+from nexar.launch.start import Start
+from nexar.types import NodeId, parse_node
+
+LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
+"""The node id of the launcher of ours that started the process."""
+
+Environment: TypeAlias = Mapping[str, str]
+
+
+def detect(environ: Environment) -> Start | None:
+    """Who started this process and as which rank; None: nobody who says. ConfigError for marks that make no sense."""
+    present = {name: text.strip() for name, text in environ.items() if text.strip()}
+    return next((start for look in _LAUNCHERS if (start := look(present)) is not None), None)
+
+
+# -- one function per launcher: None where its marks are missing -------------------------------------------------------
+
+
+def _nexar(environ: Environment) -> Start | None:
+    if LAUNCHER_VARIABLE not in environ:
+        return None
+    return _with_torch_names(environ, Start(kind="nexar", rank=0, size=1, launcher=_node(environ, LAUNCHER_VARIABLE)))
+
+
+def _torch(environ: Environment) -> Start | None:
+    if "RANK" in environ:
+        return _with_torch_names(environ, Start(kind="torch", rank=0, size=1, job=_torch_job(environ)))
+    if "WORLD_SIZE" in environ and not _anybody(environ):
+        raise _missing("RANK", "WORLD_SIZE")
+    return None
+
+
+def _slurm(environ: Environment) -> Start | None:
+    if "SLURM_PROCID" not in environ or _is_batch_script(environ) or _overruled(environ):
+        return None
+    size_variable = _first_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID")
+    hosts_variable = _first_of(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", beside="SLURM_PROCID")
+    tasks_variable = "SLURM_STEP_TASKS_PER_NODE"
+    node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else None
+    knows_tasks = tasks_variable in environ and node is not None
+    rank, size = _place(environ, "SLURM_PROCID", size_variable)
+    return Start(
+        kind="slurm",
+        rank=rank,
+        size=size,
+        local_rank=_optional(environ, "SLURM_LOCALID"),
+        local_size=tasks_on(node or 0, environ[tasks_variable]) if knows_tasks else None,
+        group_rank=node,
+        master_addr=environ.get("MASTER_ADDR") or first_host(environ[hosts_variable], hosts_variable),
+        master_port=_optional(environ, "MASTER_PORT"),
+        job=_join(environ, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    )
+
+
+def _openmpi(environ: Environment) -> Start | None:
+    return _mpi(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "openmpi")
+
+
+def _pmi(environ: Environment) -> Start | None:
+    return _mpi(environ, "PMI_RANK", "PMI_SIZE", "pmi")
+
+
+def _kubernetes(environ: Environment) -> Start | None:
+    """Kubernetes tells the index and nothing else: the manifest has to give WORLD_SIZE and MASTER_ADDR."""
+    if "JOB_COMPLETION_INDEX" not in environ:
+        return None
+    if "WORLD_SIZE" not in environ:
+        raise _missing("WORLD_SIZE", "JOB_COMPLETION_INDEX", "set it to the job's completions in the manifest")
+    rank, size = _place(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
+    return Start(
+        kind="kubernetes",
+        rank=rank,
+        size=size,
+        master_addr=environ.get("MASTER_ADDR"),
+        master_port=_optional(environ, "MASTER_PORT"),
+        job=environ.get("HOSTNAME"),
+    )
+
+
+_LAUNCHERS: tuple[Callable[[Environment], Start | None], ...] = (_nexar, _torch, _slurm, _openmpi, _pmi, _kubernetes)
+
+
+# -- what several of them share ----------------------------------------------------------------------------------------
+
+
+def _with_torch_names(environ: Environment, known: Start) -> Start:
+    if "RANK" not in environ:
+        raise _missing("RANK", LAUNCHER_VARIABLE)
+    if "WORLD_SIZE" not in environ:
+        raise _missing("WORLD_SIZE", "RANK")
+    rank, size = _place(environ, "RANK", "WORLD_SIZE")
+    local_rank, local_size = _local_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return Start(
+        kind=known.kind,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        group_rank=_optional(environ, "GROUP_RANK"),
+        master_addr=environ.get("MASTER_ADDR"),
+        master_port=_optional(environ, "MASTER_PORT"),
+        launcher=known.launcher,
+        job=known.job,
+    )
+
+
+def _torch_job(environ: Environment) -> str | None:
+    """torchrun's run id may be the word "none"; its store's address is unique on the host while it runs."""
+    return _join(environ, "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+
+
+_LOCAL_NAMES = {
+    "openmpi": (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),),
+    "pmi": (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
+}
+_JOB_NAMES = {
+    "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"),
+    "pmi": ("PMI_JOBID", "PALS_APID"),
+}
+
+
+def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str) -> Start | None:
+    if rank_variable not in environ and size_variable not in environ:
+        return None
+    rank, size = _place(environ, rank_variable, size_variable)
+    names = next((pair for pair in _LOCAL_NAMES[kind] if pair[0] in environ), _LOCAL_NAMES[kind][0])
+    local_rank, local_size = _local_place(environ, *names)
+    return Start(
+        kind="openmpi" if kind == "openmpi" else "pmi",
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        master_addr=environ.get("MASTER_ADDR"),
+        master_port=_optional(environ, "MASTER_PORT"),
+        job=_join(environ, *_JOB_NAMES[kind]),
+    )
+
+
+def _is_batch_script(environ: Environment) -> bool:
+    """sbatch shows its script SLURM_PROCID=0 too, but the script is no task: only srun makes steps."""
+    return environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
+
+
+def _overruled(environ: Environment) -> bool:
+    """Whether an MPI launcher inside the allocation gave other numbers.
+
+    mpiexec starts its daemons with srun, one per node, and the ranks inherit the daemon's Slurm variables. The inner
+    launcher is the one that counted the ranks. srun --mpi=pmi2 sets both, and then both agree.
+    """
+    theirs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")
+    slurm = environ["SLURM_PROCID"], environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+    return any(rank in environ and (environ[rank], environ.get(size)) != slurm for rank, size in theirs)
+
+
+def _anybody(environ: Environment) -> bool:
+    return any(name in environ for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX"))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _place(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int, int]:
+    """Rank and size, both there and fitting."""
+    for here, other in ((rank_variable, size_variable), (size_variable, rank_variable)):
+        if here not in environ:
+            raise _missing(here, other)
+    rank, size = _number(environ, rank_variable), _number(environ, size_variable)
+    if size < 1:
+        raise ConfigError(variable=size_variable, value=environ[size_variable], allowed="a whole number, 1 or more")
+    if rank >= size:
+        allowed = f"0 to {size - 1}: below {size_variable} ({size})"
+        raise ConfigError(variable=rank_variable, value=environ[rank_variable], allowed=allowed)
+    return rank, size
+
+
+def _local_place(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int | None, int | None]:
+    """The same inside the host, where a launcher may tell only the rank."""
+    if size_variable not in environ:
+        return _optional(environ, rank_variable), None
+    if rank_variable not in environ:
+        return None, _number(environ, size_variable)
+    return _place(environ, rank_variable, size_variable)
+
+
+def _optional(environ: Environment, variable: str) -> int | None:
+    return _number(environ, variable) if variable in environ else None
+
+
+def _number(environ: Environment, variable: str) -> int:
+    text = environ[variable]
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ConfigError(variable=variable, value=text, allowed="a whole number, 0 or more")
+    return int(text)
+
+
+def _node(environ: Environment, variable: str) -> NodeId:
+    try:
+        return parse_node(environ[variable])
+    except ValueError:
+        allowed = "a node id of 16 hexadecimal digits; only a launcher of nexar sets it"
+        raise ConfigError(variable=variable, value=environ[variable], allowed=allowed) from None
+
+
+def _first_of(environ: Environment, *variables: str, beside: str) -> str:
+    found = next((variable for variable in variables if variable in environ), None)
+    if found is None:
+        raise _missing(variables[-1], beside)
+    return found
+
+
+def _join(environ: Environment, *variables: str) -> str | None:
+    return " ".join(f"{name}={environ[name]}" for name in variables if name in environ) or None
+
+
+def _missing(variable: str, beside: str, remedy: str = "") -> ConfigError:
+    hint = remedy or f"{beside} alone does not say enough: set both, or unset both"
+    return ConfigError(variable=variable, value="", allowed=f"a whole number, needed beside {beside}", hint=hint)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.errors import VersionMismatch
-from nexar.wire.handshake import NONCE_BYTES, HandshakeError, Hello, add_prefix, decode_hello, encode_hello
+from nexar.security.proof import NONCE_BYTES
+from nexar.wire.handshake import HandshakeError, Hello, add_prefix, decode_hello, encode_hello
 from nexar.wire.joining import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_STRANGER_BYTES, JoinMessage, decode_join, encode_join
 from tests.unit.wire.join_messages import messages
 

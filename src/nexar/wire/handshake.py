@@ -17,12 +17,13 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from nexar.errors import VersionMismatch
+from nexar.security.proof import NONCE_BYTES
 
 PROTOCOL_VERSION: Final = 1
 MAX_HELLO_BYTES: Final = 4 << 10
 """All that a stranger may say before it has authenticated."""
-NONCE_BYTES: Final = 32
-"""Of the number that each side draws once for each connection, so that no proof fits a second one."""
+MAX_CAPABILITIES: Final = 64
+_MAX_CAPABILITY_CHARACTERS: Final = 64
 
 _PREFIX: Final = struct.Struct("<2sH")
 _MAGIC: Final = b"nx"
@@ -72,6 +73,13 @@ def decode_hello(body: bytes | bytearray | memoryview) -> Hello:
 def _check(hello: Hello) -> None:
     if not 0 <= hello.node < 1 << 64:
         raise HandshakeError(f"a hello of node {hello.node}; allowed are 64 bits")
+    if len(hello.capabilities) > MAX_CAPABILITIES or max(map(len, hello.capabilities), default=0) > (
+        _MAX_CAPABILITY_CHARACTERS
+    ):
+        raise HandshakeError(
+            f"a hello with {len(hello.capabilities)} capabilities; allowed are {MAX_CAPABILITIES} "
+            f"of {_MAX_CAPABILITY_CHARACTERS} characters each"
+        )
     joins = hello.role in ("candidate", "launcher")
     if len(hello.nonce) != NONCE_BYTES and (hello.nonce or joins):
         raise HandshakeError(f"a hello with a nonce of {len(hello.nonce)} bytes; it has {NONCE_BYTES}")

@@ -26,10 +26,10 @@ from typing import Annotated, Final, TypeAlias, Union
 import msgspec
 from msgspec import Meta
 
+from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.types import MAX_NODE
 from nexar.wire.handshake import (
     MAX_HELLO_BYTES,
-    NONCE_BYTES,
     PROTOCOL_VERSION,
     HandshakeError,
     add_prefix,
@@ -40,7 +40,6 @@ MAX_STRANGER_BYTES: Final = MAX_HELLO_BYTES
 """Of any message, as long as its sender has not proven that it knows the secret."""
 MAX_JOIN_BYTES: Final = 1 << 20
 """Of any message afterwards."""
-PROOF_BYTES: Final = 32
 MAX_RANKS: Final = 1 << 20
 MAX_ADDRESSES: Final = 64
 MAX_REFUSALS: Final = 256

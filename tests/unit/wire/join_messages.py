@@ -2,10 +2,9 @@
 
 from hypothesis import strategies as st
 
-from nexar.wire.handshake import NONCE_BYTES
+from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.wire.joining import (
     MAX_RANKS,
-    PROOF_BYTES,
     Apply,
     Challenge,
     ChildDied,

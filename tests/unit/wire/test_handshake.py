@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.errors import VersionMismatch
+from nexar.security.proof import NONCE_BYTES
 from nexar.wire.handshake import (
+    MAX_CAPABILITIES,
     MAX_HELLO_BYTES,
-    NONCE_BYTES,
     PROTOCOL_VERSION,
     HandshakeError,
     Hello,
@@ -79,6 +80,12 @@ def test_a_node_id_beyond_64_bits_is_refused() -> None:
 def test_who_wants_to_join_brings_a_whole_nonce(role: Role, length: int) -> None:
     with pytest.raises(HandshakeError):
         decode_hello(encode_hello(Hello(1, role, nonce=bytes(length))))
+
+
+@pytest.mark.parametrize("capabilities", [{str(number) for number in range(MAX_CAPABILITIES + 1)}, {"x" * 65}])
+def test_capabilities_are_few_and_short(capabilities: set[str]) -> None:
+    with pytest.raises(HandshakeError, match="capabilities"):
+        decode_hello(encode_hello(Hello(1, "member", frozenset(capabilities))))
 
 
 def test_a_member_may_come_without_a_nonce_but_not_with_half_of_one() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.errors import VersionMismatch
-from nexar.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, HandshakeError, Hello, add_prefix, encode_hello
+from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
+from nexar.wire.handshake import PROTOCOL_VERSION, HandshakeError, Hello, add_prefix, encode_hello
 from nexar.wire.joining import (
     KNOWN_JOIN,
     MAX_ADDRESSES,
@@ -17,7 +18,6 @@ from nexar.wire.joining import (
     MAX_RANKS,
     MAX_REASON_CHARACTERS,
     MAX_STRANGER_BYTES,
-    PROOF_BYTES,
     Apply,
     Challenge,
     ChildDied,

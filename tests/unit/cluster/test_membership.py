@@ -1,0 +1,191 @@
+"""A membership answers who is where, refuses what contradicts itself, and is the same after a journey."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.cluster.membership import (
+    FINGERPRINT_BYTES,
+    MAX_MEMBERSHIP_BYTES,
+    Attendant,
+    Member,
+    Membership,
+    MembershipError,
+    allowed_share_bytes,
+    share_bytes,
+)
+from nexar.wire.joining import MAX_ADDRESSES, MAX_JOIN_BYTES, Committed, encode_join
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(FINGERPRINT_BYTES, "big")
+
+
+def member(node: int, host: str = "a", launcher: int = 0) -> Member:
+    return Member(node, host, key(node), {"quic": (f"10.0.0.1:{node}",)}, frozenset({"quic", "tls"}), launcher)
+
+
+def membership(*members: Member, attendants: tuple[Attendant, ...] = (), seed: Attendant | None = None) -> Membership:
+    return Membership("cluster", 1, members, attendants, seed)
+
+
+FOUR = membership(
+    member(11, "b"),
+    member(12, "a"),
+    member(13, "b"),
+    member(14, "b"),
+    attendants=(Attendant(21, key(21)),),
+    seed=Attendant(31, key(31)),
+)
+
+
+def test_the_index_of_a_member_is_its_rank() -> None:
+    assert FOUR.size == 4
+    assert [FOUR.rank_of(node) for node in (11, 12, 13, 14)] == [0, 1, 2, 3]
+    assert FOUR.member(2).node == 13
+
+
+def test_attendants_and_strangers_have_no_rank() -> None:
+    assert FOUR.rank_of(21) is FOUR.rank_of(31) is FOUR.rank_of(99) is None
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_nobody_has_is_an_error(rank: int) -> None:
+    for question in (FOUR.member, FOUR.local_rank, FOUR.local_size):
+        with pytest.raises(IndexError, match=f"rank {rank} is not in 0..3"):
+            question(rank)
+
+
+def test_hosts_come_in_order_of_their_first_rank() -> None:
+    assert FOUR.hosts == ("b", "a")
+    assert FOUR.ranks_on("b") == (0, 2, 3)
+    assert FOUR.ranks_on("nowhere") == ()
+    assert [FOUR.local_rank(rank) for rank in range(4)] == [0, 0, 1, 2]
+    assert [FOUR.local_size(rank) for rank in range(4)] == [3, 1, 3, 3]
+
+
+def test_the_keys_of_members_and_attendants_are_pinned_and_nobody_elses() -> None:
+    assert [FOUR.pin(node) for node in (11, 21, 31)] == [key(11), key(21), key(31)]
+    assert FOUR.pin(99) is None
+
+
+def test_it_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        FOUR.epoch = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("members", "attendants", "seed", "complaint"),
+    [
+        ((), (), None, "0 members"),
+        ((member(1), member(1)), (), None, "twice"),
+        ((member(1),), (Attendant(1, key(1)),), None, "twice"),
+        ((member(1),), (), Attendant(1, key(1)), "twice"),
+        ((member(0),), (), None, "not the id"),
+        ((member(1), Member(2, "a", b"short", {})), (), None, "fingerprint of 5 bytes"),
+        ((member(1),), (Attendant(2, b""),), None, "fingerprint of 0 bytes"),
+        ((member(1, launcher=2**64),), (), None, "not the id"),
+        ((Member(1, "a", key(1), {"quic": ("x",) * (MAX_ADDRESSES + 1)}),), (), None, "65 addresses"),
+        ((Member(1, "a", key(1), {}, frozenset(map(str, range(65)))),), (), None, "65 capabilities"),
+    ],
+)
+def test_parts_that_contradict_one_another_are_refused(
+    members: tuple[Member, ...], attendants: tuple[Attendant, ...], seed: Attendant | None, complaint: str
+) -> None:
+    with pytest.raises(MembershipError, match=complaint):
+        membership(*members, attendants=attendants, seed=seed)
+
+
+def test_epochs_start_at_one() -> None:
+    with pytest.raises(MembershipError):
+        Membership("cluster", 0, (member(1),))
+
+
+fingerprints = st.binary(min_size=FINGERPRINT_BYTES, max_size=FINGERPRINT_BYTES)
+nodes = st.integers(1, 2**64 - 1)
+hosts = st.sampled_from(["a", "b", "gpu-0.example"])
+places = st.dictionaries(st.sampled_from(["quic", "tls"]), st.lists(st.just("10.0.0.1:1"), max_size=2).map(tuple))
+
+
+@st.composite
+def memberships(draw: st.DrawFn) -> Membership:
+    known = draw(st.lists(nodes, min_size=2, max_size=12, unique=True))
+    cut = draw(st.integers(1, len(known) - 1))
+    capabilities = st.frozensets(st.sampled_from(["quic", "tls", "shm", "native"]))
+    members = tuple(
+        Member(node, draw(hosts), draw(fingerprints), draw(places), draw(capabilities), draw(st.sampled_from([0, 5])))
+        for node in known[:cut]
+    )
+    others = [Attendant(node, draw(fingerprints)) for node in known[cut:]]
+    seed = others.pop() if draw(st.booleans()) else None
+    return Membership("cluster", draw(st.integers(1, 2**40)), members, tuple(others), seed)
+
+
+@given(memberships())
+def test_decoding_undoes_encoding_and_equal_ones_have_equal_bytes(whole: Membership) -> None:
+    again = Membership.decode(whole.encode())
+    assert again == whole
+    assert again.encode() == whole.encode()
+    assert all(again.rank_of(one.node) == rank for rank, one in enumerate(whole.members))
+
+
+@given(memberships())
+def test_every_rank_is_at_its_place_on_its_host(whole: Membership) -> None:
+    for rank in range(whole.size):
+        neighbours = whole.ranks_on(whole.member(rank).host)
+        assert neighbours[whole.local_rank(rank)] == rank
+        assert len(neighbours) == whole.local_size(rank)
+    assert sorted(rank for host in whole.hosts for rank in whole.ranks_on(host)) == list(range(whole.size))
+
+
+@given(memberships(), st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6), st.binary())
+def test_any_bytes_are_a_membership_or_an_error(
+    whole: Membership, changes: list[tuple[int, int]], noise: bytes
+) -> None:
+    data = bytearray(whole.encode())
+    for place, value in changes:
+        data[place % len(data)] = value
+    for body in (data, data[: len(data) // 2], noise):
+        with suppress(MembershipError):
+            assert isinstance(Membership.decode(body), Membership)
+
+
+def _large(size: int, address: str = "[2001:db8:1234:5678::{}]:40000") -> Membership:
+    return membership(
+        *(
+            Member(
+                2**63 + number,
+                f"gpu-{number // 8:04}.cluster.example.org",
+                key(number),
+                {scheme: tuple(address.format(number) for _ in range(3)) for scheme in ("quic", "tls")},
+                frozenset({"quic", "tls", "shm", "native"}),
+                2**63 - 1 - number // 8,
+            )
+            for number in range(size)
+        ),
+        attendants=tuple(Attendant(2**63 - 1 - number, key(number)) for number in range(size // 8)),
+    )
+
+
+def test_a_thousand_members_with_three_addresses_each_fit_into_one_message() -> None:
+    assert len(encode_join(Committed(_large(1000).encode()))) < MAX_JOIN_BYTES
+    assert share_bytes(_large(1).member(0)) < allowed_share_bytes(1000)
+
+
+def test_more_than_a_message_carries_is_refused_with_the_remedy() -> None:
+    with pytest.raises(MembershipError, match="fewer addresses"):
+        _large(1000, "x" * 400).encode()
+    with pytest.raises(MembershipError, match="allowed are"):
+        Membership.decode(bytes(MAX_MEMBERSHIP_BYTES + 1))
+
+
+@pytest.mark.parametrize("size", [1, 10, 300])
+def test_members_within_their_share_fit_together_with_as_many_attendants(size: int) -> None:
+    room = allowed_share_bytes(size) - share_bytes(Member(2**64 - 1, "a", key(1), {"quic": ("",)}))
+    members = (Member(2**64 - 1 - n, "a", key(1), {"quic": ("x" * (room - 4),)}) for n in range(size))
+    attendants = tuple(Attendant(2**63 - 1 - number, key(1)) for number in range(size))
+    whole = membership(*members, attendants=attendants, seed=Attendant(7, key(7)))
+    assert share_bytes(whole.member(0)) <= allowed_share_bytes(size)
+    assert MAX_MEMBERSHIP_BYTES * 0.9 - 64 * size < len(whole.encode()) <= MAX_MEMBERSHIP_BYTES

@@ -1,7 +1,10 @@
 """The cluster's certificate authority: a key, and the certificates it signs.
 
 An authority serves one cluster. It certifies public keys and never sees a private one: the node makes its key, the
-authority answers with a certificate. Validity begins a little in the past, because the clocks of two hosts differ.
+authority answers with a certificate. Validity begins a little in the past, because the clocks of two hosts differ, and
+never ends after the authority's own, because nobody would believe the rest of it.
+
+Exported, an authority is its private key and its certificate, both PEM; the cluster's name stands in the certificate.
 """
 
 from __future__ import annotations
@@ -10,14 +13,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from nexar.errors import UsageError
 from nexar.security.credentials import Credentials
-from nexar.security.identity import check_cluster, node_name
+from nexar.security.identity import check_cluster, fingerprint, node_name
+from nexar.security.request import read_request
 from nexar.types import NodeId
 
 CLOCK_SKEW: Final = timedelta(minutes=10)
@@ -38,7 +49,7 @@ def make_credentials(
         node=node,
         cluster=check_cluster(cluster),
         certificate_chain=certificate.public_bytes(Encoding.PEM),
-        private_key=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        private_key=_key_pem(key),
     )
 
 
@@ -57,6 +68,23 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         return cls(cluster, key, _self_signed(check_cluster(cluster), key))
 
+    @classmethod
+    def load(cls, exported: bytes) -> Authority:
+        """The authority that `export` wrote. UsageError, showing none of it, for anything else."""
+        try:
+            key, certificate = load_pem_private_key(exported, None), x509.load_pem_x509_certificate(exported)
+            certificate.verify_directly_issued_by(certificate)
+            cluster = _cluster_of(certificate)
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
+            raise UsageError("the stored authority cannot be read: it is damaged, or not one of nexar's") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or _differ(key, certificate):
+            raise UsageError("the stored authority cannot be used: its key does not belong to its certificate")
+        return cls(cluster, key, certificate)
+
+    def export(self) -> bytes:
+        """All of it, the private key too: whoever reads this can admit nodes. For `storage`, never for the wire."""
+        return _key_pem(self._key) + self.certificate_pem
+
     @property
     def certificate_pem(self) -> bytes:
         """What others must trust to believe this authority."""
@@ -65,7 +93,9 @@ class Authority:
     def issue(
         self, node: NodeId, public_key: CertificatePublicKeyTypes, lifetime: timedelta = CERTIFICATE_LIFETIME
     ) -> x509.Certificate:
-        """A certificate that `public_key` is the key of `node`, for both ends of a connection."""
+        """A certificate that `public_key` is the key of `node`, for both ends of a connection. It ends with the
+        authority at the latest; UsageError when that has ended already."""
+        lifetime = min(lifetime, self._time_left())
         name = node_name(node, self.cluster)
         unsigned = (
             _begin(name, self.certificate.subject, public_key, lifetime)
@@ -77,10 +107,23 @@ class Authority:
         )
         return unsigned.sign(self._key, hashes.SHA256())
 
+    def sign(self, request: bytes, node: NodeId, lifetime: timedelta = CERTIFICATE_LIFETIME) -> x509.Certificate:
+        """The certificate that `node` asks for (`request.make_request`). The caller has authenticated the asker; here
+        only the request is looked at. Raises RequestRefused, and UsageError as `issue`."""
+        return self.issue(node, read_request(request, node), lifetime)
+
     def admit(self, node: NodeId) -> Credentials:
         """Credentials for a node of this very process: makes the key and certifies it in one step."""
         key = make_key()
         return make_credentials(node, self.cluster, key, self.issue(node, key.public_key()))
+
+    def _time_left(self) -> timedelta:
+        end, now = self.certificate.not_valid_after_utc, datetime.now(UTC)
+        if end <= now:
+            raise UsageError(
+                f"the authority of cluster {self.cluster!r} expired at {end:%Y-%m-%d %H:%M} UTC; form anew"
+            )
+        return end - now
 
     def _issuer_key(self) -> x509.AuthorityKeyIdentifier:
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -89,8 +132,28 @@ class Authority:
 _BOTH_ENDS: Final = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
+_SUFFIX: Final = ".nexar"
+
+
+def _cluster_of(certificate: x509.Certificate) -> str:
+    """ValueError unless it is an authority's and names one cluster."""
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if not constraints.ca or not isinstance(name.value, str) or not name.value.endswith(_SUFFIX):
+        raise ValueError("not the certificate of an authority")
+    return name.value.removesuffix(_SUFFIX)
+
+
+def _differ(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bool:
+    return fingerprint(key.public_key()) != fingerprint(certificate.public_key())
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
 def _self_signed(cluster: str, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = f"{cluster}.nexar"
+    name = cluster + _SUFFIX
     unsigned = (
         _begin(name, _subject(name), key.public_key(), AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

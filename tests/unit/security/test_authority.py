@@ -1,14 +1,19 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nexar.errors import UsageError
 from nexar.security.authority import CLOCK_SKEW, Authority, make_credentials, make_key
+from nexar.security.identity import Identity, fingerprint, identify
+from nexar.security.request import RequestRefused, make_request
+from nexar.types import format_node
 
 
 def test_an_issued_certificate_is_signed_by_the_authority_and_valid_for_its_lifetime() -> None:
@@ -69,3 +74,81 @@ def test_credentials_for_a_cluster_that_cannot_be_named_are_refused() -> None:
     issued = Authority.create("c").issue(1, key.public_key())
     with pytest.raises(UsageError):
         make_credentials(1, "Not A Name", key, issued)
+
+
+def test_a_request_is_signed_for_the_node_that_made_it_and_lasts_as_long_as_told() -> None:
+    authority, key = Authority.create("c"), make_key()
+    signed = authority.sign(make_request(7, key), 7, timedelta(minutes=5))
+    signed.verify_directly_issued_by(authority.certificate)
+    assert identify(signed.public_bytes(Encoding.DER)) == Identity(7, "c", fingerprint(key.public_key()))
+    assert signed.not_valid_after_utc - signed.not_valid_before_utc == timedelta(minutes=5) + CLOCK_SKEW
+
+
+def test_a_key_of_another_kind_is_signed_too() -> None:
+    authority, key = Authority.create("c"), Ed25519PrivateKey.generate()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, format_node(7))])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
+    assert authority.sign(request.public_bytes(Encoding.DER), 7).public_key() == key.public_key()
+
+
+@pytest.mark.parametrize("request_bytes", [b"", b"junk", bytes(4097), make_request(8, make_key())])
+def test_a_bad_request_is_not_signed(request_bytes: bytes) -> None:
+    with pytest.raises(RequestRefused):
+        Authority.create("c").sign(request_bytes, 7)
+
+
+def test_no_certificate_outlives_the_authority() -> None:
+    authority = Authority.create("c")
+    issued = authority.issue(7, make_key().public_key(), timedelta.max)
+    assert issued.not_valid_after_utc <= authority.certificate.not_valid_after_utc
+
+
+def test_an_authority_that_expired_signs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.security.authority.AUTHORITY_LIFETIME", timedelta(seconds=-60))
+    with pytest.raises(UsageError, match=r"authority of cluster 'c' expired at .* UTC; form anew"):
+        Authority.create("c").admit(7)
+
+
+def test_an_authority_goes_on_where_its_export_is_loaded() -> None:
+    authority = Authority.create("tea-party")
+    again = Authority.load(authority.export())
+    assert (again.cluster, again.certificate) == ("tea-party", authority.certificate)
+    again.issue(7, make_key().public_key()).verify_directly_issued_by(authority.certificate)
+    assert again.export() == authority.export()
+
+
+def _key_of(authority: Authority) -> bytes:
+    return authority.export().removesuffix(authority.certificate_pem)
+
+
+def test_what_is_not_a_whole_authority_is_refused_and_not_shown() -> None:
+    authority, other = Authority.create("c"), Authority.create("c")
+    member = authority.admit(7)
+    for damaged in (
+        b"",
+        b"junk",
+        authority.certificate_pem,
+        _key_of(authority),
+        authority.export()[:-40],
+        _key_of(authority) + other.certificate_pem,
+        member.private_key + member.certificate_chain,
+        Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        + authority.certificate_pem,
+    ):
+        with pytest.raises(UsageError, match="stored authority") as refusal:
+            Authority.load(damaged)
+        assert "BEGIN" not in str(refusal.value)
+        assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
+
+
+@pytest.mark.parametrize(("ca", "name"), [(False, "c.nexar"), (True, "c.example"), (None, "c.nexar")])
+def test_a_certificate_of_somebody_elses_authority_is_refused(ca: bool | None, name: str) -> None:
+    key, now = make_key(), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    if ca is not None:
+        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    certificate = builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
+    with pytest.raises(UsageError, match="stored authority"):
+        Authority.load(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate)

@@ -1,0 +1,71 @@
+"""Secrets in files: only their owner can read them, and they are there whole or not at all.
+
+The content is written to a new file beside the old one, brought to the disk and then given its name in one step, so
+neither a crash nor a reader ever meets half of it. Whoever may not read the file now must not have been able to at any
+time before: it is born with its mode.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import tempfile
+from pathlib import Path
+
+from nexar.errors import UsageError
+
+
+def write_secret_file(path: Path, content: bytes) -> None:
+    """Put `content` into the file, for its owner alone (0600), instead of what it held. Directories that are missing
+    are made for their owner alone (0700). When this returns, not even a crash of the machine undoes it; when it raises
+    (OSError), the file holds the old content or the new, and nothing else is left."""
+    _make_directory(path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def read_secret_file(path: Path) -> bytes:
+    """What the file holds. UsageError, naming the remedy, if anybody but its owner can read or change it, or if its
+    owner is neither this user nor root; OSError, such as FileNotFoundError, as from `open`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer must not hold us
+    with os.fdopen(descriptor, "rb") as file:
+        _check_private(path, os.fstat(descriptor))  # of what is open: the name may have another file by now
+        return file.read()
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path} is not a regular file; keep the secret in one with mode 0600")
+    if mode & 0o077:
+        raise UsageError(
+            f"{path} can be read or changed by others (mode {mode:04o}); chmod 600 {shlex.quote(str(path))}"
+        )
+    if status.st_uid not in {os.geteuid(), 0}:
+        remedy = f"chown {os.geteuid()} {shlex.quote(str(path))}"
+        raise UsageError(f"{path} belongs to user {status.st_uid}, who can read and change it; {remedy}")
+
+
+def _make_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        _make_directory(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    """The name of a file is its directory's content."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

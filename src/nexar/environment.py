@@ -18,7 +18,7 @@ from nexar.errors import ConfigError
 PREFIX = "NEXAR_"
 FILE_VARIABLE = "NEXAR_CONFIG"
 
-LAUNCHER_VARIABLES: frozenset[str] = frozenset()
+LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH"})
 """Variables a launcher of ours sets for its children that are no settings."""
 
 DEFAULT = "default"
@@ -46,6 +46,11 @@ def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[st
     values: dict[str, Any] = {name: one.value for name, one in given.items()}
     origins = {setting.name: given[setting.name].origin if setting.name in given else DEFAULT for setting in settings()}
     return Effective(Config(**values), origins)
+
+
+def inherited() -> dict[str, str]:
+    """All variables of this process, as a value: for finding out who started it, and for its children."""
+    return dict(os.environ)
 
 
 def _present(environ: Mapping[str, str]) -> dict[str, str]:

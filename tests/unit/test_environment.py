@@ -116,6 +116,13 @@ def test_variables_of_others_and_of_our_launcher_are_left_alone(monkeypatch):
     assert effective(environ={"RANK": "0", "NCCL_DEBUG": "INFO", "NEXAR_CHILD": "1"}).config == Config()
 
 
+def test_what_is_inherited_is_a_copy(monkeypatch):
+    monkeypatch.setenv("NEXAR_PORT", "4000")
+    variables = environment.inherited()
+    variables["NEXAR_PORT"] = "5000"
+    assert environment.inherited()["NEXAR_PORT"] == "4000"
+
+
 def test_an_unknown_argument_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean heartbeat_timeout"):
         effective({"heartbeat_timout": 3.0}, {})

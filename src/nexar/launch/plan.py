@@ -1,0 +1,145 @@
+"""What to start on this host: for each rank a command line and an environment. Pure.
+
+The names are those torchrun sets, so that programs written for it find their place. Ours come on top: the way in
+(a ticket, or the token and the seed's address), the launcher's node id, and a mark that all processes of one launch
+share and no others have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from nexar.errors import ConfigError, UsageError
+from nexar.launch.detect import LAUNCHER_VARIABLE
+from nexar.types import NodeId, Rank, format_node
+
+MARK_VARIABLE = "NEXAR_LAUNCH"
+"""The same random text in every process of one launch."""
+
+Form: TypeAlias = Literal["script", "module", "program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the user asked to run."""
+
+    form: Form
+    target: str
+    arguments: tuple[str, ...] = ()
+
+    def line(self, python: str) -> tuple[str, ...]:
+        """The command line. Python runs unbuffered: what a rank printed last before it died must not be lost."""
+        before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "program": ()}[self.form]
+        return (*before, self.target, *self.arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The ranks of one host: `count` of them from `first_rank`, in a world of `size`."""
+
+    count: int
+    first_rank: Rank = 0
+    size: int
+    group_rank: int = 0
+    launcher: NodeId
+    master_addr: str
+    master_port: int
+
+    @property
+    def group_size(self) -> int:
+        """How many hosts there are, if all start as many ranks as this one; nobody knows before all have come."""
+        return max(-(-self.size // self.count), self.group_rank + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One process to start."""
+
+    rank: Rank
+    local_rank: int
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)  # it holds the ticket
+
+    @property
+    def prefix(self) -> str:
+        """What its lines begin with."""
+        return f"[rank {self.rank}] "
+
+    def log_name(self, stream: Literal["stdout", "stderr"]) -> str:
+        """The name of the file that keeps what it wrote; the rank, so that the files of all hosts fit in one folder."""
+        return f"rank_{self.rank}.{stream}.log"
+
+
+def plan_ranks(
+    block: Block, command: Command, *, python: str, inherited: Mapping[str, str], entrance: Mapping[str, str], mark: str
+) -> list[RankPlan]:
+    """Everything to start, in the order of ranks.
+
+    `inherited`: the launcher's own environment; `entrance`: the variables that let a rank in, which replace inherited
+    ones of all other ways in.
+    """
+    base = {name: text for name, text in inherited.items() if name not in _WAYS_IN} | dict(entrance)
+    return [_plan_rank(block, command.line(python), base, mark, local_rank) for local_rank in range(block.count)]
+
+
+_WAYS_IN = frozenset({"NEXAR_TICKET", "NEXAR_SEED", "NEXAR_CLUSTER_TOKEN"})
+
+
+def _plan_rank(block: Block, line: tuple[str, ...], base: Mapping[str, str], mark: str, local_rank: int) -> RankPlan:
+    rank = block.first_rank + local_rank
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": block.size,
+        "LOCAL_WORLD_SIZE": block.count,
+        "GROUP_RANK": block.group_rank,
+        "GROUP_WORLD_SIZE": block.group_size,
+        "MASTER_ADDR": block.master_addr,
+        "MASTER_PORT": block.master_port,
+        LAUNCHER_VARIABLE: format_node(block.launcher),
+        MARK_VARIABLE: mark,
+    }
+    return RankPlan(rank, local_rank, line, {**base, **{name: str(value) for name, value in names.items()}})
+
+
+def parse_filter(text: str | None, count: int) -> frozenset[int]:
+    """The local ranks whose output is shown, from `0,2`; all of them when no filter is given."""
+    if text is None:
+        return frozenset(range(count))
+    parts = [part.strip() for part in text.split(",")]
+    chosen = frozenset(int(part) for part in parts if part.isascii() and part.isdigit())
+    if len(chosen) < len(set(parts)) or not chosen or max(chosen) >= count:
+        allowed = f"local ranks from 0 to {count - 1}, separated by commas"
+        raise ConfigError(variable="--local-ranks-filter", value=text, allowed=allowed)
+    return chosen
+
+
+def choose_form(*, module: bool, no_python: bool) -> Form:
+    """The form of a command line's first word."""
+    if module and no_python:
+        raise UsageError("-m runs a module of Python, --no-python something that is not Python: give one of them")
+    return "module" if module else "program" if no_python else "script"
+
+
+def without_outer_launch(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment as it was before an outer launcher of ours wrote its names into it.
+
+    A rank may start a launcher. The ticket it inherits is the outer cluster's: it was meant for the rank.
+    """
+    if MARK_VARIABLE not in inherited:
+        return dict(inherited)
+    return {name: text for name, text in inherited.items() if name not in _OUTER}
+
+
+_OUTER = _WAYS_IN | {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    LAUNCHER_VARIABLE,
+    MARK_VARIABLE,
+}

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials
-from nexar.security.identity import check_cluster, fingerprint, node_name
+from nexar.security.identity import UNREADABLE, check_cluster, fingerprint, node_name
 from nexar.security.request import read_request
 from nexar.types import NodeId
 
@@ -75,7 +75,7 @@ class Authority:
             key, certificate = load_pem_private_key(exported, None), x509.load_pem_x509_certificate(exported)
             certificate.verify_directly_issued_by(certificate)
             cluster = _cluster_of(certificate)
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
+        except (*UNREADABLE, InvalidSignature, x509.ExtensionNotFound):
             raise UsageError("the stored authority cannot be read: it is damaged, or not one of nexar's") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or _differ(key, certificate):
             raise UsageError("the stored authority cannot be used: its key does not belong to its certificate")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -22,6 +23,15 @@ from nexar.types import NodeId, format_node, parse_node
 _SUFFIX: Final = "nexar"
 MAX_CLUSTER_CHARACTERS: Final = 40
 """The name also stands in the subject's common name, which X.509 limits to 64 characters."""
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""All that reading a stranger's certificate, key or request may raise; half of it is not a ValueError."""
 _CLUSTER: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_CLUSTER_CHARACTERS - 2}}}[a-z0-9])?")
 
 
@@ -77,14 +87,14 @@ def certificate_fingerprint(certificate: bytes) -> bytes:
 def _load(certificate: bytes) -> x509.Certificate:
     try:
         return x509.load_der_x509_certificate(certificate)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise NotOurs(f"it cannot be decoded ({error})") from error
 
 
 def _public_key(certificate: x509.Certificate) -> CertificatePublicKeyTypes:
     try:
         return certificate.public_key()
-    except (ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise NotOurs(f"its key cannot be decoded ({error})") from error
 
 
@@ -93,7 +103,7 @@ def _dns_name(certificate: x509.Certificate) -> str:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound as error:
         raise NotOurs("it has no alternative name") from error
-    except (ValueError, x509.DuplicateExtension) as error:
+    except UNREADABLE as error:
         raise NotOurs(f"its extensions cannot be decoded ({error})") from error
     names = extension.value.get_values_for_type(x509.DNSName)
     if len(names) != 1:

@@ -13,7 +13,7 @@ from cryptography import x509
 
 from nexar.errors import UsageError
 from nexar.security.authority import CLOCK_SKEW
-from nexar.security.identity import NotOurs
+from nexar.security.identity import UNREADABLE, NotOurs
 
 _LATEST: Final = 2 / 3
 _EARLIEST: Final = 1 / 2
@@ -25,7 +25,7 @@ def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         return loaded.not_valid_before_utc, loaded.not_valid_after_utc
-    except ValueError as error:
+    except UNREADABLE as error:
         raise NotOurs(f"it cannot be decoded ({error})") from error
 
 

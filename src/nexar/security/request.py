@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from nexar.security.identity import UNREADABLE
 from nexar.types import NodeId, format_node
 
 MAX_REQUEST_BYTES: Final = 4096
@@ -54,7 +54,7 @@ def read_request(request: bytes, node: NodeId) -> RequestedKey:
         _check_node(loaded, node)
     except RequestRefused:
         raise
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise RequestRefused("it cannot be decoded") from error
     return key
 

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -86,6 +87,23 @@ def test_bytes_that_are_no_certificate_are_not_ours() -> None:
         identify(b"certainly not")
     with pytest.raises(NotOurs, match="cannot be decoded"):
         certificate_fingerprint(b"")
+
+
+GENUINE = Authority.create("c").issue(1, make_key().public_key()).public_bytes(Encoding.DER)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_a_changed_certificate_is_read_or_is_not_ours_and_nothing_else_is_raised() -> None:
+    for at in range(len(GENUINE)):
+        for change in (0x01, 0x02, 0x07, 0x80, 0xFF, 0x20):
+            with suppress(NotOurs):
+                identify(GENUINE[:at] + bytes([GENUINE[at] ^ change]) + GENUINE[at + 1 :])
+
+
+def test_a_certificate_of_a_version_that_does_not_exist_is_not_ours() -> None:
+    version = GENUINE.index(b"\xa0\x03\x02\x01\x02") + 4
+    with pytest.raises(NotOurs, match="cannot be decoded"):
+        identify(GENUINE[:version] + b"\x07" + GENUINE[version + 1 :])
 
 
 @pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a-", "a_b", "ä", "a" * (MAX_CLUSTER_CHARACTERS + 1)])

@@ -61,6 +61,9 @@ class Case:
     silent_place: Callable[[int], object] | None = None
     """A context manager that gives another host of this machine where that port listens and never answers; for
     transports that look names up."""
+    admits_strangers: bool = True
+    """Whether a peer may come in that the handshake has not verified."""
+    shows_certificates: bool = True
     raw_socket: Callable[[str], socket.socket] | None = None
     """A stranger's connection to a listener, for transports that have such a thing."""
 
@@ -227,6 +230,8 @@ CASES: dict[str, Case] = {
         missing=absent("nexar.transport.shm.transport"),
         listen=lambda _: "",
         claims_address=False,
+        admits_strangers=False,
+        shows_certificates=False,
         dead_address=lambda world: shm_address(world.directory / "nobody"),
         silent_address=silent_shm,
         raw_socket=open_unix_socket,
@@ -247,6 +252,7 @@ CASES: dict[str, Case] = {
         make_memory,
         listen=lambda _: "memory:0",
         between_processes=False,
+        shows_certificates=False,
         dead_address=lambda _: "memory:nowhere",
         silent_address=silent_memory,
     ),

@@ -18,6 +18,8 @@ Driving   Nothing moves by itself. One thread at a time (links/progress) *drives
           the next poll. They never block and never call a sink.
 Sinks     are called by the driving thread, with no lock of the transport held, never two at a time for
           one carrier, and never after `abort()` returned to a thread that is not itself inside a sink.
+          A sink may hand its carrier over: `attach` called again, from inside a call of the present sink, makes the
+          other one the sink of everything that follows; nothing is lost, nothing more goes to the old one.
           What a sink, or an acceptor that was given a carrier, raises comes out of `poll()` (or `sleep()`). It
           costs the carrier it concerned, which is lost with `fault` and says so to its sink if it has one;
           every other carrier of the transport goes on at the next poll.
@@ -29,6 +31,9 @@ Buffers   When `redirect_payload` or `withdraw_payload` has returned, or the car
           memory is not touched any more.
 Garbage   Bytes that are not frames, a chunk nobody expects, a frame above its limit: the carrier is lost
           with `misbehaved` set; memory committed to a peer follows the bytes that really arrived.
+Strangers A peer that the handshake has not verified may send CONTROL frames on the control lane, each with at
+          most STRANGER_BYTES of body, and nothing else: whatever its header announces beyond that is garbage
+          before a byte of it is read. That holds on the side that dialed as well. `admit()` ends it.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+from nexar.security.credentials import Credentials, Trust
 from nexar.wire.frame import Frame, Lane
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -93,7 +99,7 @@ class Peer:
     """Who the handshake proved to be at the other end.
 
     `verified` is False only for a joining candidate (no certificate) or a dial that left verification to its caller;
-    the layer above must confine such a carrier to join messages.
+    such a peer is a stranger (see the module), and the layer above confines its carrier to join messages.
     """
 
     node: int
@@ -108,6 +114,9 @@ class Expected:
 
     node: int
     fingerprint: bytes | None = None
+    anonymous: bool = False
+    """Show no certificate although this node has one: it joins, and is a stranger to the other side. Without meaning
+    where no certificates are shown and every peer is verified by other means (shared memory)."""
 
 
 class Sink(Protocol):
@@ -173,7 +182,14 @@ class Carrier(ABC):
 
     @abstractmethod
     def attach(self, sink: Sink) -> None:
-        """From now on deliver to `sink`. Called once, before anything can be lost: nothing is read before it."""
+        """From now on deliver to `sink`. Called before anything can be lost: nothing is read before it. Called again
+        only from inside a call of the sink it has: see the module's law on handing over.
+        """
+
+    def admit(self) -> None:  # noqa: B027 - where every peer is verified there is nothing to do
+        """The layer above has authenticated this peer by other means: it is no stranger any more, the usual limits
+        hold from the next frame on. Callable from any thread; without effect on a verified peer, and once it has ended.
+        """
 
     @abstractmethod
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
@@ -236,6 +252,11 @@ class Transport(ABC):
     """Its carriers have the same; a link tells them apart by it."""
     address: str | None = None
     """Where we listen, as `listen` returned it."""
+
+    def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:  # noqa: B027 - not all show any
+        """Show and believe these from now on: newcomers are judged by them and dials use them, carriers that exist are
+        not touched. Callable from any thread. Default: a scheme without certificates has nothing to do.
+        """
 
     @abstractmethod
     def listen(self, address: str, acceptor: Acceptor) -> str:

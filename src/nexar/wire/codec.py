@@ -26,11 +26,14 @@ A carrier that reads into a buffer of its own (a QUIC stream) uses `next_frame` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, VERSION, Frame, Kind, Lane, decode, pack_header
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+Decode: TypeAlias = Callable[[Bytes, int], Frame]
+"""`wire.frame.decode`, or one that refuses more: FrameError before the body of a frame is waited for."""
 
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_BODY_BYTES
 MAX_CHUNK_BYTES: Final = 1 << 20
@@ -46,7 +49,7 @@ _CONTROL: Final = int(Lane.CONTROL)
 _ZEROS: Final = (0,) * 15  # the fields from `carrier` to `message`, which mean nothing in a chunk
 
 
-def next_frame(buffer: Bytes, start: int, end: int) -> tuple[Frame, int, int] | int:
+def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> tuple[Frame, int, int] | int:
     """The frame at `start` and the bounds of its body, or how many bytes beyond `end` are still missing.
 
     Before the header is whole its missing bytes are counted, after that the frame's. Raises FrameError.
@@ -72,9 +75,11 @@ def encode_finish(count: int) -> bytes:
 class FrameReader:
     """The receiving end of one byte stream. Not thread-safe: it belongs to the thread that drives."""
 
-    __slots__ = ("_end", "_pending", "_start", "_view")
+    __slots__ = ("_end", "_pending", "_start", "_view", "decode")
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Decode = decode) -> None:
+        self.decode = decode
+        """Judges the headers from now on; may be replaced at any time."""
         self._view = memoryview(bytearray(FIRST_BUFFER_BYTES))
         self._start = 0  # _view[_start:_end] has arrived and was not handed out yet
         self._end = 0
@@ -106,7 +111,7 @@ class FrameReader:
         if frame is None:
             if self._end - start < HEADER_BYTES:
                 return None
-            frame = decode(self._view, start)
+            frame = self.decode(self._view, start)
         stop = start + HEADER_BYTES + frame.body
         if stop > self._end:
             return self._incomplete(frame)

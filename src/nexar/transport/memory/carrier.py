@@ -17,7 +17,8 @@ from nexar.clock import Clock
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink, Waker
 from nexar.transport.memory.pipe import NEVER, Broken, Departure, Ending, Parcel, Pipe
 from nexar.transport.memory.weather import Verdict, Way, Weather
-from nexar.wire.codec import MAX_CHUNK_BYTES
+from nexar.transport.stranger import decode_from_stranger
+from nexar.wire.codec import MAX_CHUNK_BYTES, Decode
 from nexar.wire.frame import HEADER_BYTES, FrameError, Kind, Lane, decode
 
 _FRAMES_PER_TURN: Final = 256  # then the node's other carriers have their turn
@@ -59,6 +60,8 @@ class MemoryCarrier(Carrier):
     """See the module's law."""
 
     scheme = "memory"
+    _sink: Sink
+    """Written by attach(), and looked up at every call: a sink may hand over to another."""
 
     def __init__(
         self, home: Home, network: Surroundings, peer: Peer, way: Way, *, out: Pipe, inbound: Pipe, dialed: bool
@@ -71,7 +74,8 @@ class MemoryCarrier(Carrier):
         self._out = out
         self._in = inbound
         self._twin: MemoryCarrier = self  # written once, by join()
-        self._sink: Sink | None = None  # written once, by attach()
+        self._attached = False  # written by attach(), after the sink
+        self._decode: Decode = decode if peer.verified else decode_from_stranger  # any thread, by admit()
         self._error: CarrierLost | None = None  # why it ended; written once, under the lock of _out
         self._scheduled = False  # on the list of its node; set by senders, cleared by the driving thread
         self._left = threading.Event()  # set by the driving thread whenever it leaves a carrier that has ended
@@ -82,7 +86,11 @@ class MemoryCarrier(Carrier):
 
     def attach(self, sink: Sink) -> None:
         self._sink = sink
+        self._attached = True
         self.schedule()
+
+    def admit(self) -> None:
+        self._decode = decode
 
     # -- sending -----------------------------------------------------------------------------------------------
 
@@ -170,15 +178,14 @@ class MemoryCarrier(Carrier):
     def drive(self) -> None:
         """Driving thread only: take in what is there, frames first, then one chunk."""
         self._scheduled = False  # before looking: what is sent from now on schedules again
-        sink = self._sink
-        if sink is None or self._error is not None:
+        if not self._attached or self._error is not None:
             return
         weather = self._network.weather
         try:
             if weather is not None:
-                self._drive_in(weather, sink)
-            elif self._take_frames(sink):
-                self._take_payload_or_ending(sink, MAX_CHUNK_BYTES)
+                self._drive_in(weather)
+            elif self._take_frames():
+                self._take_payload_or_ending(MAX_CHUNK_BYTES)
         except Broken as broken:
             self.fail(CarrierLost(broken.kind, broken.reason))
         except BaseException as error:
@@ -190,7 +197,7 @@ class MemoryCarrier(Carrier):
         if self._error is not None:
             self._left.set()
 
-    def _take_frames(self, sink: Sink) -> bool:
+    def _take_frames(self) -> bool:
         """False: the carrier has ended."""
         taken_bytes = 0
         for _ in range(_FRAMES_PER_TURN):
@@ -198,7 +205,7 @@ class MemoryCarrier(Carrier):
             if parcel is None:
                 break
             taken_bytes += len(parcel[1])
-            self._deliver(parcel, sink)
+            self._deliver(parcel)
             if self._error is not None:
                 return False
         else:
@@ -207,35 +214,37 @@ class MemoryCarrier(Carrier):
             self._twin._home.waker.kick()
         return True
 
-    def _deliver(self, parcel: Parcel, sink: Sink) -> None:
+    def _deliver(self, parcel: Parcel) -> None:
         header, body, _ = parcel
         if len(header) != HEADER_BYTES:
             raise Broken("misbehaved", f"a frame with a header of {len(header)} bytes")
         try:
-            frame = decode(header)
+            frame = self._decode(header, 0)
         except FrameError as error:
             raise Broken("misbehaved", str(error)) from None
         if frame.body != len(body):
             raise Broken("misbehaved", f"a frame of {len(body)} bytes that claims {frame.body}")
         if frame.kind in _OURS:
             raise Broken("misbehaved", f"a frame of kind {frame.kind} where none belongs")
-        sink.frame_arrived(self, frame, memoryview(body))
+        self._sink.frame_arrived(self, frame, memoryview(body))
 
-    def _take_payload_or_ending(self, sink: Sink, limit: int) -> None:
+    def _take_payload_or_ending(self, limit: int) -> None:
         pipe = self._in
         if pipe.departures:
+            if self._decode is not decode:
+                raise Broken("misbehaved", "a payload from a peer that has not proven who it is")
             transfer = pipe.copy_chunk(limit)
             if transfer is not None and self._error is None:
-                sink.payload_arrived(self, transfer)
+                self._sink.payload_arrived(self, transfer)
         elif pipe.endings and not pipe.waiting():
-            self._take_ending(pipe.endings.popleft(), sink)
+            self._take_ending(pipe.endings.popleft())
         if pipe.departures or pipe.endings:
             self.schedule()
 
-    def _take_ending(self, ending: Ending, sink: Sink) -> None:
+    def _take_ending(self, ending: Ending) -> None:
         if ending.reason is not None:
             raise Broken("peer", ending.reason)
-        sink.carrier_finished(self)
+        self._sink.carrier_finished(self)
         self._in.drained = True  # each side says so first and looks at the other then: one of them sees both
         if self._out.drained:
             self._close(CarrierLost("closed", _BOTH_FINISHED))
@@ -243,7 +252,7 @@ class MemoryCarrier(Carrier):
 
     # -- weather -----------------------------------------------------------------------------------------------
 
-    def _drive_in(self, weather: Weather, sink: Sink) -> None:
+    def _drive_in(self, weather: Weather) -> None:
         while self._error is None:
             verdict = weather.judge(self._way, self._in.taken_frames, self._in.payload_bytes)
             if verdict is Verdict.CUT:
@@ -253,14 +262,14 @@ class MemoryCarrier(Carrier):
             now = self._network.clock.now()
             parcel = self._in.take_due_frame(now)
             if parcel is not None:
-                self._deliver(parcel, sink)
+                self._deliver(parcel)
             else:
-                self._take_what_is_due(now, sink)
+                self._take_what_is_due(now)
                 return
 
-    def _take_what_is_due(self, now: float, sink: Sink) -> None:
+    def _take_what_is_due(self, now: float) -> None:
         if self._in.rest_due() <= now:
-            self._take_payload_or_ending(sink, _WEATHER_CHUNK_BYTES)
+            self._take_payload_or_ending(_WEATHER_CHUNK_BYTES)
         due = self._in.next_due()
         if now < due < NEVER:
             self._home.hold(self, due)
@@ -277,7 +286,7 @@ class MemoryCarrier(Carrier):
         """Driving thread: it is lost."""
         if self._close(error):
             self._tell_twin(error.reason)
-            if self._sink is not None:
+            if self._attached:
                 self._sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
 
     def _close(self, error: CarrierLost) -> bool:

@@ -50,7 +50,7 @@ class MemoryListener:
             raise ConnectRefused(address, reason, verification=True)
         if len(self._accepted) >= _BACKLOG:
             raise ConnectRefused(address, f"{_BACKLOG} dials wait to be accepted")
-        near, far = self._make_pair(dialer, address)
+        near, far = self._make_pair(dialer, address, anonymous=expected.anonymous)
         if not (dialer.admit(near) and self._host.admit(far)):
             near.abort("the node is closed")
             raise ConnectRefused(address, "the node is closed")
@@ -58,13 +58,15 @@ class MemoryListener:
         self._host.waker.kick()
         return near
 
-    def _make_pair(self, dialer: Host, address: str) -> tuple[MemoryCarrier, MemoryCarrier]:
+    def _make_pair(self, dialer: Host, address: str, *, anonymous: bool) -> tuple[MemoryCarrier, MemoryCarrier]:
         here, there = dialer.node, self.node
         forth, back = Pipe(), Pipe()
         network = self._host.network
         peer = Peer(node=there, certificate=None, verified=True, address=address)
         near = MemoryCarrier(dialer, network, peer, Way(there, here), out=forth, inbound=back, dialed=True)
-        peer = Peer(node=here, certificate=None, verified=True, address=dialer.name)
+        # Nothing could be shown here that would prove more; but who joins is to be treated alike everywhere.
+        shown = UNKNOWN_NODE if anonymous else here
+        peer = Peer(node=shown, certificate=None, verified=not anonymous, address=dialer.name)
         far = MemoryCarrier(self._host, network, peer, Way(here, there), out=back, inbound=forth, dialed=False)
         near.join(far)
         return near, far

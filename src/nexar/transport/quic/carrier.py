@@ -58,12 +58,17 @@ class QuicCarrier(Carrier):
 
     def attach(self, sink: Sink) -> None:
         """See Carrier."""
-        self._inbound.sink = sink
+        if not self._inbound.deliver_to(sink):
+            return
         try:
             self._connection.post_closed(self._driver.completions, token=self.closed)
             self._inbound.start()
         except (QuicError, ForkedError) as error:
             raise self._refusal(error) from error
+
+    def admit(self) -> None:
+        """See Carrier."""
+        self._inbound.admit()
 
     # ---------------------------------------------------------------- sending
 

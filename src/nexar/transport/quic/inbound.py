@@ -20,6 +20,9 @@ from nexar.transport.quic.payloads import IncomingPayloads
 from nexar.transport.quic.preamble import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
 from nexar.transport.quic.receiving import SILENT
 from nexar.transport.quic.streams import OrderedReader
+from nexar.transport.stranger import decode_from_stranger
+from nexar.wire.codec import Decode
+from nexar.wire.frame import decode
 
 MAX_STREAMS_OF_A_STRANGER: Final = 8
 """A peer that has proven nothing says a few control messages; it needs no more, and gets no more of our memory."""
@@ -40,7 +43,8 @@ class Inbound:
     ) -> None:
         self.carrier = carrier
         self.completions = driver.completions
-        self.sink: Sink = SILENT  # written by attach() and by abort(), in any thread
+        self.sink: Sink = SILENT  # written under _lock, unless by the driving thread at the very end
+        self.decode: Decode = decode if carrier.peer.verified else decode_from_stranger  # any thread, by admit()
         self.payloads = IncomingPayloads(self, check)
         self.inside = False  # the driving thread may be in a call of the sink; written by it
         self.frames_received = 0  # the driving thread's, like the next two
@@ -53,12 +57,26 @@ class Inbound:
         self._fail = fail
         self._settle = settle
         self._lock = Lock()
+        self._started = False  # a sink was attached; under _lock
+        self._silenced = False  # under _lock, once: nobody is to hear any more
         self._over = 0  # streams that have ended; any thread, under _lock
         self._announced: int | None = None  # written by the driving thread, under _lock
+
+    def deliver_to(self, sink: Sink) -> bool:
+        """Call this sink from now on, unless silenced. True if there was none before."""
+        with self._lock:
+            if not self._silenced:
+                self.sink = sink
+            first, self._started = not self._started, True
+        return first
 
     def start(self) -> None:
         """Take in streams from now on."""
         self._connection.post_accept_uni(self.completions, token=self.accepted)
+
+    def admit(self) -> None:
+        """The peer is no stranger any more."""
+        self.decode = decode
 
     def tell(self, call: Callable[[Sink], None]) -> None:
         """See Receiver."""
@@ -80,7 +98,9 @@ class Inbound:
         The driving thread first says that it is inside and then looks for the sink; we first take the sink away and
         then look whether it is inside. One of the two sees the other.
         """
-        self.sink = SILENT
+        with self._lock:
+            self._silenced = True
+            self.sink = SILENT
         while self.inside and not is_driving():
             self._left.wait()
 
@@ -92,8 +112,8 @@ class Inbound:
         except QuicError as error:
             return self.read_failed(error)
         self._streams += 1
-        if self._streams > MAX_STREAMS_OF_A_STRANGER and not self.carrier.peer.verified:
-            return self.misbehaved(f"{self._streams} streams without a certificate")
+        if self._streams > MAX_STREAMS_OF_A_STRANGER and self._is_stranger:
+            return self.misbehaved(f"{self._streams} streams of a peer that has not proven who it is")
         Newcomer(self, stream)
         return None
 
@@ -101,10 +121,16 @@ class Inbound:
         """A stream has said what it is."""
         if preamble.type is StreamType.ORDERED:
             OrderedReader(self, stream)
+        elif preamble.type is StreamType.PAYLOAD and self._is_stranger:
+            self.misbehaved(f"payload {preamble.number} from a peer that has not proven who it is")
         elif preamble.type is StreamType.PAYLOAD:
             self.payloads.begin(stream, preamble.number, preamble.size)
         else:
             self.farewell_arrived()
+
+    @property
+    def _is_stranger(self) -> bool:
+        return self.decode is not decode
 
     def finish_announced(self, streams: int) -> None:
         """See Receiver."""

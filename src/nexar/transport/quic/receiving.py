@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from nexar_quic import Completions, QuicError
 
 from nexar.transport.base import Carrier, CarrierLost, Sink
+from nexar.wire.codec import Decode
 from nexar.wire.frame import Frame
 
 
@@ -18,7 +19,9 @@ class Receiver(Protocol):
     completions: Completions
     frames_received: int
     sink: Sink
-    """Looked up at every call, never kept: abort() puts the silent one in its place."""
+    """Looked up at every call, never kept: abort() puts the silent one in its place, a sink its successor."""
+    decode: Decode
+    """Judges headers; looked up for every frame, because a stranger may be admitted between two."""
     inside: bool
     """Set before the sink is looked up, and lowered by leave(): see abort()."""
 

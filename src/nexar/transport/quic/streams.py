@@ -75,7 +75,7 @@ class OrderedReader:
         view, receiver = self._view, self._receiver
         while start < end:
             try:
-                found = next_frame(view, start, end)
+                found = next_frame(view, start, end, receiver.decode)
             except FrameError as error:
                 return self._refuse(str(error))
             if isinstance(found, int):

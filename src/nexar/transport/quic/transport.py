@@ -113,7 +113,7 @@ class QuicTransport(Transport):
                 max(0.0, deadline - time.monotonic()),
                 trust=believed,
                 verify=believed is not None,
-                anonymous=credentials is None,
+                anonymous=credentials is None or expected.anonymous,
             )
         except TimeoutError:
             raise

@@ -63,7 +63,7 @@ class ShmCarrier(Carrier):
         self._life = Lifetime()
         self._payloads_in = PayloadReceiver(segment.slot_reader, self._life)
         self._payloads_out = PayloadSender(segment.slot_writer)
-        self._sink: Sink | None = None  # written once, by attach
+        self._sink: Sink | None = None  # written by attach
         self._flag_lock = threading.Lock()  # over the three below
         self._freed = False
         self._finish_asked = False  # no verb sends any more; any thread writes, once
@@ -219,8 +219,8 @@ class ShmCarrier(Carrier):
         return bool(words[self._frame_word] != self._reader.tail or words[self._chunk_word] != self._slot_reader.tail)
 
     def _take_frames(self) -> None:
-        reader, sink, life = self._reader, self._sink, self._life
-        assert sink is not None
+        reader, life = self._reader, self._life
+        assert self._sink is not None
         while reader.tail != reader.head and life.ended is None:
             frame = reader.next_frame()
             try:
@@ -229,7 +229,7 @@ class ShmCarrier(Carrier):
                 if _CHUNK <= frame.kind <= _HELLO or self._finish_at is not None:
                     self._take_special(frame)
                 else:
-                    sink.frame_arrived(self, frame, reader.body)
+                    self._sink.frame_arrived(self, frame, reader.body)  # looked up for each: it may hand over
             finally:
                 reader.advance()
         if reader.owes_a_look():

@@ -131,9 +131,9 @@ class ShmTransport(Transport):
 
     # ------------------------------------------------------------------ what carriers ask (any thread)
     def attached(self, carrier: ShmCarrier) -> None:
-        """Drive it from now on."""
+        """Drive it from now on. Again: it was handed over, and is driven already."""
         with self._lock:
-            if carrier in self._carriers:
+            if carrier in self._carriers and carrier not in self._attached:
                 self._attached = (*self._attached, carrier)
         self.poke()
 

@@ -20,7 +20,7 @@ from nexar.transport.tls.inbox import Inbox
 from nexar.transport.tls.reactor import READABLE, WRITABLE, Reactor
 from nexar.transport.tls.receiver import Receiver
 from nexar.wire.codec import encode_finish
-from nexar.wire.frame import Lane
+from nexar.wire.frame import Lane, decode
 
 _LAST_CONTROL_LANE: Final = int(Lane.RPC)
 _FAREWELL: Final = encode_finish(0)  # TCP loses nothing on the way, so there is nothing to count
@@ -51,7 +51,7 @@ class TlsCarrier(Carrier):
         self._inbox = Inbox()  # used under the data connection's lock
         self._ending = Ending()
         self._receivers = (Receiver(control, self._ending), Receiver(data, self._ending, self._inbox))
-        self._sink: Sink | None = None  # written once, by attach
+        self._sink: Sink | None = None  # written by attach, like those of the receivers
         self._finish_told = False  # written by the driving thread
         self._delivering = RLock()
 
@@ -59,12 +59,22 @@ class TlsCarrier(Carrier):
 
     def attach(self, sink: Sink) -> None:
         """See Carrier.attach."""
-        self._sink = sink
+        first, self._sink = self._sink is None, sink
         for receiver in self._receivers:
-            receiver.connection.watch(partial(self._ready, receiver, sink))
-            self._look_again(receiver, sink)
+            receiver.sink = sink
+        if first:
+            self._begin()
+
+    def _begin(self) -> None:
+        for receiver in self._receivers:
+            receiver.connection.watch(partial(self._ready, receiver))
+            self._look_again(receiver)
         if self._ending.is_broken:
-            self._reactor.again(partial(self._wind_up, sink))
+            self._reactor.again(self._wind_up)
+
+    def admit(self) -> None:
+        """See Carrier.admit."""
+        self._control.reader.decode = self._data.reader.decode = decode
 
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
         """See Carrier.send_frame."""
@@ -156,27 +166,27 @@ class TlsCarrier(Carrier):
         """A send has failed; the driving thread sees to the rest."""
         why, is_news = self._ending.break_off(as_loss(error))
         if is_news and self._sink is not None:
-            self._reactor.again(partial(self._wind_up, self._sink))
+            self._reactor.again(self._wind_up)
         return why
 
     # --- the driving thread
 
-    def _ready(self, receiver: Receiver, sink: Sink, events: int) -> bool:
+    def _ready(self, receiver: Receiver, events: int) -> bool:
         """The socket has news."""
         with self._delivering:
             try:
-                return self._exchange(receiver, sink, events)
+                return self._exchange(receiver, events)
             except BaseException as error:
                 self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
                 raise
 
-    def _exchange(self, receiver: Receiver, sink: Sink, events: int) -> bool:
+    def _exchange(self, receiver: Receiver, events: int) -> bool:
         happened = bool(events & WRITABLE)
         if happened:
             self._pump(receiver.connection)
         if events & ~WRITABLE:
-            happened |= receiver.receive(self, sink)
-            self._look_again(receiver, sink)
+            happened |= receiver.receive(self)
+            self._look_again(receiver)
         if receiver.peer_finished or self._ending.lost is not None:
             happened |= self._settle()
         return happened
@@ -186,9 +196,9 @@ class TlsCarrier(Carrier):
         self._ending.lose(why)
         self._settle()
 
-    def _look_again(self, receiver: Receiver, sink: Sink) -> None:
+    def _look_again(self, receiver: Receiver) -> None:
         if receiver.holds_input:
-            self._reactor.again(partial(self._ready, receiver, sink, READABLE))
+            self._reactor.again(partial(self._ready, receiver, READABLE))
 
     def _pump(self, connection: Connection) -> None:
         try:
@@ -196,19 +206,19 @@ class TlsCarrier(Carrier):
         except OSError as error:
             self._break_off(error)
 
-    def _wind_up(self, sink: Sink) -> bool:
+    def _wind_up(self) -> bool:
         """Nothing can be sent any more: take in what the peer sent before it went, then end."""
         with self._delivering:
             try:
-                self._take_the_rest(sink)
+                self._take_the_rest()
                 return self._settle()
             except BaseException as error:
                 self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
                 raise
 
-    def _take_the_rest(self, sink: Sink) -> None:
+    def _take_the_rest(self) -> None:
         for receiver in self._receivers:
-            while receiver.receive(self, sink):
+            while receiver.receive(self):
                 continue
         self._ending.lose()
 

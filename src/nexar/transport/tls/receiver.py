@@ -23,6 +23,9 @@ _OURS: Final = frozenset({_CHUNK, _FINISH, int(Kind.HELLO)})
 class Receiver:
     """Takes in one connection of a carrier. Without an inbox no payload may come this way."""
 
+    sink: Sink
+    """Set before anything is received, and looked up at every call: a sink may hand over to another."""
+
     def __init__(self, connection: Connection, ending: Ending, inbox: Inbox | None = None) -> None:
         self.connection = connection
         self.peer_finished = False
@@ -31,12 +34,12 @@ class Receiver:
         self._inbox = inbox  # used under the connection's lock
         self._header_next = False  # a chunk has just ended
 
-    def receive(self, carrier: Carrier, sink: Sink) -> bool:
+    def receive(self, carrier: Carrier) -> bool:
         """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
         received = 0
         channel = self.connection.channel
         while self._ending.lost is None and received < RECEIVE_BUDGET_BYTES:
-            count = self._take(carrier, sink)
+            count = self._take(carrier)
             received += count
             if not count or (channel.exhausted and not channel.buffered):
                 break
@@ -47,14 +50,14 @@ class Receiver:
         """Bytes have arrived that the socket does not show any more."""
         return self._ending.lost is None and self.connection.holds_input
 
-    def _take(self, carrier: Carrier, sink: Sink) -> int:
+    def _take(self, carrier: Carrier) -> int:
         if self._inbox is not None and self._inbox.missing:
             count, complete = self._read_chunk(self._inbox)
             if complete is not None and self._ending.lost is None:
-                sink.payload_arrived(carrier, complete)
+                self.sink.payload_arrived(carrier, complete)
             return count
         count = self._fill()
-        self._dispatch(carrier, sink)
+        self._dispatch(carrier)
         return count
 
     def _fill(self) -> int:
@@ -92,14 +95,14 @@ class Receiver:
             self._ending.lose(as_loss(error))
         return 0
 
-    def _dispatch(self, carrier: Carrier, sink: Sink) -> None:
+    def _dispatch(self, carrier: Carrier) -> None:
         while self._ending.lost is None and (found := self._next()) is not None:
             frame, body = found
             if frame.kind in _OURS or self.peer_finished:
-                self._handle(carrier, sink, frame, body)
+                self._handle(carrier, frame, body)
             else:
                 self.frames_received += 1
-                sink.frame_arrived(carrier, frame, body)
+                self.sink.frame_arrived(carrier, frame, body)
 
     def _next(self) -> tuple[Frame, memoryview] | None:
         try:
@@ -108,7 +111,7 @@ class Receiver:
             self._ending.lose(CarrierLost("misbehaved", str(error)))
             return None
 
-    def _handle(self, carrier: Carrier, sink: Sink, frame: Frame, body: memoryview) -> None:
+    def _handle(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """Frames that are the carrier's own business."""
         if self.peer_finished:
             self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} behind the last one"))
@@ -117,7 +120,7 @@ class Receiver:
         elif frame.kind == _CHUNK and self._inbox is not None:
             complete = self._begin_chunk(self._inbox, frame, body)
             if complete is not None:
-                sink.payload_arrived(carrier, complete)
+                self.sink.payload_arrived(carrier, complete)
         else:
             self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} where none may come"))
 

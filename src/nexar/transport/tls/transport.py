@@ -9,6 +9,7 @@ from threading import Lock, RLock
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
 from nexar.transport.base import Acceptor, Carrier, CarrierLost, Expected, Peer, Transport, Waker
+from nexar.transport.stranger import decode_from_stranger
 from nexar.transport.tls.carrier import TlsCarrier
 from nexar.transport.tls.channel import Channel
 from nexar.transport.tls.connection import Connection
@@ -18,6 +19,7 @@ from nexar.transport.tls.reactor import Reactor
 from nexar.transport.tls.sockets import address_text, limit_unread, open_listener
 from nexar.transport.tls.trust import Believer
 from nexar.wire.codec import FrameReader
+from nexar.wire.frame import decode
 
 _log = logging.getLogger(__name__)
 _warned = Lock()  # taken by the first transport of the process that does not encrypt, never given back
@@ -138,7 +140,8 @@ class TlsTransport(Transport):
 
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
         limit_unread(data.socket)
-        first, second = (Connection(channel, FrameReader(), self._reactor) for channel in (control, data))
+        judge = decode if peer.verified else decode_from_stranger
+        first, second = (Connection(channel, FrameReader(judge), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, scheme=self.scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed

@@ -25,8 +25,7 @@ class Believer:
     server: ssl.SSLContext | None
     named: ssl.SSLContext
     unnamed: ssl.SSLContext
-    verifies: bool
-    """Dials check the chain. Without authorities they cannot, and their peers count as unverified."""
+    trust: Trust
 
     @classmethod
     def make(cls, credentials: Credentials | None, trust: Trust) -> Believer:
@@ -36,14 +35,24 @@ class Believer:
             server=server_context(credentials, trust) if credentials else None,
             named=client_context(credentials, trust),
             unnamed=client_context(credentials, trust, check_name=False),
-            verifies=bool(trust.authorities),
+            trust=trust,
         )
+
+    @property
+    def verifies(self) -> bool:
+        """Dials check the chain. Without authorities they cannot; then only a pinned key verifies the other side."""
+        return bool(self.trust.authorities)
 
     def client(self, expected: Expected) -> tuple[ssl.SSLContext, str | None]:
         """Context and name for a dial. Whose node id or cluster is not known cannot be checked for its name."""
         if self.cluster is None or expected.node == UNKNOWN_NODE:
-            return self.unnamed, None
-        return self.named, node_name(expected.node, self.cluster)
+            return self._context(expected, named=False), None
+        return self._context(expected, named=True), node_name(expected.node, self.cluster)
+
+    def _context(self, expected: Expected, *, named: bool) -> ssl.SSLContext:
+        if expected.anonymous:  # so rare that its context is not worth keeping
+            return client_context(None, self.trust, check_name=named)
+        return self.named if named else self.unnamed
 
     def check_dialed(self, expected: Expected, certificate: bytes | None) -> None:
         """Raises HandshakeFailed unless the other end is the one expected, as far as that can be known."""
@@ -52,14 +61,17 @@ class Believer:
         try:
             if expected.fingerprint not in (None, certificate_fingerprint(certificate)):
                 raise HandshakeFailed("its key is not the pinned one", verification=True)
-            if self.verifies:
-                self._check_name(expected.node, certificate)
+            if self.verifies or expected.fingerprint:
+                # A node that joins has no cluster yet: the pin decides.
+                self._check_name(expected.node, certificate, self.cluster if self.verifies else None)
         except NotOurs as error:
             raise HandshakeFailed(str(error), verification=True) from error
 
     def dialed_peer(self, expected: Expected, certificate: bytes | None, address: str) -> Peer:
-        """Who is at the other end of a dial that was checked."""
-        if certificate is None or not self.verifies:
+        """Who is at the other end of a dial that was checked. A pinned key is as good as a name: it was shown to be
+        the other side's own, and who expects it knows whose it is.
+        """
+        if certificate is None or not (self.verifies or expected.fingerprint):
             return Peer(expected.node, certificate, verified=False, address=address)
         return Peer(identify(certificate).node, certificate, verified=True, address=address)
 
@@ -68,15 +80,15 @@ class Believer:
         if certificate is None:
             return Peer(UNKNOWN_NODE, None, verified=False, address=address)
         try:
-            node = self._check_name(UNKNOWN_NODE, certificate)
+            node = self._check_name(UNKNOWN_NODE, certificate, self.cluster)
         except NotOurs as error:
             raise HandshakeFailed(str(error), verification=True) from error
         return Peer(node, certificate, verified=True, address=address)
 
-    def _check_name(self, node: NodeId, certificate: bytes) -> NodeId:
+    def _check_name(self, node: NodeId, certificate: bytes, cluster: str | None) -> NodeId:
         identity = identify(certificate)
         if node not in (UNKNOWN_NODE, identity.node):
             raise NotOurs(f"it names node {format_node(identity.node)}, expected {format_node(node)}")
-        if self.cluster not in (None, identity.cluster):
-            raise NotOurs(f"it belongs to cluster {identity.cluster!r}, not to {self.cluster!r}")
+        if cluster not in (None, identity.cluster):
+            raise NotOurs(f"it belongs to cluster {identity.cluster!r}, not to {cluster!r}")
         return identity.node

@@ -199,4 +199,4 @@ def test_a_stranger_gets_a_few_streams_and_no_more(scene):
     scene.drive(lambda: seed.door.sinks[0].frames)
     for communicator in range(1, MAX_STREAMS_OF_A_STRANGER + 1):
         send(carrier, b"and more of this", communicator=communicator)
-    assert "without a certificate" in condemned(scene, seed)
+    assert "has not proven who it is" in condemned(scene, seed)

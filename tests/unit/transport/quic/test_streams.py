@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nexar.transport.base import CarrierLost
 from nexar.transport.quic.streams import FIRST_BYTES, KEPT_BYTES, OrderedReader
 from nexar.wire.codec import MAX_FRAME_BYTES, encode_finish
-from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, encode
+from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, decode, encode
 from tests.unit.transport.quic.scene import Memory
 
 
@@ -54,6 +54,7 @@ class PaperReceiver:
         self.over = 0
         self.error = None
         self.inside = False
+        self.decode = decode
 
     def leave(self):
         assert self.inside

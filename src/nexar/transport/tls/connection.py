@@ -17,8 +17,9 @@ from nexar.transport.tls.outbox import Outbox
 from nexar.transport.tls.reactor import READABLE, WRITABLE, Reactor, Ready
 from nexar.wire.codec import FrameReader
 
-SEND_BUDGET_BYTES: Final = 1 << 20
-"""Sent in one go at most, so that whoever sends gets back to its other work."""
+SEND_BUDGET_BYTES: Final = 256 << 10
+"""Sent in one go at most, so that whoever sends gets back to its other work: a quarter of a millisecond. (With 1 MiB a
+small message beside a transfer took 3 ms instead of 1, and one in a hundred 10.)"""
 
 
 class Connection:

@@ -14,7 +14,7 @@ from nexar.transport.tls.ending import Ending
 from nexar.transport.tls.inbox import Inbox
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind
 
-RECEIVE_BUDGET_BYTES: Final = 1 << 20
+RECEIVE_BUDGET_BYTES: Final = 256 << 10
 """Taken in per turn and connection, so that the driving thread gets round to the other peers."""
 _CHUNK, _FINISH = int(Kind.CHUNK), int(Kind.FINISH)
 _OURS: Final = frozenset({_CHUNK, _FINISH, int(Kind.HELLO)})

@@ -19,6 +19,8 @@ PURE_ROOMS = [
     "errors",
     "launch.plan",
     "links.carrier",
+    "security.invitation",
+    "security.renewal",
     "topology",
     "types",
     "wire",

@@ -1,0 +1,1 @@
+"""What you type: `nexar run`, `nexar seed`, `nexar config`."""

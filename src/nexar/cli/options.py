@@ -1,0 +1,28 @@
+"""Options that stand for settings: what several commands take, and how children are told."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from nexar.config import settings
+
+Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed.")]
+Least = Annotated[int | None, typer.Option("--min", help="Fewer members than this do not go on.")]
+Most = Annotated[int | None, typer.Option("--max", help="More members than this are refused.")]
+
+
+def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> dict[str, object]:
+    """The settings that the three options stand for; those that were not given are left out."""
+    given = {
+        "elastic_enabled": elastic or None,
+        "elastic_min_world_size": least,
+        "elastic_max_world_size": most,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def as_variables(given: Mapping[str, object]) -> dict[str, str]:
+    """The same settings as variables, for children."""
+    names = {setting.name: setting.variable for setting in settings()}
+    return {names[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

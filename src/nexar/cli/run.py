@@ -1,0 +1,116 @@
+"""`nexar run`: start ranks on this host."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nexar.cli.ending import exit_code_of
+from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
+from nexar.environment import effective, inherited
+from nexar.errors import ConfigError, UsageError
+from nexar.launch.output import Console, standard_console
+from nexar.launch.plan import Command, choose_form, parse_filter, without_outer_launch
+from nexar.launch.supervisor import Wishes
+from nexar.security.storage import read_secret_file
+
+
+def run(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script; with -m a module.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on as they are.")] = None,
+    *,
+    count: Annotated[int, typer.Option("-n", "--nproc-per-node", help="How many ranks this host runs.")] = 1,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.")] = False,
+    no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not Python.")] = False,
+    ticket: Annotated[str | None, typer.Option(help="Join the cluster of this ticket.", show_default=False)] = None,
+    ticket_file: Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600).")] = None,
+    seed: Annotated[str | None, typer.Option(help="HOST:PORT of the seed; the token is NEXAR_CLUSTER_TOKEN.")] = None,
+    first_rank: Annotated[int | None, typer.Option(help="The rank of the first; else the seed decides.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Write the output to files here, one per rank.")] = None,
+    tee: Annotated[bool, typer.Option("--tee", help="With --log-dir: show the output too.")] = False,
+    local_ranks_filter: Annotated[str | None, typer.Option(help="Show only these local ranks: 0,2")] = None,
+    elastic: Elastic = False,
+    least: Least = None,
+    most: Most = None,
+) -> None:
+    """Start ranks on this host, watch them, and end with them."""
+
+    def action() -> int:
+        from nexar.launch.run import Order, run_host  # noqa: PLC0415  # after the options were found to make sense
+
+        given = elastic_settings(elastic=elastic, least=least, most=most)
+        variables = without_outer_launch(inherited()) | as_variables(given)
+        config = effective({**given, **_way_in(ticket, ticket_file, seed)}, variables).config
+        command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
+        _check(count, command)
+        wishes = Wishes(
+            shown=parse_filter(local_ranks_filter, count),
+            log_dir=_made(log_dir),
+            tee=tee,
+            abort=config.recovery_policy == "abort",
+        )
+        order = Order(
+            count=count, command=command, config=config, wishes=wishes, inherited=variables, first_rank=first_rank
+        )
+        return run_host(order, _console())
+
+    raise typer.Exit(exit_code_of(action))
+
+
+def _way_in(ticket: str | None, ticket_file: Path | None, seed: str | None) -> dict[str, object]:
+    """The setting that one of the three options stands for. What was given here replaces what is in the environment."""
+    given = [option for option in (ticket, ticket_file, seed) if option is not None]
+    if len(given) > 1:
+        raise UsageError("--ticket, --ticket-file and --seed are different ways in: give one of them")
+    if ticket_file is not None:
+        ticket = _read_ticket(ticket_file)
+    if ticket is not None:
+        return {"ticket": ticket, "seed": None}
+    return {} if seed is None else {"seed": seed, "ticket": None}
+
+
+def _read_ticket(path: Path) -> str:
+    try:
+        return read_secret_file(path).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text"
+        raise UsageError(f"--ticket-file {path} cannot be read: {reason}") from error
+
+
+def _check(count: int, command: Command) -> None:
+    """Refuse what cannot work before anything is started: one message instead of one per rank."""
+    if count < 1:
+        raise ConfigError(variable="-n", value=count, allowed="a whole number, 1 or more")
+    if command.form == "script" and not Path(command.target).exists():
+        raise UsageError(f"the script {command.target} does not exist")
+    if command.form == "program" and shutil.which(command.target) is None:
+        raise UsageError(f"the program {command.target} does not exist or cannot be executed")
+    if command.form == "module" and not _is_module(command.target):
+        raise UsageError(f"there is no module {command.target}; python -m {command.target} would not find it either")
+
+
+def _is_module(name: str) -> bool:
+    """Whether the outermost package is there; looking deeper would run its code in the launcher."""
+    sys.path.insert(0, "")  # as python -m does
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except ValueError:
+        return False
+    finally:
+        sys.path.remove("")
+
+
+def _made(log_dir: Path | None) -> Path | None:
+    if log_dir is not None:
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--log-dir {log_dir} cannot be made: {error.strerror}") from error
+    return log_dir
+
+
+def _console() -> Console:
+    return standard_console(sys.stdout.buffer, sys.stderr.buffer)

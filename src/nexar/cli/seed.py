@@ -1,0 +1,66 @@
+"""`nexar seed`: open the door of a cluster, and stay until everybody has left."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nexar.cli.ending import GOOD, complain, exit_code_of
+from nexar.cli.options import Elastic, Least, Most, elastic_settings
+from nexar.config import Config
+from nexar.environment import effective, inherited
+from nexar.errors import ConfigError, UsageError
+from nexar.launch.plan import without_outer_launch
+from nexar.security.storage import write_secret_file
+
+if TYPE_CHECKING:
+    from nexar.cluster.seed import Seed
+
+
+def seed(
+    *,
+    size: Annotated[int, typer.Option(help="How many members the cluster is to have.")],
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on, UDP and TCP; port 0: any.")] = None,
+    ticket_file: Annotated[Path | None, typer.Option(help="Write the ticket to a file (0600), not to stdout.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Keep the cluster's identity here over a restart.")] = None,
+    elastic: Elastic = False,
+    least: Least = None,
+    most: Most = None,
+) -> None:
+    """Open the door of a cluster. Ends when every member has left; an elastic one when it is stopped."""
+
+    def action() -> int:
+        from nexar.cluster.seed import Seed  # noqa: PLC0415  # after the options were found to make sense
+
+        given = elastic_settings(elastic=elastic, least=least, most=most)
+        config = effective(given, without_outer_launch(inherited())).config
+        if size < 1:
+            raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
+        with Seed(listen, size, config=config, state_dir=None if state_dir is None else str(state_dir)) as door:
+            _tell(door, config, ticket_file)
+            _attend(door, size, config)
+        return GOOD
+
+    raise typer.Exit(exit_code_of(action))
+
+
+def _tell(door: "Seed", config: Config, ticket_file: Path | None) -> None:
+    """Say where it is, and give the ticket to whoever asked: to the file, else to standard output, alone on its line.
+
+    Where the secret is a token everybody has it already, and no ticket is shown.
+    """
+    if ticket_file is not None:
+        try:
+            write_secret_file(ticket_file, f"{door.ticket}\n".encode())
+        except OSError as error:
+            raise UsageError(f"--ticket-file {ticket_file} cannot be written: {error.strerror}") from error
+    elif config.cluster_token is None:
+        print(door.ticket, flush=True)
+    complain(f"the seed listens at {door.address}")
+
+
+def _attend(door: "Seed", size: int, config: Config) -> None:
+    door.wait_formed(config.formation_timeout)
+    complain(f"the cluster has formed with {size} members")
+    door.wait_empty()
+    complain("every member has left")

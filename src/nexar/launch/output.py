@@ -1,0 +1,88 @@
+"""Where the output of ranks goes: to this terminal, line by line with the rank in front, to files, or both.
+
+Two ranks never share a line: a line is written when it is complete, in one piece.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias
+
+from nexar.launch.lines import LineSplitter, Tail
+from nexar.launch.plan import RankPlan
+
+Stream: TypeAlias = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)  # red is for errors
+
+
+class Console:
+    """This process's own standard output and error. It ends nothing: a reader that went away is told by `gone`."""
+
+    def __init__(self, outputs: Mapping[Stream, BinaryIO]) -> None:
+        self._outputs = outputs
+        self._coloured = {stream: output.isatty() for stream, output in outputs.items()}
+        self.gone = False
+        """Nobody reads any more, as after `nexar run … | head`."""
+
+    def show(self, plan: RankPlan, stream: Stream, line: bytes) -> None:
+        """One complete line of a rank."""
+        self.write(stream, self._prefix(plan, stream) + line)
+
+    def write(self, stream: Stream, text: bytes) -> None:
+        """Text of our own; not lost in a buffer when this process is killed."""
+        if self.gone:
+            return
+        try:
+            self._outputs[stream].write(text)
+            self._outputs[stream].flush()
+        except BrokenPipeError:
+            self.gone = True
+
+    def _prefix(self, plan: RankPlan, stream: Stream) -> bytes:
+        if not self._coloured[stream]:
+            return plan.prefix.encode()
+        return f"\x1b[{_COLOURS[plan.rank % len(_COLOURS)]}m{plan.prefix}\x1b[0m".encode()
+
+
+class StreamOutput:
+    """One stream of one rank: kept at its end, shown by the console, written to its file. Closed by its owner."""
+
+    def __init__(self, plan: RankPlan, stream: Stream, console: Console | None, log_dir: Path | None) -> None:
+        self._plan, self._stream, self._console = plan, stream, console
+        self._lines = LineSplitter()
+        self._tail = Tail()
+        self._log = None if log_dir is None else (log_dir / plan.log_name(stream)).open("wb", buffering=0)
+
+    def feed(self, piece: bytes) -> None:
+        """What the rank has just written."""
+        self._tail.feed(piece)
+        if self._log is not None:
+            self._log.write(piece)
+        if self._console is not None:
+            for line in self._lines.feed(piece):
+                self._console.show(self._plan, self._stream, line)
+
+    def tail(self) -> str:
+        """The last that came."""
+        return self._tail.text()
+
+    def close(self) -> None:
+        """Show what has no end of line. Idempotent."""
+        rest = self._lines.finish()
+        if rest and self._console is not None:
+            self._console.show(self._plan, self._stream, rest)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def standard_console(stdout: BinaryIO, stderr: BinaryIO) -> Console:
+    """The console of a command."""
+    return Console({"stdout": stdout, "stderr": stderr})
+
+
+def make_log_dir(path: Path) -> None:
+    """Make the folder for log files. OSError where that is not possible."""
+    os.makedirs(path, exist_ok=True)

@@ -1,0 +1,145 @@
+"""One host's part of a cluster: a way in, a block of ranks, the processes, and the verdict.
+
+The launcher is known to the seed by a line of its own: it reserves the ranks before it starts them, so that `RANK` is
+what a rank will be, and it tells of the children that end. Without a ticket or token it opens the cluster itself, with
+the seed as threads of this process.
+"""
+
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nexar.config import Config
+from nexar.errors import ConfigError
+from nexar.launch.output import Console
+from nexar.launch.plan import Block, Command, plan_ranks
+from nexar.launch.supervisor import Supervisor, Wishes
+from nexar.launch.verdict import Verdict
+from nexar.security.invitation import Invitation, invitation_from_token
+from nexar.security.join_ticket import parse_ticket
+from nexar.types import Rank
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What `nexar run` was asked for, checked."""
+
+    count: int
+    command: Command
+    config: Config
+    wishes: Wishes
+    inherited: Mapping[str, str] = field(repr=False)
+    first_rank: Rank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How the ranks get in: what it means to us, and the variables that tell them."""
+
+    invitation: Invitation
+    variables: Mapping[str, str] = field(repr=False)
+    own: bool = False
+    """The cluster is on this host only, and ours."""
+
+
+def run_host(order: Order, console: Console) -> int:
+    """Run the ranks and wait for them. The exit code of it all; the reasons are on the console."""
+    from nexar.cluster.attendant import Attendant  # noqa: PLC0415  # what is wrong with the order is said at once
+
+    with (
+        _opened(order) as entrance,
+        Attendant(entrance.invitation, order.count, order.config, first_rank=order.first_rank) as attendant,
+    ):
+        host, port = _master(entrance, order.inherited)
+        block = Block(
+            count=order.count,
+            first_rank=attendant.first_rank,
+            size=attendant.size,
+            group_rank=attendant.group_rank,
+            launcher=attendant.node,
+            master_addr=host,
+            master_port=port,
+        )
+        mark = secrets.token_hex(8)
+        plans = plan_ranks(
+            block,
+            order.command,
+            python=sys.executable,
+            inherited=order.inherited,
+            entrance=entrance.variables,
+            mark=mark,
+        )
+        supervisor = Supervisor(plans, order.wishes, console=console, report=attendant.report, mark=mark)
+        verdict = supervisor.run()
+    _explain(verdict, supervisor, console)
+    return verdict.exit_code
+
+
+@contextmanager
+def _opened(order: Order) -> Iterator[Entrance]:
+    config = order.config
+    if config.ticket is not None:
+        yield Entrance(parse_ticket(config.ticket), {"NEXAR_TICKET": config.ticket})
+    elif config.seed is not None:
+        yield _by_token(config.cluster_token, config.seed)
+    else:
+        from nexar.cluster.seed import Seed  # noqa: PLC0415  # only the host that opens the cluster needs it
+
+        listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"  # who may come later may come from elsewhere
+        with Seed(listen, order.count, config=config) as seed:
+            yield Entrance(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
+
+
+def _by_token(token: str | None, seed: str) -> Entrance:
+    if token is None:
+        hint = "the seed was started with it; it never travels"
+        allowed = "the cluster's token, needed beside NEXAR_SEED"
+        raise ConfigError(variable="NEXAR_CLUSTER_TOKEN", value="", allowed=allowed, hint=hint)
+    variables = {"NEXAR_SEED": seed, "NEXAR_CLUSTER_TOKEN": token}
+    return Entrance(invitation_from_token(token, [seed]), variables)
+
+
+def _master(entrance: Entrance, inherited: Mapping[str, str]) -> tuple[str, int]:
+    """What MASTER_ADDR and MASTER_PORT say: a place for a store of torch on the host of rank 0, the same for all hosts.
+
+    What the launcher inherited is passed on. Otherwise it is this host, or the seed's host, which is right
+    where the seed runs beside rank 0. nexar itself does not use it.
+    """
+    if entrance.own:
+        host, port = _LOOPBACK, _free_port()
+    else:
+        host, _, text = entrance.invitation.addresses[0].rpartition(":")
+        host, port = host.strip("[]"), min(int(text) + 1, 65535)
+    return inherited.get("MASTER_ADDR") or host, _port(inherited.get("MASTER_PORT"), port)
+
+
+def _port(text: str | None, default: int) -> int:
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise ConfigError(variable="MASTER_PORT", value=text, allowed="a port, 1 to 65535")
+    return int(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _explain(verdict: Verdict, supervisor: Supervisor, console: Console) -> None:
+    """Losses first, the failure last: the last lines are what people read."""
+    for ending in verdict.lost:
+        console.write("stderr", f"nexar: warning: rank {ending.rank} {ending} and is lost\n".encode())
+    if verdict.failed is not None:
+        errors = supervisor.errors_of(verdict.failed.rank)
+        words = f"nexar: rank {verdict.failed.rank} {verdict.failed}"
+        console.write(
+            "stderr", f"{words}, the first to fail:\n{errors}\n".encode() if errors else f"{words}\n".encode()
+        )

@@ -1,0 +1,55 @@
+"""Signals as something that can be waited for together with pipes."""
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeAlias
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask the launcher to stop."""
+
+_Former: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
+
+
+class SignalInbox:
+    """Collects the stopping signals and SIGCHLD while it is entered; in the main thread only.
+
+    The kernel's handler writes the number to a pipe, so no signal is lost between looking and sleeping. One that was
+    ignored before (`nohup`) stays ignored. Leaving restores what was.
+    """
+
+    def __enter__(self) -> Self:
+        self._read, self._write = os.pipe()
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
+        self._former_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._former: dict[int, _Former] = {}
+        for number in (*STOPPING, signal.SIGCHLD):
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                self._former[number] = signal.signal(number, _noted)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._former_wakeup)
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._read
+
+    def take(self) -> list[int]:
+        """The signals that came since the last call, in order."""
+        try:
+            return list(os.read(self._read, 4096))
+        except BlockingIOError:
+            return []
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The number is in the pipe already; this handler only keeps the default from happening."""

@@ -1,0 +1,59 @@
+"""How a run ended: one exit code for all ranks, who failed first, who was lost. Pure."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nexar.types import Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one rank. `stopped`: it came after we had told the ranks to stop, so it says nothing of its own."""
+
+    rank: Rank
+    code: int
+    """Its exit code; negative: the signal that ended it."""
+    stopped: bool = False
+
+    def __str__(self) -> str:
+        """In words, as the cause of a death."""
+        return f"was killed by {signal_name(-self.code)}" if self.code < 0 else f"ended with exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the launcher says and returns."""
+
+    exit_code: int
+    failed: Ending | None = None
+    """The first rank that ended with a code of its own other than 0."""
+    lost: tuple[Ending, ...] = ()
+    """Ranks that a signal of somebody else ended."""
+
+
+def judge(endings: Sequence[Ending], *, interrupted: int | None = None, aborted: bool = False) -> Verdict:
+    """The verdict on all ranks, in the order of their ends.
+
+    A rank that failed by itself decides. Ranks that were killed count as lost: the others may well have gone on without
+    them, so the run is good if one of those ended well. `interrupted`: the signal that stopped this launcher;
+    `aborted`: a loss made it stop the others, so nobody went on.
+    """
+    own = [ending for ending in endings if not ending.stopped]
+    lost = tuple(ending for ending in own if ending.code < 0)
+    failed = next((ending for ending in own if ending.code > 0), None)
+    if failed is not None:
+        return Verdict(failed.code, failed, lost)
+    if interrupted is not None:
+        return Verdict(128 + interrupted, None, lost)
+    if lost and (aborted or not any(ending.code == 0 for ending in own)):
+        return Verdict(128 - lost[0].code, None, lost)
+    return Verdict(0, None, lost)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,63 @@
+"""The command `nexar`, in front of a cluster that is not there: what a launcher does with its processes needs none.
+
+The seed and the launcher's line to it are replaced; deaths that are reported go to the file TEST_REPORTS names.
+"""
+
+import os
+import sys
+from types import ModuleType, TracebackType
+from typing import Self
+
+from nexar.security.invitation import Invitation
+from nexar.security.join_ticket import format_ticket, make_secret
+
+REPORTS = os.environ.pop("TEST_REPORTS", None)
+
+
+class Context:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+
+class NoSeed(Context):
+    def __init__(self, listen: str | None, size: int, **settings: object) -> None:
+        self.ticket = format_ticket(Invitation(("127.0.0.1:4000",), make_secret(), bytes(32)))
+        self.address = "127.0.0.1:4000"
+
+    def wait_formed(self, timeout: float | None = None) -> None:
+        pass
+
+    def wait_empty(self) -> None:
+        pass
+
+
+class NoAttendant(Context):
+    def __init__(self, invitation: Invitation, count: int, config: object, first_rank: int | None = None) -> None:
+        self.node, self.first_rank, self.size, self.group_rank = 7, first_rank or 0, (first_rank or 0) + count, 0
+
+    def report(self, rank: int, cause: str) -> None:
+        if REPORTS:
+            with open(REPORTS, "a", encoding="utf-8") as file:
+                file.write(f"{rank}: {cause}\n")
+
+
+def replace(module: str, **names: object) -> None:
+    stand_in = ModuleType(module)
+    stand_in.__dict__.update(names)
+    sys.modules[module] = stand_in
+
+
+if __name__ == "__main__":
+    replace("nexar.cluster.seed", Seed=NoSeed)
+    replace("nexar.cluster.attendant", Attendant=NoAttendant)
+    from nexar.cli.main import main
+
+    main()

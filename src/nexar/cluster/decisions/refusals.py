@@ -1,0 +1,42 @@
+"""Who was turned away, and why: the newest, and how many there were. A flood of strangers fills no memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from nexar.wire.joining import MAX_REFUSALS
+
+_MAX_TEXT: Final = 200
+"""Characters of a reason that are kept; it may quote what a stranger sent."""
+
+
+class Refusal(Exception):
+    """Somebody cannot have what it asked for. The text says why, and is meant for them."""
+
+
+class Refusals:
+    """A list that forgets its oldest."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+        self.count = 0
+        """All that ever were."""
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def add(self, who: str, why: str) -> None:
+        """One more."""
+        self._newest.append((who, brief(why)))
+        self.count += 1
+
+    def listed(self) -> dict[str, str]:
+        """Those that are remembered: who, and why (the last time)."""
+        return dict(self._newest)
+
+
+def brief(text: str, most: int = _MAX_TEXT) -> str:
+    """One line of at most `most` characters, whatever was in it: fit for a log and for a Refused message."""
+    line = "".join(character if character.isprintable() else " " for character in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 1]}…"

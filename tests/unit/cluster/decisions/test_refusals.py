@@ -1,0 +1,29 @@
+"""The list of refusals is bounded in every direction, and counts what it forgets."""
+
+from nexar.cluster.decisions.refusals import Refusals, brief
+from nexar.wire.joining import MAX_REFUSALS
+
+
+def test_the_newest_are_listed_and_all_are_counted() -> None:
+    refusals = Refusals()
+    for number in range(1000):
+        refusals.add(f"stranger {number}", "no")
+    assert (len(refusals), refusals.count) == (MAX_REFUSALS, 1000)
+    listed = refusals.listed()
+    assert "stranger 999" in listed
+    assert "stranger 0" not in listed
+
+
+def test_a_reason_is_one_short_line_whatever_a_stranger_wrote() -> None:
+    assert brief("plain words, ünïcode too") == "plain words, ünïcode too"
+    assert brief("a\nb\x1b[2Jc\u2028d") == "a b [2Jc d"
+    assert brief("x" * 10_000) == "x" * 199 + "…"
+    assert brief("x" * 200) == "x" * 200
+
+
+def test_the_last_reason_for_the_same_stranger_counts() -> None:
+    refusals = Refusals()
+    refusals.add("somebody", "first")
+    refusals.add("somebody", "second")
+    assert refusals.listed() == {"somebody": "second"}
+    assert refusals.count == 2

@@ -1,7 +1,12 @@
 """Payloads: from the sender's memory into the receiver's, and out of both on demand."""
 
+import gc
 import mmap
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from nexar.transport.base import Redirected
@@ -150,6 +155,41 @@ def test_a_payload_withdrawn_at_once_never_arrives(pair: Pair) -> None:
     pair.check_usable()
     pair.quieten()
     assert 1 not in pair.right.heard.payloads
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    """So that only what nobody holds any more is freed."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("fate", ["lands", "is discarded", "is withdrawn"])
+def test_memory_is_let_go_at_once_when_its_payload(pair: Pair, fate: str) -> None:
+    """Not when the collector comes by: that may be many payloads later, and each may be large."""
+    held = _memory_of_a_payload_that(pair, fate)
+    pair.check_usable()
+    pair.quieten()
+    assert [memory() is None for memory in held] == [True, True]
+
+
+def _memory_of_a_payload_that(pair: Pair, fate: str) -> list[weakref.ref[Any]]:
+    size = 64 * MIB
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    pair.right.carrier.expect_payload(5, target.data)
+    pair.left.carrier.send_payload(5, source.data)
+    pair.until(lambda: target[0], "the first bytes of a payload")
+    if fate == "lands":
+        pair.until(lambda: pair.right.heard.payloads, "a payload")
+    elif fate == "is withdrawn":
+        pair.left.carrier.withdraw_payload(5)
+    pair.right.carrier.redirect_payload(5, None)
+    return [weakref.ref(source), weakref.ref(target)]
 
 
 @pytest.mark.slow

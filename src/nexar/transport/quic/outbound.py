@@ -123,6 +123,7 @@ class Outbound:
         with self._lock:
             if self._payloads.get(payload.transfer) is payload:
                 del self._payloads[payload.transfer]
+            payload.release()
 
     def interrupted(self, error: BaseException) -> None:
         """See Handler."""
@@ -219,7 +220,8 @@ class OutgoingPayload:
         self.transfer = transfer
         self._outbound = outbound
         self._stream = stream
-        self._operation = stream.post_write(data, completions, token=self.done)
+        # None once the memory is free; written under the outbound's lock. The write knows us by its token.
+        self._operation: Operation | None = stream.post_write(data, completions, token=self.done)
 
     def withdraw(self) -> None:
         """Give the memory back, and tell the peer that what it has got is worthless.
@@ -234,7 +236,9 @@ class OutgoingPayload:
 
     def release(self) -> None:
         """Give the memory back."""
-        self._operation.cancel()
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.cancel()
 
     def done(self, _operation: Operation) -> None:
         """However it ended: that the connection is gone is reported by who waits for that."""

@@ -3,6 +3,8 @@
 Law: `_expected` holds every transfer whose last byte has not landed. Its memory is touched only by the one read that is
 posted into it, and who cancels that read owns the memory again. So a transfer is in one of three states: no stream yet
 (nothing posted), a read posted, or a read done whose handler is about to run; if that was the last one, it is too late.
+A read knows its payload, so a payload forgets a read that is over: in a ring of the two, memory that has landed would
+stay until the collector finds it.
 
 A stream may come for a transfer that nobody expects any more, because the link refused it on the way: it is stopped.
 Such transfers are remembered, but not all of them for ever; so a peer may surprise us as often as we forgot one.
@@ -168,6 +170,7 @@ class IncomingPayload:
         operation = self._operation
         if operation is not None and not operation.cancel() and self._is_whole(operation):
             return False
+        self._operation = None
         self._dropped = True
         return True
 
@@ -204,6 +207,7 @@ class IncomingPayload:
 
     def _advance(self, count: int) -> None:
         with self._table.lock:
+            self._operation = None
             stream, asked = self.stream, min(PIECE_BYTES, self._size - self._received)
             self._received += count
             missing = self._size - self._received

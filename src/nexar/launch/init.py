@@ -1,0 +1,92 @@
+"""`init()` and `connect()`: from the environment of this process, or from a ticket, to a communicator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from nexar.config import Config
+from nexar.environment import effective, inherited
+from nexar.launch.detect import detect
+from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
+from nexar.launch.handover import offered, take
+from nexar.launch.seed_process import SeedProcess
+from nexar.launch.seed_terms import changed_settings
+from nexar.security.invitation import Invitation, invitation_from_token
+from nexar.security.join_ticket import parse_ticket
+from nexar.transport.address import format_address
+from nexar.types import UNKNOWN_NODE
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator
+
+
+def init(config: Config | None = None, **settings: Any) -> Communicator:
+    """Join the cluster this process was started for, and return when everybody is there.
+
+    In a process started by `nexar run`, torchrun, srun, mpiexec or a Kubernetes indexed job, or with a ticket (or the
+    seed's address and the token) in its environment. `settings` are fields of `Config` and win over `config`, which
+    wins over the environment; a field of `config` that has its default counts as not given. ConfigError or UsageError
+    with the remedy if nothing says how to come in; JoinRefused, SeedUnreachable or FormationTimeout if that fails. The
+    communicator is closed by whoever called this.
+    """
+    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # wrong settings are refused without it
+
+    chosen = _choose(config, settings)
+    start = detect(inherited())
+    door = choose_door(start, chosen, os.getppid())
+    rank, size = (None, None) if start is None else (start.rank, start.size)
+    launcher = UNKNOWN_NODE if start is None else start.launcher
+    with _opened(door, chosen) as invitation:
+        return bootstrap(chosen, invitation, rank=rank, launcher=launcher, size=size)
+
+
+def connect(ticket: str, config: Config | None = None, **settings: Any) -> Communicator:
+    """Join the cluster of a ticket, whoever started this process; the seed gives the rank. Errors as for `init`."""
+    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a wrong ticket is refused without it
+
+    invitation = parse_ticket(ticket)
+    return bootstrap(_choose(config, settings), invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
+
+
+def _choose(config: Config | None, settings: dict[str, Any]) -> Config:
+    given = {} if config is None else changed_settings(config)
+    return effective({**given, **settings}).config
+
+
+@contextmanager
+def _opened(door: Door, config: Config) -> Iterator[Invitation]:
+    """What the door means; kept open until the cluster has formed, where this rank opened it."""
+    if isinstance(door, ByTicket):
+        yield parse_ticket(door.ticket)
+    elif isinstance(door, ByToken):
+        yield invitation_from_token(door.token, [door.address])
+    elif isinstance(door, ByMeeting):
+        with _meeting(door, config) as invitation:
+            yield invitation
+    elif door.opens:
+        with _shared(door, config) as invitation:
+            yield invitation
+    else:
+        yield parse_ticket(take(door.name, config.formation_timeout))
+
+
+@contextmanager
+def _meeting(door: ByMeeting, config: Config) -> Iterator[Invitation]:
+    invitation = invitation_from_token(door.token, [format_address(door.host, door.port)])
+    if not door.opens:
+        yield invitation
+        return
+    with SeedProcess(door.size, f":{door.port}", config, config.formation_timeout):
+        yield invitation
+
+
+@contextmanager
+def _shared(door: ByFile, config: Config) -> Iterator[Invitation]:
+    with (
+        SeedProcess(door.size, "127.0.0.1:0", config, config.formation_timeout) as seed,
+        offered(door.name, seed.ticket, seed.pid),
+    ):
+        yield parse_ticket(seed.ticket)

@@ -1,0 +1,187 @@
+"""`spawn(fn, n)`: n processes on this host run a function on one communicator; their results come back as a list."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from nexar.config import Config
+from nexar.environment import effective
+from nexar.errors import PeerLost, RemoteError, UsageError
+from nexar.launch.seed_terms import changed_settings
+from nexar.launch.verdict import Ending
+from nexar.types import UNKNOWN_NODE, Rank
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator
+
+_Result = TypeVar("_Result")
+
+_GRACE = 2.0  # between the polite and the impolite signal
+_STARTED, _RAISED, _RETURNED = "started", "raised", "returned"
+_Message: TypeAlias = tuple[str, Any]
+
+
+def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> list[_Result]:
+    """Run `fn(comm)` in n new processes and return what each returned, by rank.
+
+    The first failure ends them all: RemoteError with the traceback of the rank that raised, PeerLost if one died. `fn`
+    and what it returns must be picklable; call this below `if __name__ == "__main__":`, as for multiprocessing. When it
+    returns or raises, the processes have ended.
+    """
+    _check(fn, n)
+    from nexar.cluster.seed import Seed  # noqa: PLC0415  # a wrong call is refused without it
+
+    config = effective({**settings, "ticket": None, "seed": None}).config  # this cluster is its own
+    with Seed("127.0.0.1:0", n, config=config) as seed:
+        team = _Team(fn, n, seed.ticket, config)
+        try:
+            return team.results()
+        finally:
+            team.end()
+
+
+def _check(fn: Callable[..., Any], n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise UsageError(f"spawn(fn, n={n!r}): n is how many processes to start, 1 or more")
+    try:
+        ForkingPickler.dumps(fn)
+    except Exception as error:  # noqa: BLE001  # whatever its __reduce__ raises, the answer is the same
+        raise UsageError(
+            f"{fn!r} cannot be sent to another process ({error}); pass a function defined at the top of a module, "
+            "not a lambda and not one defined inside another function"
+        ) from error
+
+
+class _Team:
+    """The processes of one spawn."""
+
+    def __init__(self, fn: Callable[..., Any], n: int, ticket: str, config: Config) -> None:
+        self._name = getattr(fn, "__qualname__", repr(fn))
+        self._processes: list[SpawnProcess] = []
+        self._lines: dict[Connection, Rank] = {}
+        self._started: set[Rank] = set()
+        self._results: dict[Rank, Any] = {}
+        settings = changed_settings(config)
+        try:
+            for rank in range(n):
+                self._start(rank, (fn, rank, n, ticket, settings))
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, rank: Rank, arguments: tuple[Any, ...]) -> None:
+        context = get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        self._lines[here] = rank
+        process = context.Process(target=_work, args=(there, *arguments), name=f"nexar-rank-{rank}")
+        try:
+            process.start()
+        finally:
+            there.close()
+        self._processes.append(process)
+
+    def results(self) -> list[Any]:
+        """Wait for all, or for the first failure."""
+        while len(self._results) < len(self._processes):
+            waiting = [line for line, rank in self._lines.items() if rank not in self._results]
+            for line in connection.wait(waiting):
+                assert isinstance(line, Connection)
+                self._hear(line, self._lines[line])
+        return [self._results[rank] for rank in range(len(self._processes))]
+
+    def _hear(self, line: Connection, rank: Rank) -> None:
+        try:
+            kind, content = line.recv()
+        except EOFError:
+            raise self._lost(rank) from None
+        if kind == _RAISED:
+            raise RemoteError(rank=rank, function=self._name, traceback=content)
+        if kind == _RETURNED:
+            self._results[rank] = content
+        else:
+            self._started.add(rank)
+
+    def _lost(self, rank: Rank) -> PeerLost | UsageError:
+        process = self._processes[rank]
+        process.join(_GRACE)  # its line closes a moment before it has ended
+        ending = "closed its line" if process.exitcode is None else str(Ending(rank, process.exitcode))
+        if rank in self._started or (process.exitcode or 0) < 0:
+            return PeerLost(rank=rank, cause=ending, operation=self._name)
+        return UsageError(
+            f"rank {rank} {ending} before it could run {self._name}; what it wrote is above. "
+            'Is the call of spawn below `if __name__ == "__main__":`?'
+        )
+
+    def end(self) -> None:
+        """End whoever still runs. Idempotent."""
+        for process in self._processes:
+            process.terminate() if len(self._results) < len(self._processes) else None
+        deadline = time.monotonic() + _GRACE
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            process.close()
+        for line in self._lines:
+            line.close()
+        self._processes.clear()
+        self._lines.clear()
+
+
+# -- in the new process ------------------------------------------------------------------------------------------------
+
+
+def _work(line: Connection, fn: Callable[..., Any], rank: Rank, n: int, ticket: str, settings: dict[str, Any]) -> None:
+    """The whole life of a rank. A failure is told before the communicator is left, so that it is heard as the first."""
+    threading.Thread(target=_end_with_parent, name="nexar-parent", daemon=True).start()
+    with line:
+        line.send((_STARTED, None))
+        try:
+            line.send((_RETURNED, _run(line, fn, rank, n, ticket, settings)))
+        except _Told:
+            return
+        except BaseException:  # the parent raises it
+            line.send((_RAISED, traceback.format_exc()))
+
+
+class _Told(Exception):  # noqa: N818  # not an error of its own
+    """The failure of the function has been told."""
+
+
+def _run(line: Connection, fn: Callable[..., Any], rank: Rank, n: int, ticket: str, settings: dict[str, Any]) -> Any:
+    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a failing import is told like any other
+    from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
+
+    told = False
+    try:
+        with bootstrap(
+            Config(**settings), parse_ticket(ticket), rank=rank, launcher=UNKNOWN_NODE, size=n
+        ) as communicator:
+            try:
+                return fn(communicator)
+            except BaseException:
+                line.send((_RAISED, traceback.format_exc()))
+                told = True
+                raise
+    except BaseException:
+        if told:
+            raise _Told from None
+        raise
+
+
+def _end_with_parent() -> None:
+    """Nobody is left who wants the result."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

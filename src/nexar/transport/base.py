@@ -275,7 +275,12 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
         """Dial and authenticate, both ways, or raise ConnectRefused (TimeoutError at the deadline, of time.monotonic).
-        Blocks its caller, needs nobody to drive, and may run in several threads at once. Interruptible by Ctrl-C.
+        Blocks its caller, needs nobody to drive, and may run in several threads at once. Interruptible by Ctrl-C, and
+        ended with ConnectRefused when another thread closes the transport.
+
+        Where addresses are host:port, `address` may be several, separated by commas, and a name may stand for several:
+        they are dialed side by side, and the first that answers is taken (see transport.race). If none does, the error
+        has the reason of each, and `verification` if it was one of them.
         """
 
     @abstractmethod

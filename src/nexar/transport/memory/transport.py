@@ -32,6 +32,7 @@ class MemoryTransport(Transport):
         self._lock = threading.RLock()  # guards _carriers and _closed; reentrant as in memory.pipe
         self._carriers: set[MemoryCarrier] = set()
         self._closed = False
+        self._closing = threading.Event()  # set with _closed: ends the dials that nobody answers
         self._ready: deque[MemoryCarrier] = deque()  # appended by any thread, taken by the driving thread
         # The driving thread's own:
         self._held: list[tuple[float, int, MemoryCarrier]] = []  # heap: carriers with something that is not due yet
@@ -60,7 +61,8 @@ class MemoryTransport(Transport):
         if verdict is Verdict.CUT:
             raise ConnectRefused(address, "the network refuses")
         if verdict is Verdict.HOLD or time.monotonic() >= deadline:
-            threading.Event().wait(max(0.0, deadline - time.monotonic()))  # nobody will answer
+            if self._closing.wait(max(0.0, deadline - time.monotonic())):  # nobody will answer
+                raise ConnectRefused(address, "this side is closed")
             raise TimeoutError(f"{address} did not answer in time")
         if verdict is Verdict.DOUBLE:
             listener.dial(self, address, expected).abort("this dial was sent twice")
@@ -150,6 +152,7 @@ class MemoryTransport(Transport):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            self._closing.set()
             carriers = list(self._carriers)
         if self.address is not None:
             self.network.unbind(self.address)

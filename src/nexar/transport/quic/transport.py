@@ -11,28 +11,21 @@ import time
 from threading import Lock
 from typing import Final
 
-from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError, VerificationError
+from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
 from nexar.transport.address import format_address
-from nexar.transport.attempts import Failed, try_each
 from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Transport
 from nexar.transport.quic.addresses import resolve, to_numeric
 from nexar.transport.quic.carrier import QuicCarrier
+from nexar.transport.quic.dialing import QuicCourse
 from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import CloseCode, shorten
-from nexar.transport.quic.identification import (
-    WrongPeer,
-    name_for_dial,
-    peer_of_arrival,
-    peer_of_dial,
-    to_native_credentials,
-    to_native_trust,
-    trust_for_dial,
-)
+from nexar.transport.quic.endings import CloseCode
+from nexar.transport.quic.identification import peer_of_arrival, to_native_credentials, to_native_trust
 from nexar.transport.quic.listener import Listener
 from nexar.transport.quic.settings import QuicSettings
+from nexar.transport.race import race
 
 _FORKED: Final = "this process was forked; it must make a transport of its own"
 
@@ -85,46 +78,15 @@ class QuicTransport(Transport):
 
     def connect(self, address: str, expected: Expected, deadline: float) -> QuicCarrier:
         """See Transport."""
-        places = self._resolve(address)
-        connection = try_each(
-            address, places, deadline, lambda place, until: self._dial(address, place, expected, until)
-        )
         try:
-            return self._adopt(connection, peer_of_dial(connection, expected))
-        except WrongPeer as error:
-            connection.close(CloseCode.REFUSED, shorten(str(error)))
-            raise ConnectRefused(address, str(error), verification=True) from error
-
-    def _resolve(self, address: str) -> list[tuple[str, int]]:
-        try:
-            return resolve(address, beside=self._endpoint.address[0])
-        except ForkedError as error:
-            raise ConnectRefused(address, _FORKED) from error
-        except OSError as error:
-            raise ConnectRefused(address, error.strerror or str(error)) from error
-
-    def _dial(self, address: str, place: tuple[str, int], expected: Expected, deadline: float) -> Connection:
-        credentials, trust = self._identity
-        believed = trust_for_dial(trust, expected)
-        try:
-            return self._endpoint.connect(
-                place,
-                name_for_dial(credentials, expected),
-                max(0.0, deadline - time.monotonic()),
-                trust=believed,
-                verify=believed is not None,
-                anonymous=credentials is None or expected.anonymous,
-            )
-        except TimeoutError:
-            raise
+            course = QuicCourse(self._endpoint, self._identity, expected)
+            beside = self._endpoint.address[0]
+            _, (connection, peer) = race(address, deadline, lambda text: resolve(text, beside=beside), course)
         except ForkedError as error:
             raise ConnectRefused(address, _FORKED) from error
         except EndpointClosed as error:
             raise ConnectRefused(address, str(error)) from error
-        except VerificationError as error:
-            raise ConnectRefused(address, str(error), verification=True) from error
-        except (OSError, ValueError) as error:  # ValueError: of a family that the socket does not speak
-            raise Failed(str(error)) from error
+        return self._adopt(connection, peer)
 
     def _identify(self, connection: Connection) -> Peer:
         credentials, _ = self._identity

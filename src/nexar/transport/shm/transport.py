@@ -11,7 +11,7 @@ from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused,
 from nexar.transport.shm.address import SCHEME, ShmAddress, listen_directory, parse_address
 from nexar.transport.shm.carrier import ShmCarrier
 from nexar.transport.shm.descriptors import Descriptors
-from nexar.transport.shm.dialer import dial
+from nexar.transport.shm.dialer import Dial
 from nexar.transport.shm.doorbell import Doorbell, fence
 from nexar.transport.shm.handshake import Refused
 from nexar.transport.shm.listener import Listener
@@ -45,7 +45,8 @@ class ShmTransport(Transport):
         self._geometry = Geometry(ring_bytes=ring_bytes)
         self._directory = directory
         self._descriptors = Descriptors()
-        self._lock = threading.Lock()  # over the next three
+        self._lock = threading.Lock()  # over the next four
+        self._dials: set[Dial] = set()  # under way
         self._carriers: set[ShmCarrier] = set()
         self._attached: tuple[ShmCarrier, ...] = ()  # those with a sink; replaced, never changed: poll reads it freely
         self._closed = False
@@ -80,7 +81,7 @@ class ShmTransport(Transport):
         target = self._target(address, expected)
         try:
             self._require_support()
-            connection, segment = dial(target, self._node, self._geometry, deadline)
+            connection, segment = self._dial(target, deadline)
         except TimeoutError:
             raise
         except Refused as error:
@@ -88,6 +89,28 @@ class ShmTransport(Transport):
         except OSError as error:
             raise ConnectRefused(target.shown, str(error)) from error
         return self._add(connection, segment, Peer(target.node, None, True, target.shown), dialed=True)
+
+    def _dial(self, target: ShmAddress, deadline: float) -> tuple[socket.socket, Segment]:
+        dial = Dial(deadline)
+        try:
+            self._begin(dial)
+            segment = dial.run(target, self._node, self._geometry)
+        except BaseException:
+            self._end(dial)
+            dial.connection.close()
+            raise
+        self._end(dial)
+        return dial.connection, segment
+
+    def _begin(self, dial: Dial) -> None:
+        with self._lock:
+            self._dials.add(dial)
+            if self._closed:
+                dial.hang_up()
+
+    def _end(self, dial: Dial) -> None:
+        with self._lock:
+            self._dials.discard(dial)
 
     def _target(self, address: str, expected: Expected) -> ShmAddress:
         try:
@@ -215,6 +238,8 @@ class ShmTransport(Transport):
                 return
             self._closed = True
             carriers = list(self._carriers)
+            for dial in self._dials:
+                dial.hang_up()
         for carrier in carriers:
             carrier.abort("the transport was closed")
         listener, self._listener = self._listener, None

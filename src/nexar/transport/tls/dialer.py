@@ -1,6 +1,6 @@
-"""A dial: both connections of a carrier, made at the same time, by the thread that wants them.
+"""A dial: both connections of a carrier, at each place of the peer, all side by side, by the thread that wants them.
 
-Nothing here is shared with other threads until the dial has succeeded.
+Nothing here is shared with other threads until the dial has succeeded; one descriptor tells that it is to end.
 """
 
 from __future__ import annotations
@@ -8,110 +8,187 @@ from __future__ import annotations
 import os
 import select
 import socket
-import time
+from collections import deque
 from functools import partial
+from typing import Final, TypeAlias
 
-from nexar.transport.attempts import Failed, try_each
 from nexar.transport.base import ConnectRefused, Expected, Peer
+from nexar.transport.race import Failed, race
 from nexar.transport.tls.channel import Channel, TlsChannel
 from nexar.transport.tls.handshake import HandshakeFailed, Story, dial
 from nexar.transport.tls.hello import TOKEN_BYTES, Half, Hello
-from nexar.transport.tls.sockets import SocketAddress, begin_dial, resolve
+from nexar.transport.tls.sockets import SocketAddress, address_text, begin_dial, resolve
 from nexar.transport.tls.trust import Believer
+
+Place: TypeAlias = tuple[int, SocketAddress]
+Found: TypeAlias = tuple[Peer, list[Channel]]
+
+
+CLOSED: Final = "this side's transport is closed"
+
+
+class _Ended(Exception):
+    """The transport was closed."""
 
 
 def dial_peer(
-    address: str, expected: Expected, deadline: float, believer: Believer, *, plain: bool
-) -> tuple[Peer, list[Channel]]:
-    """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline."""
-
-    def attempt(place: tuple[int, SocketAddress], until: float) -> tuple[Peer, list[Channel]]:
-        try:
-            return _Dial(address, expected, believer, plain=plain).run(*place, until)
-        except HandshakeFailed as failure:
-            if failure.verification:
-                raise ConnectRefused(address, failure.reason, verification=True) from failure
-            raise Failed(failure.reason) from failure
-        except _OutOfTime:
-            raise TimeoutError from None
-        except OSError as error:
-            raise Failed(error.strerror or str(error)) from error
-
-    return try_each(address, _resolve(address), deadline, attempt)
-
-
-def _resolve(address: str) -> list[tuple[int, SocketAddress]]:
+    address: str, expected: Expected, deadline: float, believer: Believer, *, plain: bool, ending: int
+) -> Found:
+    """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline; ConnectRefused
+    too once the descriptor `ending` is readable.
+    """
     try:
-        return resolve(address)
-    except OSError as error:
-        raise ConnectRefused(address, error.strerror or str(error)) from error
+        _, found = race(address, deadline, resolve, _TlsCourse(expected, believer, plain=plain, ending=ending))
+    except _Ended as error:
+        raise ConnectRefused(address, CLOSED) from error
+    return found
 
 
-class _OutOfTime(Exception):
-    """No answer so far. (Not a TimeoutError: the system has one of its own, for a dial it has given up.)"""
+class _TlsCourse:
+    """See Course. Every socket of every attempt is in one poll."""
+
+    def __init__(self, expected: Expected, believer: Believer, *, plain: bool, ending: int) -> None:
+        self._expected = expected
+        self._believer = believer
+        self._plain = plain
+        self._ending = ending
+        self._poller = select.poll()
+        self._poller.register(ending, select.POLLIN)
+        self._attempts: dict[int, _Attempt] = {}  # by descriptor, two each
+        self._ended: deque[tuple[Place, Found | Failed]] = deque()
+
+    def begin(self, place: Place) -> None:
+        """See Course."""
+        attempt = _Attempt(place, self._expected, self._believer, plain=self._plain)
+        try:
+            waits = attempt.begin()
+        except (HandshakeFailed, OSError) as error:
+            attempt.close()
+            raise _failure(error) from error
+        except BaseException:
+            attempt.close()
+            raise
+        for descriptor, events in waits:
+            self._attempts[descriptor] = attempt
+            self._poller.register(descriptor, events)
+
+    def wait(self, timeout: float) -> tuple[Place, Found | Failed] | None:
+        """See Course."""
+        if not self._ended:
+            for descriptor, _ in self._poller.poll(max(timeout, 0.0) * 1000):
+                self._resume(descriptor)
+        return self._ended.popleft() if self._ended else None
+
+    def show(self, place: Place) -> str:
+        """See Course."""
+        return address_text(place[1])
+
+    def call_off(self) -> None:
+        """See Course."""
+        for attempt in self._attempts.values():
+            attempt.close()
+        for _, outcome in self._ended:
+            if not isinstance(outcome, Failed):
+                for channel in outcome[1]:
+                    channel.socket.close()
+
+    def _resume(self, descriptor: int) -> None:
+        if descriptor == self._ending:
+            raise _Ended
+        attempt = self._attempts.get(descriptor)
+        if attempt is None:
+            return  # its other half has just failed
+        try:
+            events = attempt.resume(descriptor)
+            if events is not None:
+                self._poller.modify(descriptor, events)
+                return
+            self._poller.unregister(descriptor)
+            if not attempt.is_whole:
+                return
+            outcome: Found | Failed = attempt.found()
+        except (HandshakeFailed, OSError) as error:
+            outcome = _failure(error)
+        self._forget(attempt, close=isinstance(outcome, Failed))
+        self._ended.append((attempt.place, outcome))
+
+    def _forget(self, attempt: _Attempt, *, close: bool) -> None:
+        for descriptor in attempt.descriptors:
+            del self._attempts[descriptor]
+            if not attempt.has_settled(descriptor):
+                self._poller.unregister(descriptor)
+        if close:
+            attempt.close()
 
 
-class _Dial:
-    """One attempt at one socket address."""
+class _Attempt:
+    """Both connections to one socket address."""
 
-    def __init__(self, address: str, expected: Expected, believer: Believer, *, plain: bool) -> None:
-        self._address = address
+    def __init__(self, place: Place, expected: Expected, believer: Believer, *, plain: bool) -> None:
+        self.place = place
         self._expected = expected
         self._believer = believer
         self._plain = plain
         self._token = os.urandom(TOKEN_BYTES)
         self._sockets: list[socket.socket] = []  # closed if it comes to nothing
         self._begun: list[TlsChannel] = []
+        self._stories: dict[int, Story[Channel]] = {}
+        self._settled: dict[int, Channel] = {}
 
-    def run(self, family: int, place: SocketAddress, deadline: float) -> tuple[Peer, list[Channel]]:
+    def begin(self) -> list[tuple[int, int]]:
+        """Set out; which descriptor waits for which events."""
+        for half in Half:
+            self._begin(half)
+        return [(descriptor, next(story)) for descriptor, story in self._stories.items()]
+
+    def resume(self, descriptor: int) -> int | None:
+        """It has what it waited for. What it waits for next; None: this half is done. HandshakeFailed."""
         try:
-            stories = [self._begin(family, place, half) for half in Half]
-            channels = _run_all(dict(zip(self._descriptors(), stories, strict=True)), deadline)
-        except BaseException:
-            for dialing in self._sockets:
-                dialing.close()
-            raise
-        return self._peer(), [channels[descriptor] for descriptor in self._descriptors()]
+            return next(self._stories[descriptor])
+        except StopIteration as end:
+            self._settled[descriptor] = end.value
+            return None
 
-    def _begin(self, family: int, place: SocketAddress, half: Half) -> Story[Channel]:
+    @property
+    def descriptors(self) -> list[int]:
+        """Of both halves."""
+        return list(self._stories)
+
+    def has_settled(self, descriptor: int) -> bool:
+        """Whether this half is done."""
+        return descriptor in self._settled
+
+    @property
+    def is_whole(self) -> bool:
+        """Both halves are done."""
+        return len(self._settled) == len(Half)
+
+    def found(self) -> Found:
+        """Who is there, and the channels, control first. HandshakeFailed."""
+        first, second = (channel.engine.getpeercert(True) for channel in self._begun)
+        if first != second:
+            raise HandshakeFailed("its two connections show different certificates", verification=True)
+        peer = self._believer.dialed_peer(self._expected, first, address_text(self.place[1]))
+        return peer, [self._settled[descriptor] for descriptor in self._stories]
+
+    def close(self) -> None:
+        """It comes to nothing. Idempotent."""
+        for dialing in self._sockets:
+            dialing.close()
+
+    def _begin(self, half: Half) -> None:
         context, name = self._believer.client(self._expected)
+        family, place = self.place
         dialing = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.append(dialing)
         begin_dial(dialing, place)
         channel = TlsChannel(dialing, context, server_side=False, server_name=name)
         self._begun.append(channel)
         check = partial(self._believer.check_dialed, self._expected)
-        return dial(channel, Hello(half, self._token, self._plain), check)
-
-    def _descriptors(self) -> list[int]:
-        return [channel.socket.fileno() for channel in self._begun]
-
-    def _peer(self) -> Peer:
-        first, second = (channel.engine.getpeercert(True) for channel in self._begun)
-        if first != second:
-            raise HandshakeFailed("its two connections show different certificates", verification=True)
-        return self._believer.dialed_peer(self._expected, first, self._address)
+        self._stories[dialing.fileno()] = dial(channel, Hello(half, self._token, self._plain), check)
 
 
-def _run_all(stories: dict[int, Story[Channel]], deadline: float) -> dict[int, Channel]:
-    """Run stories to their ends, side by side; what each returned."""
-    poller, results = select.poll(), dict[int, Channel]()
-    ready = list(stories)
-    while len(results) < len(stories):
-        for descriptor in ready:
-            try:
-                poller.register(descriptor, next(stories[descriptor]))
-            except StopIteration as end:
-                results[descriptor] = end.value
-                poller.unregister(descriptor)
-        if len(results) < len(stories):
-            ready = _wait(poller, deadline)
-    return results
-
-
-def _wait(poller: select.poll, deadline: float) -> list[int]:
-    remaining = deadline - time.monotonic()
-    ready = poller.poll(max(remaining, 0.0) * 1000)
-    if not ready and remaining <= 0:
-        raise _OutOfTime
-    return [descriptor for descriptor, _ in ready]
+def _failure(error: HandshakeFailed | OSError) -> Failed:
+    if isinstance(error, HandshakeFailed):
+        return Failed(error.reason, verification=error.verification)
+    return Failed(error.strerror or str(error))

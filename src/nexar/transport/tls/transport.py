@@ -18,6 +18,7 @@ from nexar.transport.tls.listener import Listener
 from nexar.transport.tls.reactor import Reactor
 from nexar.transport.tls.sockets import address_text, limit_unread, open_listener
 from nexar.transport.tls.trust import Believer
+from nexar.transport.tls.under_way import DialsUnderWay
 from nexar.wire.codec import FrameReader
 from nexar.wire.frame import decode
 
@@ -53,6 +54,7 @@ class TlsTransport(Transport):
         self._carriers: set[TlsCarrier] = set()  # any thread, under _lock
         self._closed = False  # written under _lock
         self._lock = Lock()
+        self._dials = DialsUnderWay()
         # Held while driving, so that a close waits for the turn to end; reentrant, because a sink may close.
         self._driving = RLock()
         if not encrypt:
@@ -91,9 +93,9 @@ class TlsTransport(Transport):
 
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
         """See Transport.connect. Node 0 in `expected`: whoever is there, as far as chain and pin allow."""
-        if self._closed:
-            raise UsageError("the transport is closed")
-        peer, (control, data) = dial_peer(address, expected, deadline, self._believer, plain=self._plain)
+        believer, plain = self._believer, self._plain
+        with self._dials.one_more(address) as ending:
+            peer, (control, data) = dial_peer(address, expected, deadline, believer, plain=plain, ending=ending)
         return self._make_carrier(peer, control, data, dialed=True)
 
     def poll(self) -> bool:
@@ -115,6 +117,7 @@ class TlsTransport(Transport):
 
     def close(self) -> None:
         """See Transport.close."""
+        self._dials.end()
         with self._driving:
             with self._lock:
                 if self._closed:
@@ -132,6 +135,7 @@ class TlsTransport(Transport):
     def abandon(self) -> None:
         """See Transport.abandon. Takes no lock: a thread that held it may not exist here."""
         self._closed = True
+        self._dials.abandon()
         for carrier in list(self._carriers):
             carrier.abandon()
         if self._listener is not None:

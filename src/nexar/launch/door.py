@@ -125,5 +125,5 @@ def _nobody(config: Config) -> ConfigError | UsageError:
         return ConfigError(variable="NEXAR_SEED", value="", allowed=allowed, hint="start one with `nexar seed`")
     return UsageError(
         "no launcher started this process, and it has no ticket: start it with `nexar run -n 4 SCRIPT` (torchrun, "
-        "srun, mpiexec and Kubernetes indexed jobs are known too), or set NEXAR_TICKET to the string `nexar seed` printed"
+        "srun, mpiexec and Kubernetes indexed jobs are known too), or set NEXAR_TICKET to what `nexar seed` printed"
     )

@@ -3,7 +3,6 @@
 Two ranks never share a line: a line is written when it is complete, in one piece.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -81,8 +80,3 @@ class StreamOutput:
 def standard_console(stdout: BinaryIO, stderr: BinaryIO) -> Console:
     """The console of a command."""
     return Console({"stdout": stdout, "stderr": stderr})
-
-
-def make_log_dir(path: Path) -> None:
-    """Make the folder for log files. OSError where that is not possible."""
-    os.makedirs(path, exist_ok=True)

@@ -7,11 +7,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nexar.config import Config
 from nexar.environment import effective
@@ -27,7 +29,6 @@ _Result = TypeVar("_Result")
 
 _GRACE = 2.0  # between the polite and the impolite signal
 _STARTED, _RAISED, _RETURNED = "started", "raised", "returned"
-_Message: TypeAlias = tuple[str, Any]
 
 
 def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> list[_Result]:
@@ -50,15 +51,26 @@ def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> lis
 
 
 def _check(fn: Callable[..., Any], n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if n < 1:
         raise UsageError(f"spawn(fn, n={n!r}): n is how many processes to start, 1 or more")
     try:
         ForkingPickler.dumps(fn)
-    except Exception as error:  # noqa: BLE001  # whatever its __reduce__ raises, the answer is the same
+    except Exception as error:  # whatever its __reduce__ raises, the answer is the same
         raise UsageError(
             f"{fn!r} cannot be sent to another process ({error}); pass a function defined at the top of a module, "
             "not a lambda and not one defined inside another function"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What one process is told."""
+
+    fn: Callable[..., Any]
+    rank: Rank
+    size: int
+    ticket: str = field(repr=False)
+    settings: dict[str, Any] = field(repr=False)
 
 
 class _Team:
@@ -73,16 +85,16 @@ class _Team:
         settings = changed_settings(config)
         try:
             for rank in range(n):
-                self._start(rank, (fn, rank, n, ticket, settings))
+                self._start(_Task(fn, rank, n, ticket, settings))
         except BaseException:
             self.end()
             raise
 
-    def _start(self, rank: Rank, arguments: tuple[Any, ...]) -> None:
+    def _start(self, task: _Task) -> None:
         context = get_context("spawn")
         here, there = context.Pipe(duplex=False)
-        self._lines[here] = rank
-        process = context.Process(target=_work, args=(there, *arguments), name=f"nexar-rank-{rank}")
+        self._lines[here] = task.rank
+        process = context.Process(target=_work, args=(there, task), name=f"nexar-rank-{task.rank}")
         try:
             process.start()
         finally:
@@ -123,8 +135,9 @@ class _Team:
 
     def end(self) -> None:
         """End whoever still runs. Idempotent."""
-        for process in self._processes:
-            process.terminate() if len(self._results) < len(self._processes) else None
+        if len(self._results) < len(self._processes):
+            for process in self._processes:
+                process.terminate()
         deadline = time.monotonic() + _GRACE
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -141,42 +154,33 @@ class _Team:
 # -- in the new process ------------------------------------------------------------------------------------------------
 
 
-def _work(line: Connection, fn: Callable[..., Any], rank: Rank, n: int, ticket: str, settings: dict[str, Any]) -> None:
-    """The whole life of a rank. A failure is told before the communicator is left, so that it is heard as the first."""
+def _work(line: Connection, task: _Task) -> None:
+    """The whole life of a rank."""
     threading.Thread(target=_end_with_parent, name="nexar-parent", daemon=True).start()
     with line:
         line.send((_STARTED, None))
         try:
-            line.send((_RETURNED, _run(line, fn, rank, n, ticket, settings)))
-        except _Told:
-            return
-        except BaseException:  # the parent raises it
-            line.send((_RAISED, traceback.format_exc()))
+            line.send((_RETURNED, _run(line, task)))
+        except BaseException:  # noqa: BLE001  # the parent raises it
+            _tell(line)
 
 
-class _Told(Exception):  # noqa: N818  # not an error of its own
-    """The failure of the function has been told."""
-
-
-def _run(line: Connection, fn: Callable[..., Any], rank: Rank, n: int, ticket: str, settings: dict[str, Any]) -> Any:
+def _run(line: Connection, task: _Task) -> Any:
     from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a failing import is told like any other
     from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
 
-    told = False
-    try:
-        with bootstrap(
-            Config(**settings), parse_ticket(ticket), rank=rank, launcher=UNKNOWN_NODE, size=n
-        ) as communicator:
-            try:
-                return fn(communicator)
-            except BaseException:
-                line.send((_RAISED, traceback.format_exc()))
-                told = True
-                raise
-    except BaseException:
-        if told:
-            raise _Told from None
-        raise
+    config, invitation = Config(**task.settings), parse_ticket(task.ticket)
+    with bootstrap(config, invitation, rank=task.rank, launcher=UNKNOWN_NODE, size=task.size) as communicator:
+        try:
+            return task.fn(communicator)
+        except BaseException:
+            _tell(line)  # before the others are told by leaving: what they raise then is not the first failure
+            raise
+
+
+def _tell(line: Connection) -> None:
+    with suppress(OSError):  # a parent that has heard of a failure listens no longer
+        line.send((_RAISED, traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

@@ -25,6 +25,8 @@ FINGERPRINT_BYTES: Final = 32
 MAX_MEMBERSHIP_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
 """So that the join message that carries it is not too large."""
 
+MAX_MEMBERS: Final = 4096
+"""As many find room in one message with a description of about 190 bytes each."""
 _ATTENDANT_BYTES: Final = 64
 """More than one takes: two numbers of the encoding, a node id, a fingerprint."""
 _REST_BYTES: Final = 512

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nexar.cluster.membership import (
     FINGERPRINT_BYTES,
+    MAX_MEMBERS,
     MAX_MEMBERSHIP_BYTES,
     Attendant,
     Member,
@@ -172,6 +173,14 @@ def _large(size: int, address: str = "[2001:db8:1234:5678::{}]:40000") -> Member
 def test_a_thousand_members_with_three_addresses_each_fit_into_one_message() -> None:
     assert len(encode_join(Committed(_large(1000).encode()))) < MAX_JOIN_BYTES
     assert share_bytes(_large(1).member(0)) < allowed_share_bytes(1000)
+
+
+def test_the_largest_cluster_has_room_for_an_address_of_each_transport() -> None:
+    largest = Member(
+        2**64 - 1, "gpu-0000.cluster.example.org", key(1), {"quic": ("[fd00::1]:40000",), "tls": ("[fd00::1]:40000",)},
+        frozenset({"quic", "tls", "shm"}), 2**64 - 1,
+    )  # fmt: skip
+    assert share_bytes(largest) < allowed_share_bytes(MAX_MEMBERS)
 
 
 def test_more_than_a_message_carries_is_refused_with_the_remedy() -> None:

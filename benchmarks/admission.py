@@ -1,0 +1,115 @@
+"""What does one joiner cost the seed's mind, and does that grow with the world?
+
+    python benchmarks/admission.py
+    python benchmarks/admission.py --sizes 100,1000,4000 --repetitions 9
+
+CPU time per joiner in `cluster/decisions/admission`, from its knock to its share of the commit: the whole formation,
+divided by its size. Each figure is the lowest of its repetitions, which take turns, so that a busy machine disturbs all
+sizes alike; the ratio is to the smallest world. Prints, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.admission_events import Applied, Event, Greeted, Knocked, Reserved
+from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
+from nexar.wire.handshake import Hello
+from nexar.wire.joining import Apply, Reserve
+
+PER_HOST = 8
+RANKS_FROM = ("seed", "environment", "launcher")
+_PROOF = bytes(PROOF_BYTES)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    table = Table(title="CPU per joiner", pad_edge=False)
+    table.add_column("ranks come from the")
+    for size in options.sizes:
+        table.add_column(f"{size}", justify="right")
+    table.add_column(f"{options.sizes[-1]} : {options.sizes[0]}", justify="right")
+    for origin in RANKS_FROM:
+        costs = measure(origin, options.sizes, options.repetitions)
+        cells = [f"{1e6 * cost:.2f} µs" for cost in costs]
+        table.add_row(origin, *cells, f"{costs[-1] / costs[0]:.2f}")
+    Console().print(table)
+
+
+def parse() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1000])
+    parser.add_argument("--repetitions", type=int, default=7)
+    return parser.parse_args()
+
+
+def measure(origin: str, sizes: list[int], repetitions: int) -> list[float]:
+    """Seconds of CPU per joiner, for each size."""
+    samples = [[cost(origin, size) for size in sizes] for _ in range(repetitions)]
+    return [min(column) for column in zip(*samples, strict=True)]
+
+
+def cost(origin: str, size: int) -> float:
+    """Seconds of CPU per joiner; small worlds are formed several times, so that all last equally long."""
+    worlds = max(1, 2000 // size)
+    stories = [story(origin, size) for _ in range(worlds)]
+    doors = [Admission("cluster", size, started=0.0, formation_timeout=60.0) for _ in range(worlds)]
+    gc.collect()
+    begin = time.process_time()
+    for door, events in zip(doors, stories, strict=True):
+        for event in events:
+            door.step(event, 1.0)
+    spent = time.process_time() - begin
+    assert all(door.membership is not None for door in doors)
+    return spent / (size * worlds)
+
+
+def story(origin: str, size: int) -> list[Event]:
+    """Everything that happens while a world of this size forms; a launcher's own events count for its children."""
+    events: list[Event] = []
+    for first in range(0, size if origin == "launcher" else 0, PER_HOST):
+        reserve = Reserve(_PROOF, b"request", f"host-{first // PER_HOST}", min(PER_HOST, size - first))
+        events += knock(size + first, "launcher")
+        events.append(Reserved(size + first, reserve, True, fingerprint(size + first)))
+    for number in range(size):
+        events += knock(number, "candidate")
+        events.append(Applied(number, application(origin, size, number), True, fingerprint(number)))
+    return events
+
+
+def knock(connection: int, role: str) -> list[Event]:
+    """Before the proof."""
+    hello = Hello(1 + connection, "launcher" if role == "launcher" else "candidate", frozenset(), bytes(NONCE_BYTES))
+    return [Knocked(connection, f"10.0.0.1:{connection}"), Greeted(connection, hello)]
+
+
+def application(origin: str, size: int, number: int) -> Apply:
+    """With three addresses. Ranks of the environment come in an order that leaves many gaps for a while."""
+    addresses = {"quic": (f"10.0.0.1:{number}", f"[fd00::1]:{number}"), "tls": (f"10.0.0.1:{number}",)}
+    first = number // PER_HOST * PER_HOST
+    rank = {"seed": None, "environment": scattered(number, size), "launcher": number}[origin]
+    launcher = 1 + size + first if origin == "launcher" else 0
+    return Apply(_PROOF, b"request", f"host-{number // PER_HOST}", addresses, rank, launcher)
+
+
+def scattered(number: int, size: int) -> int:
+    """Even ranks first, then the odd ones."""
+    half = (size + 1) // 2
+    return 2 * number if number < half else 2 * (number - half) + 1
+
+
+def fingerprint(number: int) -> bytes:
+    """Any 32 bytes."""
+    return number.to_bytes(32, "big")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""The seed's mind: whom to let in, and when everybody is there. Pure.
+
+    knocked ──hello──→ greeted ──proof──→ admitted (candidate or launcher) ──world full──→ member, attendant
+       │                  │                  │
+       └── time over, no room, wrong, gone ──┴──→ ended, once
+
+Laws:
+- Before its proof a connection costs one place in the waiting room and changes nothing else. So what strangers do is
+  never seen by those who have the secret, except as a line in the list of refusals, which is bounded.
+- The node id counts only from the proof on: nobody keeps a node out by saying its name first.
+- A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
+  membership pins: that node has lost its old line, though we may not have noticed.
+- The membership is committed once, with epoch 1, as soon as `size` candidates are in; launchers do not count.
+- Every event costs the same however large the world is, but for the commit, which is paid for once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from nexar.cluster.decisions.admission_events import (
+    Action,
+    Admit,
+    Applied,
+    BadMessage,
+    ChildDied,
+    Commit,
+    Drop,
+    Event,
+    Fail,
+    Gone,
+    Greeted,
+    Knocked,
+    Left,
+    Note,
+    NoteKind,
+    Refuse,
+    Reserved,
+    SendChallenge,
+    Tick,
+)
+from nexar.cluster.decisions.formation import Formation
+from nexar.cluster.decisions.refusals import Refusal, Refusals, brief
+from nexar.cluster.decisions.waiting_room import WaitingRoom
+from nexar.cluster.membership import FINGERPRINT_BYTES, MAX_MEMBERS, Attendant, Member, Membership
+from nexar.errors import InternalError, UsageError
+from nexar.types import UNKNOWN_NODE, NodeId, Rank, describe_peer, format_node, format_seconds
+from nexar.wire.handshake import Hello
+
+WRONG_SECRET: Final = "the ticket or token does not open this cluster"
+_CROWDED: Final = "too many connections wait to authenticate; try again"
+_REPLACED: Final = "the node has come back on another connection"
+
+_Joining: TypeAlias = Literal["candidate", "launcher"]
+
+
+@dataclass(slots=True)
+class _Guest:
+    """One connection, from its knock to its end."""
+
+    connection: int
+    address: str
+    hello: Hello | None = None
+    fingerprint: bytes = b""
+    """Of its key; empty until it has proven that it knows the secret."""
+
+    @property
+    def node(self) -> NodeId | None:
+        return self.hello.node if self.hello else None
+
+
+class Admission:
+    """Told of everything that happens at the door by `step`, and of nothing else."""
+
+    def __init__(
+        self,
+        cluster: str,
+        size: int,
+        *,
+        started: float,
+        formation_timeout: float,
+        max_pending: int = 256,
+        auth_timeout: float = 10.0,
+        seed: Attendant | None = None,
+    ) -> None:
+        """Form a cluster of `size` members until `started + formation_timeout`. `seed` is pinned by the membership.
+
+        UsageError for a size that no cluster has.
+        """
+        if not 1 <= size <= MAX_MEMBERS:
+            raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
+        self.size = size
+        self._deadline = started + formation_timeout
+        self._formation_timeout = formation_timeout
+        self._auth_timeout = auth_timeout
+        self._formation: Formation | None = Formation(cluster, size, seed)  # until it succeeds or fails
+        self._membership: Membership | None = None
+        self._guests: dict[int, _Guest] = {}
+        self._pending = WaitingRoom(max_pending, auth_timeout)
+        self._members: dict[NodeId, _Guest] = {}
+        self._launchers: dict[NodeId, _Guest] = {}
+        self._refusals = Refusals()
+
+    @classmethod
+    def resumed(cls, membership: Membership, *, max_pending: int = 256, auth_timeout: float = 10.0) -> Admission:
+        """The seed of a cluster that has formed, started again: those whom the membership pins may come back."""
+        size = membership.size
+        made = cls(
+            membership.cluster, size, started=0, formation_timeout=0, max_pending=max_pending, auth_timeout=auth_timeout
+        )
+        made._formation, made._membership = None, membership
+        return made
+
+    @property
+    def membership(self) -> Membership | None:
+        """What was committed; None before."""
+        return self._membership
+
+    @property
+    def failed(self) -> bool:
+        """The time for forming passed before everybody was there."""
+        return self._formation is None and self._membership is None
+
+    @property
+    def joined(self) -> int:
+        """Candidates that are in and connected; after the commit, members that are connected."""
+        return len(self._members)
+
+    @property
+    def pending(self) -> int:
+        """Connections that have proven nothing yet."""
+        return len(self._pending)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Who was turned away, and why: the newest 256."""
+        return self._refusals.listed()
+
+    def due(self, now: float) -> float | None:
+        """When the next Tick is needed, not before `now`; None: not before another event."""
+        formation = None if self._formation is None else self._deadline
+        deadlines = [each for each in (formation, self._pending.next_deadline) if each is not None]
+        return max(now, min(deadlines)) if deadlines else None
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take note of an event; what to do about it, in this order. The only method that changes anything.
+
+        Events of a connection that has ended are ignored: they were under way when it did.
+        """
+        if isinstance(event, Knocked):
+            return self._knocked(event, now)
+        if isinstance(event, Tick):
+            return self._tick(now)
+        guest = self._guests.get(event.connection)
+        if guest is None:
+            return []
+        try:
+            return self._heard(guest, event)
+        except Refusal as reason:
+            return self._refuse(guest, str(reason))
+
+    def _heard(
+        self, guest: _Guest, event: Greeted | Applied | Reserved | BadMessage | Gone | ChildDied | Left
+    ) -> list[Action]:
+        """Refusal if the guest has to go for it."""
+        match event:
+            case Greeted():
+                actions = self._greeted(guest, event.hello)
+            case Applied():
+                actions = self._applied(guest, event)
+            case Reserved():
+                actions = self._reserved(guest, event)
+            case BadMessage():
+                raise Refusal(event.reason)
+            case Gone():
+                actions = self._end(guest, "gone", event.reason)
+            case Left():
+                actions = [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]
+            case ChildDied():
+                actions = self._child_died(guest, event)
+        return actions
+
+    # ------------------------------------------------------------ strangers
+
+    def _knocked(self, event: Knocked, now: float) -> list[Action]:
+        if event.connection in self._guests:
+            raise InternalError(f"connection {event.connection} knocked twice")
+        guest = self._guests[event.connection] = _Guest(event.connection, event.address)
+        knocked = Note("knocked", event.address)
+        if self.failed:
+            return [knocked, *self._refuse(guest, self._why_failed())]
+        displaced = self._pending.enter(event.connection, now)
+        dropped = [] if displaced is None else self._drop(self._guests[displaced], _CROWDED)
+        return [*dropped, knocked]
+
+    def _greeted(self, guest: _Guest, hello: Hello) -> list[Action]:
+        if guest.hello is not None:
+            raise Refusal("it said hello twice")
+        if hello.role not in ("candidate", "launcher"):
+            raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
+        if hello.node == UNKNOWN_NODE:
+            raise Refusal("its hello names no node")
+        guest.hello = hello
+        self._pending.spoke(guest.connection)
+        return [SendChallenge(guest.connection)]
+
+    def _authenticate(self, guest: _Guest, role: _Joining, event: Applied | Reserved) -> Hello:
+        """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
+        if guest.hello is None:
+            raise Refusal("it asked to be let in before it said hello")
+        if guest.fingerprint:
+            raise Refusal("it asked to be let in twice")
+        if guest.hello.role != role:
+            raise Refusal(f"it said hello as a {guest.hello.role} and asked for what a {role} gets")
+        if not event.proof_ok:
+            raise Refusal(WRONG_SECRET)
+        if len(event.fingerprint) != FINGERPRINT_BYTES:
+            raise InternalError(f"an application with a fingerprint of {len(event.fingerprint)} bytes was let through")
+        guest.fingerprint = event.fingerprint
+        self._pending.leave(guest.connection)
+        return guest.hello
+
+    # ------------------------------------------------------------ forming
+
+    def _applied(self, guest: _Guest, event: Applied) -> list[Action]:
+        hello, asked = self._authenticate(guest, "candidate", event), event.application
+        if self._formation is None:
+            return self._returned(guest, hello, self._members)
+        self._check_once(hello.node)
+        member = Member(hello.node, asked.host, guest.fingerprint, asked.addresses, hello.capabilities, asked.launcher)
+        self._formation.admit(member, asked.rank)
+        self._members[hello.node] = guest
+        admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
+        return [admit, self._note("admitted", guest), *self._commit_when_full(self._formation)]
+
+    def _reserved(self, guest: _Guest, event: Reserved) -> list[Action]:
+        hello, asked = self._authenticate(guest, "launcher", event), event.reservation
+        if self._formation is None:
+            return self._returned(guest, hello, self._launchers)
+        self._check_once(hello.node)
+        block = self._formation.reserve(Attendant(hello.node, guest.fingerprint), asked.count, asked.first_rank)
+        self._launchers[hello.node] = guest
+        admit = Admit(
+            guest.connection,
+            hello.node,
+            guest.address,
+            self.size,
+            first_rank=block.first_rank,
+            group_rank=block.group_rank,
+        )
+        return [admit, self._note("reserved", guest, f"ranks {block.ranks.start}..{block.ranks.stop - 1}")]
+
+    def _check_once(self, node: NodeId) -> None:
+        present = self._members.get(node) or self._launchers.get(node)
+        if present is not None:
+            raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")
+
+    def _commit_when_full(self, formation: Formation) -> list[Action]:
+        if not formation.is_full:
+            return []
+        self._membership = formation.make_membership()
+        self._formation = None
+        return [Commit(self._membership, self._insiders()), Note("committed", reason=f"{self.size} members")]
+
+    # ------------------------------------------------------------ formed
+
+    def _returned(self, guest: _Guest, hello: Hello, circle: dict[NodeId, _Guest]) -> list[Action]:
+        """Somebody with the secret came after the commit: one of us, or too late."""
+        rank = self._check_known(guest.fingerprint, hello)
+        dropped = self._replace(circle[hello.node]) if hello.node in circle else []
+        circle[hello.node] = guest
+        admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=rank)
+        return [*dropped, admit, self._note("returned", guest), Commit(self._formed(), (guest.connection,))]
+
+    def _replace(self, old: _Guest) -> list[Action]:
+        return [Drop(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
+
+    def _check_known(self, fingerprint: bytes, hello: Hello) -> Rank | None:
+        """The rank of a candidate, None for a launcher. Refusal unless the membership pins it, in that role."""
+        membership = self._formed()
+        rank = membership.rank_of(hello.node)
+        is_seed = membership.seed is not None and hello.node == membership.seed.node
+        pinned = membership.pin(hello.node)
+        if pinned is None or is_seed or (rank is None) == (hello.role == "candidate"):
+            raise Refusal(f"the cluster has formed with {membership.size} members and is not elastic")
+        if pinned != fingerprint:
+            raise Refusal(f"node {format_node(hello.node)} is known with another key")
+        return rank
+
+    def _formed(self) -> Membership:
+        if self._membership is None:
+            raise InternalError("somebody spoke after the formation had failed and all connections had ended")
+        return self._membership
+
+    def _child_died(self, guest: _Guest, event: ChildDied) -> list[Action]:
+        if guest.node is None or self._launchers.get(guest.node) is not guest:
+            raise Refusal("it reported the end of a child, and is no launcher")
+        if not self._is_child(guest.node, event.rank):
+            raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
+        return [Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause)]
+
+    def _is_child(self, launcher: NodeId, rank: Rank) -> bool:
+        if self._formation is not None:
+            return self._formation.is_child(launcher, rank)
+        return rank < self.size and self._formed().member(rank).launcher == launcher
+
+    def _holder(self, rank: Rank) -> NodeId | None:
+        return self._formed().member(rank).node if self._formation is None else self._formation.holder(rank)
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self, now: float) -> list[Action]:
+        late = f"it did not authenticate within {format_seconds(self._auth_timeout)}"
+        expired = [self._guests[connection] for connection in self._pending.expired(now)]
+        actions = [action for guest in expired for action in self._drop(guest, late)]
+        if self._formation is not None and now >= self._deadline:
+            actions += self._fail()
+        return actions
+
+    def _fail(self) -> list[Action]:
+        """Everybody is told: those who are in, the facts; the others, that it is over."""
+        insiders = self._insiders()
+        joined = tuple(self._who(guest) for guest in self._members.values())
+        strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
+        refused = [action for guest in strangers for action in self._refuse(guest, self._why_failed())]
+        self._formation = None
+        self._guests.clear()
+        self._members.clear()
+        self._launchers.clear()
+        listed, count = self._refusals.listed(), self._refusals.count
+        fail = Fail(joined, self.size, listed, count, self._formation_timeout, insiders)
+        return [*refused, fail, Note("failed", reason=f"{len(joined)} of {self.size} joined")]
+
+    def _why_failed(self) -> str:
+        return f"the cluster did not form within {format_seconds(self._formation_timeout)}"
+
+    # ------------------------------------------------------------ ends
+
+    def _refuse(self, guest: _Guest, reason: str) -> list[Action]:
+        reason = brief(reason)
+        self._refusals.add(self._who(guest), reason)
+        return [Refuse(guest.connection, reason), *self._end(guest, "refused", reason)]
+
+    def _drop(self, guest: _Guest, reason: str) -> list[Action]:
+        self._refusals.add(self._who(guest), reason)
+        return [Drop(guest.connection, reason), *self._end(guest, "dropped", reason)]
+
+    def _end(self, guest: _Guest, kind: NoteKind, reason: str) -> list[Action]:
+        note = self._note(kind, guest, reason)
+        del self._guests[guest.connection]
+        self._pending.leave(guest.connection)
+        self._withdraw(guest)
+        return [note]
+
+    def _withdraw(self, guest: _Guest) -> None:
+        """What its node has claimed is free again, unless the membership has settled it."""
+        for circle in (self._members, self._launchers):
+            if guest.node is not None and circle.get(guest.node) is guest:
+                del circle[guest.node]
+                if self._formation is not None:
+                    self._formation.withdraw(guest.node)
+
+    # ------------------------------------------------------------ words
+
+    def _insiders(self) -> tuple[int, ...]:
+        return tuple(guest.connection for guest in (*self._members.values(), *self._launchers.values()))
+
+    def _rank(self, guest: _Guest) -> Rank | None:
+        """What it has claimed or holds; nobody has a rank by its hello alone."""
+        book = self._formation or self._membership
+        if book is None or guest.node is None or self._members.get(guest.node) is not guest:
+            return None
+        return book.rank_of(guest.node)
+
+    def _who(self, guest: _Guest) -> str:
+        return describe_peer(self._rank(guest), guest.node, guest.address)
+
+    def _note(self, kind: NoteKind, guest: _Guest, reason: str = "") -> Note:
+        return Note(kind, guest.address, guest.node, self._rank(guest), brief(reason))

@@ -1,0 +1,178 @@
+"""What admission is told, and what it wants done.
+
+A connection is a number that the shell chose and never uses again. The shell does what needs the world: it decodes,
+checks proofs and requests, signs, sends, closes. It reports events in the order in which they happened and carries out
+actions in the order in which they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from nexar.cluster.membership import Membership
+from nexar.types import NodeId, Rank
+from nexar.wire.handshake import Hello
+from nexar.wire.joining import Apply, Reserve
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    """A connection is open; nothing has been said on it."""
+
+    connection: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """It said hello, in our version."""
+
+    connection: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """It asked to become a member."""
+
+    connection: int
+    application: Apply
+    proof_ok: bool
+    fingerprint: bytes
+    """Of the key in its request, whose signature has been checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """It asked for a block of ranks."""
+
+    connection: int
+    reservation: Reserve
+    proof_ok: bool
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadMessage:
+    """What it said means nothing, is of another version, or carries a request that is not in order."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The connection has ended, and not by us."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDied:
+    """A launcher reports the end of one of its children."""
+
+    connection: int
+    rank: Rank
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """It takes its leave."""
+
+    connection: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: at the latest when `due` said."""
+
+
+Event: TypeAlias = Knocked | Greeted | Applied | Reserved | BadMessage | Gone | ChildDied | Left | Tick
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class SendChallenge:
+    """Answer its hello."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Sign its request and send Welcome with these facts."""
+
+    connection: int
+    node: NodeId
+    seen_address: str
+    size: int
+    rank: Rank | None = None
+    """Of a candidate, where it is known already."""
+    first_rank: Rank | None = None
+    """Of a launcher's block."""
+    group_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send Refused with the reason, then close: a judgement, and trying again will not change it."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close without a word: no judgement, whoever it is may try again."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The membership is settled: send it on these connections."""
+
+    membership: Membership
+    connections: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The time for forming is over: send FormationFailed on these connections, then close them."""
+
+    joined: tuple[str, ...]
+    expected: int
+    refused: Mapping[str, str]
+    """The newest, by who they said they were."""
+    refused_count: int
+    timeout: float
+    connections: tuple[int, ...]
+
+
+NoteKind: TypeAlias = Literal[
+    "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
+    "failed",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For people and for logs: what happened, to whom, and why. Nothing needs to be done."""
+
+    kind: NoteKind
+    address: str | None = None
+    node: NodeId | None = None
+    rank: Rank | None = None
+    reason: str = ""
+
+
+Action: TypeAlias = SendChallenge | Admit | Refuse | Drop | Commit | Fail | Note

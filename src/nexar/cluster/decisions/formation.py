@@ -1,0 +1,87 @@
+"""A membership in the making: who has been let in so far, and what was promised to them. Pure.
+
+Admission decides whether somebody may come in at all; here it is decided whether there is a place, and, when everybody
+is there, which one it is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nexar.cluster.decisions.ranks import Block, Places
+from nexar.cluster.decisions.refusals import Refusal
+from nexar.cluster.membership import Attendant, Member, Membership, allowed_share_bytes, share_bytes
+from nexar.types import NodeId, Rank, format_node
+
+_FIRST_EPOCH: Final = 1
+
+
+class Formation:
+    """Candidates and launchers of a cluster that is not yet complete. Each node comes in once."""
+
+    def __init__(self, cluster: str, size: int, seed: Attendant | None) -> None:
+        self._cluster = cluster
+        self._seed = seed
+        self._places = Places(size)
+        self._allowed_bytes = allowed_share_bytes(size)
+        self._candidates: dict[NodeId, Member] = {}  # in the order of arrival, like the launchers
+        self._launchers: dict[NodeId, Attendant] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Everybody is there."""
+        return self._places.is_full
+
+    def admit(self, member: Member, rank: Rank | None) -> None:
+        """A candidate, with the rank it brought. Refusal if there is no place for it, or not that one."""
+        self._check_name(member.node)
+        self._check_share(member)
+        self._places.claim(member.node, rank, member.launcher)
+        self._candidates[member.node] = member
+
+    def reserve(self, launcher: Attendant, count: int, first_rank: Rank | None) -> Block:
+        """A block of ranks for the children of this launcher. Refusal if it fits nowhere, or not there."""
+        self._check_name(launcher.node)
+        block = self._places.reserve(launcher.node, count, first_rank)
+        self._launchers[launcher.node] = launcher
+        return block
+
+    def withdraw(self, node: NodeId) -> None:
+        """A candidate or launcher is gone, and what it had claimed is free."""
+        if self._launchers.pop(node, None) is not None:
+            self._places.release(node)
+        else:
+            del self._candidates[node]
+            self._places.give_up(node)
+
+    def make_membership(self) -> Membership:
+        """The first one, once everybody is there."""
+        order = self._places.assign((node, member.host) for node, member in self._candidates.items())
+        members = tuple(self._candidates[node] for node in order)
+        return Membership(self._cluster, _FIRST_EPOCH, members, tuple(self._launchers.values()), self._seed)
+
+    def rank_of(self, node: NodeId) -> Rank | None:
+        """The rank this candidate will have, if that is settled."""
+        return self._places.rank_of(node)
+
+    def holder(self, rank: Rank) -> NodeId | None:
+        """The candidate that will have this rank, if that is settled."""
+        return self._places.holder(rank)
+
+    def is_child(self, launcher: NodeId, rank: Rank) -> bool:
+        """Whether the launcher has reserved this rank."""
+        block = self._places.block_of(launcher)
+        return block is not None and rank in block.ranks
+
+    def _check_name(self, node: NodeId) -> None:
+        if self._seed is not None and node == self._seed.node:
+            raise Refusal(f"node {format_node(node)} is the seed")
+
+    def _check_share(self, member: Member) -> None:
+        """Whoever is let in must not make the membership too large to be sent to everybody else."""
+        share = share_bytes(member)
+        if share > self._allowed_bytes:
+            raise Refusal(
+                f"it describes itself in {share} bytes and {self._allowed_bytes} are allowed in a world of this size; "
+                "advertise fewer addresses (NEXAR_ADVERTISE, NEXAR_IFACE)"
+            )

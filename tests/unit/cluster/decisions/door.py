@@ -1,0 +1,112 @@
+"""Stories at the door, told in few words: somebody knocks, says hello, applies; what does the machine want done?"""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.admission_events import (
+    Action,
+    Applied,
+    Drop,
+    Event,
+    Fail,
+    Greeted,
+    Knocked,
+    Note,
+    Refuse,
+    Reserved,
+)
+from nexar.cluster.membership import Attendant
+from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
+from nexar.wire.handshake import Hello, Role
+from nexar.wire.joining import Apply, Reserve
+
+_Kind = TypeVar("_Kind", bound=Action)
+PROOF = bytes(PROOF_BYTES)
+SEED = Attendant(900, b"S" * 32)
+
+
+def key(node: int) -> bytes:
+    return node.to_bytes(32, "big")
+
+
+def hello(node: int, role: Role = "candidate") -> Hello:
+    return Hello(node, role, frozenset({"quic", "tls"}), bytes(NONCE_BYTES))
+
+
+def application(host: str = "a", rank: int | None = None, launcher: int = 0) -> Apply:
+    return Apply(PROOF, b"request", host, {"quic": ("10.0.0.1:1",)}, rank, launcher)
+
+
+@dataclass
+class Door:
+    """An Admission, and everything it wanted so far."""
+
+    machine: Admission
+    now: float = 0.0
+    actions: list[Action] = field(default_factory=list)
+
+    def tell(self, *events: Event) -> list[Action]:
+        """What it wants done about these."""
+        answer = [action for event in events for action in self.machine.step(event, self.now)]
+        self.actions += answer
+        return answer
+
+    def greet(self, connection: int, node: int | None = None, role: Role = "candidate") -> list[Action]:
+        """Knock and say hello."""
+        said = hello(connection if node is None else node, role)
+        return self.tell(Knocked(connection, f"10.0.0.9:{connection}"), Greeted(connection, said))
+
+    def join(
+        self,
+        connection: int,
+        *,
+        node: int | None = None,
+        host: str = "a",
+        rank: int | None = None,
+        launcher: int = 0,
+        knows_secret: bool = True,
+        fingerprint: bytes | None = None,
+    ) -> list[Action]:
+        """All that a candidate does. Its node id is the number of its connection unless told."""
+        node = connection if node is None else node
+        shown = key(node) if fingerprint is None else fingerprint
+        asked = application(host, rank, launcher)
+        return self.greet(connection, node) + self.tell(Applied(connection, asked, knows_secret, shown))
+
+    def reserve(
+        self, connection: int, count: int, first_rank: int | None = None, *, node: int | None = None, ok: bool = True
+    ) -> list[Action]:
+        """All that a launcher does."""
+        node = connection if node is None else node
+        asked = Reserve(PROOF, b"request", "a", count, first_rank)
+        return self.greet(connection, node, "launcher") + self.tell(Reserved(connection, asked, ok, key(node)))
+
+    def order(self) -> list[int]:
+        """Nodes in order of rank."""
+        assert self.machine.membership is not None
+        return [member.node for member in self.machine.membership.members]
+
+
+def a_door(size: int, *, timeout: float = 60.0, max_pending: int = 256, seed: Attendant | None = SEED) -> Door:
+    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, max_pending=max_pending, seed=seed))
+
+
+def only(actions: list[Action], kind: type[_Kind]) -> _Kind:
+    """The one action of this kind."""
+    (found,) = every(actions, kind)
+    return found
+
+
+def every(actions: list[Action], kind: type[_Kind]) -> list[_Kind]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def notes(actions: list[Action]) -> list[str]:
+    return [note.kind for note in every(actions, Note)]
+
+
+def ends(actions: list[Action]) -> list[int]:
+    """Connections that were ended by the machine."""
+    failed = [connection for fail in every(actions, Fail) for connection in fail.connections]
+    return [action.connection for action in actions if isinstance(action, Refuse | Drop)] + failed

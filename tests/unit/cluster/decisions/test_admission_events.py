@@ -1,0 +1,28 @@
+"""The vocabulary of admission is values: they compare by what they say, and nobody changes them on the way."""
+
+from dataclasses import FrozenInstanceError, fields
+from typing import get_args
+
+import pytest
+
+from nexar.cluster.decisions import admission_events
+from nexar.cluster.decisions.admission_events import Action, Event, Gone, Tick
+
+WORDS = [*get_args(Event), *get_args(Action)]
+
+
+def test_every_word_is_an_event_or_an_action() -> None:
+    defined = {each for each in vars(admission_events).values() if getattr(each, "__module__", "").endswith("_events")}
+    assert {each for each in defined if isinstance(each, type)} == set(WORDS)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_nobody_changes_a_word_on_its_way(word: type) -> None:
+    said = word(*(None for _ in fields(word)))
+    with pytest.raises((FrozenInstanceError, TypeError)):
+        said.connection = 1
+
+
+def test_words_compare_by_what_they_say() -> None:
+    assert Gone(1, "killed") == Gone(1, "killed") != Gone(2, "killed")
+    assert Tick() == Tick()

@@ -1,0 +1,59 @@
+import io
+
+import pytest
+
+from nexar.launch.output import Console, StreamOutput
+from nexar.launch.plan import RankPlan
+
+
+class Terminal(io.BytesIO):
+    def isatty(self):
+        return True
+
+
+class Closed(io.BytesIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+@pytest.fixture
+def plan():
+    return RankPlan(rank=3, local_rank=1, command=("x",), environment={})
+
+
+def written(kind, plan, *pieces, log_dir=None, shown=True):
+    output = kind()
+    console = Console({"stdout": output, "stderr": kind()})
+    stream = StreamOutput(plan, "stdout", console if shown else None, log_dir)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.close()
+    stream.close()
+    return output.getvalue()
+
+
+def test_each_line_begins_with_the_rank(plan):
+    assert written(io.BytesIO, plan, b"a\nb", b"c\nd") == b"[rank 3] a\n[rank 3] bc\n[rank 3] d\n"
+
+
+def test_only_a_terminal_gets_colour(plan):
+    assert written(Terminal, plan, b"a\n") == b"\x1b[32m[rank 3] \x1b[0ma\n"
+
+
+def test_the_file_gets_the_bytes_as_they_were(plan, tmp_path):
+    assert written(io.BytesIO, plan, b"a\nb", log_dir=tmp_path, shown=False) == b""
+    assert (tmp_path / "rank_3.stdout.log").read_bytes() == b"a\nb"
+
+
+def test_the_last_words_are_kept_whether_or_not_they_are_shown(plan):
+    stream = StreamOutput(plan, "stderr", None, None)
+    stream.feed(b"last ")
+    stream.feed(b"words")
+    assert stream.tail() == "last words"
+
+
+def test_a_reader_that_went_away_is_noticed_once(plan):
+    console = Console({"stdout": Closed(), "stderr": io.BytesIO()})
+    console.show(plan, "stdout", b"a\n")
+    assert console.gone
+    console.show(plan, "stdout", b"b\n")

@@ -1,0 +1,55 @@
+import signal
+
+import pytest
+
+from nexar.launch.verdict import Ending, judge, signal_name
+
+
+def test_all_well_is_zero():
+    assert judge([Ending(0, 0), Ending(1, 0)]).exit_code == 0
+
+
+def test_the_first_rank_that_failed_decides():
+    verdict = judge([Ending(0, 0), Ending(2, 3), Ending(1, 1)])
+    assert (verdict.exit_code, verdict.failed.rank) == (3, 2)
+
+
+def test_a_killed_rank_is_lost_and_the_run_is_good_if_the_rest_ended_well():
+    verdict = judge([Ending(1, -9), Ending(0, 0)])
+    assert (verdict.exit_code, verdict.failed) == (0, None)
+    assert [ending.rank for ending in verdict.lost] == [1]
+
+
+def test_a_rank_that_failed_decides_although_another_was_killed_before():
+    verdict = judge([Ending(1, -9), Ending(0, 4)])
+    assert (verdict.exit_code, verdict.failed.rank, verdict.lost[0].rank) == (4, 0, 1)
+
+
+def test_a_run_in_which_everybody_was_killed_is_not_good():
+    assert judge([Ending(0, -11), Ending(1, -9)]).exit_code == 128 + 11
+
+
+def test_an_aborted_run_is_not_good_although_one_had_ended_well():
+    assert judge([Ending(0, 0), Ending(1, -9), Ending(2, -15, stopped=True)], aborted=True).exit_code == 128 + 9
+
+
+def test_an_interrupted_run_ends_like_a_program_that_was_interrupted():
+    endings = [Ending(0, 1, stopped=True), Ending(1, -2, stopped=True)]
+    verdict = judge(endings, interrupted=signal.SIGINT)
+    assert (verdict.exit_code, verdict.failed, verdict.lost) == (130, None, ())
+
+
+def test_a_failure_before_the_interruption_is_still_told():
+    verdict = judge([Ending(0, 5), Ending(1, -2, stopped=True)], interrupted=signal.SIGINT)
+    assert (verdict.exit_code, verdict.failed.rank) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "ended with exit code 3"), (-9, "was killed by SIGKILL"), (-50, "was killed by signal 50")]
+)
+def test_an_ending_in_words(code, words):
+    assert str(Ending(0, code)) == words
+
+
+def test_signals_have_names():
+    assert signal_name(11) == "SIGSEGV"

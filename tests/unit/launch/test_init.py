@@ -1,0 +1,60 @@
+import sys
+
+import pytest
+
+from nexar import Config, ConfigError, UsageError
+from nexar.launch.init import connect, init
+from tests.processes import stand_ins
+from tests.unit.launch.recorded import recorded
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    monkeypatch.setattr("os.environ", {"PATH": "/bin"})
+    monkeypatch.setitem(sys.modules, "nexar.communicator", stand_ins.module("nexar.communicator"))
+    monkeypatch.setitem(sys.modules, "nexar.communicator.bootstrap", stand_ins.BOOTSTRAP)
+    return sys.modules["os"].environ
+
+
+def test_a_child_of_our_launcher_brings_its_rank(environ):
+    environ.update(recorded("nexar"), NEXAR_TICKET=stand_ins.TICKET)
+    facts = init().facts
+    assert (facts["rank"], facts["size"], facts["launcher"]) == (3, 4, 0x00C0FFEE00C0FFEE)
+
+
+def test_a_process_with_a_ticket_joins_whoever_started_it(environ):
+    environ["NEXAR_TICKET"] = stand_ins.TICKET
+    communicator = init()
+    assert (communicator.rank, communicator.size, communicator.facts["launcher"]) == (None, None, 0)
+    assert communicator.invitation.addresses == ("127.0.0.1:4000",)
+
+
+def test_a_ticket_given_as_a_setting_is_enough():
+    assert init(ticket=stand_ins.TICKET).invitation.addresses == ("127.0.0.1:4000",)
+
+
+def test_settings_win_over_the_config_which_wins_over_the_environment(environ):
+    environ.update(NEXAR_TICKET=stand_ins.TICKET, NEXAR_PORT="1", NEXAR_RING_MAX_WORLD="2", NEXAR_RPC_CONCURRENCY="3")
+    config = init(Config(port=11, ring_max_world=12), port=21).facts["config"]
+    assert (config.port, config.ring_max_world, config.rpc_concurrency) == (21, 12, 3)
+
+
+def test_connect_asks_nobody_but_the_ticket(environ):
+    environ.update(recorded("torchrun"))
+    communicator = connect(stand_ins.TICKET, port=7)
+    assert (communicator.rank, communicator.facts["config"].port) == (None, 7)
+
+
+def test_a_wrong_ticket_is_refused():
+    with pytest.raises(UsageError):
+        connect("nonsense")
+
+
+def test_a_mistyped_setting_is_refused():
+    with pytest.raises(ConfigError, match="did you mean port"):
+        init(prt=1)
+
+
+def test_a_process_that_nobody_started_is_told_how_to_start_it():
+    with pytest.raises(UsageError, match="nexar run"):
+        init()

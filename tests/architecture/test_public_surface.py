@@ -58,4 +58,4 @@ def test_the_package_tells_type_checkers_that_it_is_typed():
 def test_only_the_agreed_packages_are_needed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {requirement.split(">=")[0] for requirement in project["dependencies"]}
-    assert needed == {"cryptography", "ml-dtypes", "msgspec", "numpy", "rich", "typer"}
+    assert needed == {"cryptography", "ml-dtypes", "msgspec", "numpy", "psutil", "rich", "typer"}

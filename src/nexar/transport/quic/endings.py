@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -9,6 +11,7 @@ from nexar_quic import ConnectionLost, EndpointClosed, ForkedError, QuicError
 
 from nexar.transport.base import CarrierLost
 
+_NUMBER: Final = re.compile(r"\(os error (\d+)\)$")
 MAX_REASON_BYTES: Final = 512
 """A reason must fit into one packet beside its frame."""
 
@@ -38,6 +41,15 @@ _KINDS: Final = {
     "protocol": "misbehaved",
 }
 _CODES: Final = {"misbehaved": CloseCode.MISBEHAVED, "fault": CloseCode.FAULT}
+
+
+def numbered(error: OSError) -> OSError:
+    """The same with its number: the native package tells what the system said as text, which ends with it."""
+    found = _NUMBER.search(str(error))
+    if error.errno is not None or found is None:
+        return error
+    number = int(found[1])
+    return OSError(number, os.strerror(number))
 
 
 def finished_already() -> CarrierLost:

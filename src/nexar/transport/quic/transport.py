@@ -21,7 +21,7 @@ from nexar.transport.quic.addresses import resolve, to_numeric
 from nexar.transport.quic.carrier import QuicCarrier
 from nexar.transport.quic.dialing import QuicCourse
 from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import CloseCode
+from nexar.transport.quic.endings import CloseCode, numbered
 from nexar.transport.quic.identification import peer_of_arrival, to_native_credentials, to_native_trust
 from nexar.transport.quic.listener import Listener
 from nexar.transport.quic.settings import QuicSettings
@@ -42,8 +42,13 @@ class QuicTransport(Transport):
     def __init__(
         self, credentials: Credentials | None, trust: Trust, *, bind: str = ":0", settings: QuicSettings | None = None
     ) -> None:
+        """OSError, with the number of the system's reason, if `bind` is not to be had."""
         native = (settings or QuicSettings()).to_native()
-        self._endpoint = Endpoint(to_numeric(bind), to_native_credentials(credentials), to_native_trust(trust), native)
+        shown, believed = to_native_credentials(credentials), to_native_trust(trust)
+        try:
+            self._endpoint = Endpoint(to_numeric(bind), shown, believed, native)
+        except OSError as error:
+            raise numbered(error) from error
         self._driver = Driver(self._endpoint)
         self._completions = self._driver.completions
         self._identity = (credentials, trust)  # replaced as one, by any thread

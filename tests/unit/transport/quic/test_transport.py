@@ -1,5 +1,6 @@
 """Making carriers: who may come in, who is believed, and the sleep of the driving thread."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -154,6 +155,14 @@ def test_a_socket_listens_where_it_is_bound_and_nowhere_else(scene):
             transport.listen(address, None)
     finally:
         transport.close()
+
+
+@pytest.mark.parametrize(("host", "number"), [("127.0.0.1", errno.EADDRINUSE), ("192.0.2.99", errno.EADDRNOTAVAIL)])
+def test_an_address_that_is_not_to_be_had_is_refused_with_the_systems_number(scene, host, number):
+    port = scene.node(1).native_address[1]
+    with pytest.raises(OSError, match=r"(?i)address") as refused:
+        QuicTransport(scene.authority.admit(5), scene.trust, bind=f"{host}:{port}")
+    assert refused.value.errno == number
 
 
 @pytest.mark.parametrize("bind", [":0", "127.0.0.1:0", "[::1]:0"])

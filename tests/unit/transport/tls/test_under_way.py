@@ -32,7 +32,7 @@ def test_one_that_is_over_is_not_ended():
 def test_none_begins_after_the_end():
     dials = DialsUnderWay()
     dials.end()
-    with pytest.raises(ConnectRefused, match="cannot connect to here:1: .* closed"), dials.one_more("here:1"):
+    with pytest.raises(ConnectRefused, match=r"cannot connect to here:1: .* closed"), dials.one_more("here:1"):
         pass
 
 

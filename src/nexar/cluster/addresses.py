@@ -1,0 +1,180 @@
+"""Where this node can be reached, as it tells the others: a choice among the addresses of the system. Pure.
+
+The others cannot try everything, and some of what an interface says is useless or worse: so the most promising come
+first and there are at most MAX_ADDRESSES. The order: what the seed has seen of us, which is known to work; addresses of
+ordinary interfaces; of bridges to containers and virtual machines, which exist on every host with the same numbers;
+IPv4 link-local ones; and last loopback, which only peers on this host use (see dial_order). IPv6 link-local addresses
+are left out: they mean nothing without the name of an interface, and that differs from host to host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from nexar.errors import ConfigError, UsageError
+from nexar.transport.address import Network, format_address, parse_address
+
+Number: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Attached: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+MAX_ADDRESSES: Final = 16
+"""Enough for any host, few enough for the one small message in which a stranger introduces itself."""
+_BRIDGE: Final = re.compile(
+    r"(docker|br-|virbr|veth|vnet|cni|cali|cilium|flannel|podman|lxcbr|lxdbr|weave|kube|nerdctl|vmnet|vboxnet)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One network interface of this host."""
+
+    name: str
+    addresses: tuple[Attached, ...]
+    """Each with the network it is in."""
+    mtu_bytes: int
+    up: bool = True
+
+    @property
+    def is_bridge(self) -> bool:
+        """It leads to containers or virtual machines of this host, by its name."""
+        return _BRIDGE.match(self.name) is not None
+
+
+def candidate_addresses(
+    interfaces: Sequence[Interface],
+    listening: str,
+    *,
+    schemes: Iterable[str],
+    iface: str | None = None,
+    advertise: str | None = None,
+    seen: str | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """Scheme → addresses to tell the others, host:port, the most promising first; the same for each scheme.
+
+    `listening` is what we listen on, as `listen` returned it; `iface` and `advertise` the settings of that name;
+    `seen` the address from which the seed saw us coming, whose port may be another. What is to be advertised is all
+    that is, except loopback. ConfigError for an `iface` that selects nothing, or an `advertise` that is no address.
+    """
+    host, port = parse_address(listening)
+    bound = _number(host)
+    if advertise is not None:
+        chosen = [_advertised(text.strip(), port) for text in advertise.split(",") if text.strip()]
+    elif bound is not None and not bound.is_unspecified:
+        return dict.fromkeys(schemes, (format_address(str(bound), port),))
+    else:
+        chosen = [format_address(str(number), port) for number in _ordinary(interfaces, iface, bound, seen)]
+    loopback = [format_address(str(number), port) for number in _loopback(interfaces, iface, bound)]
+    chosen = chosen[: MAX_ADDRESSES - len(loopback)] + loopback
+    return dict.fromkeys(schemes, tuple(dict.fromkeys(chosen)))
+
+
+def own_networks(interfaces: Iterable[Interface]) -> list[Network]:
+    """The networks this host is on, and which say something: a bridge has the same numbers on every host."""
+    attached = [address for each in interfaces if each.up and not each.is_bridge for address in each.addresses]
+    return list(dict.fromkeys(address.network for address in attached if not _is_local(address.ip)))
+
+
+def own_numbers(interfaces: Iterable[Interface]) -> frozenset[Number]:
+    """Every address of this host."""
+    return frozenset(address.ip for each in interfaces for address in each.addresses)
+
+
+def _ordinary(
+    interfaces: Sequence[Interface], iface: str | None, bound: Number | None, seen: str | None
+) -> list[Number]:
+    usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_heard(bound, address.ip)]
+    found = [number for _, number in sorted(usable, key=lambda entry: _unpromising(*entry))]
+    return found if seen is None else _merge(found, _number(parse_address(seen)[0]), may_add=iface is None)
+
+
+def _merge(found: list[Number], seen: Number | None, *, may_add: bool) -> list[Number]:
+    """One of ours that the seed has seen goes first. One that is none of ours is that of a router on the way, and
+    leads to us only if somebody arranged it: worth a try behind those that are.
+    """
+    if seen is None or _is_local(seen) or seen.is_unspecified:
+        return found
+    if seen in found:
+        return [seen, *(number for number in found if number != seen)]
+    return [*found, seen] if may_add else found
+
+
+def _unpromising(interface: Interface, number: Number) -> tuple[bool, bool, bool]:
+    """What speaks against it, the gravest first. IPv4 goes before IPv6 because more networks really carry it."""
+    return number.is_link_local, interface.is_bridge, number.version == 6
+
+
+def _is_heard(bound: Number | None, number: Number) -> bool:
+    """Whether a peer elsewhere can send to `number`, and who is bound there receives it."""
+    if number.is_loopback or number.is_unspecified or number.is_multicast:
+        return False
+    if number.version == 6:
+        return not number.is_link_local and (bound is None or bound.version == 6)
+    return True
+
+
+def _loopback(interfaces: Iterable[Interface], iface: str | None, bound: Number | None) -> list[Number]:
+    found = [address.ip for each in interfaces if each.up and iface != f"^{each.name}" for address in each.addresses]
+    heard = [number for number in found if bound is None or bound.version >= number.version]
+    return sorted({number for number in heard if number.is_loopback}, key=lambda number: number.version)
+
+
+def _select(interfaces: Sequence[Interface], iface: str | None) -> list[tuple[Interface, Attached]]:
+    everything = [(each, address) for each in interfaces if each.up for address in each.addresses]
+    if iface is None:
+        return everything
+    if iface.startswith("^"):
+        return [(each, address) for each, address in everything if each.name != iface[1:]]
+    network = _network(iface)
+    if network is not None:
+        chosen = [(each, address) for each, address in everything if address.ip in network]
+    else:
+        chosen = [(each, address) for each, address in everything if each.name == iface]
+    if not chosen:
+        raise _nothing_selected(interfaces, iface)
+    return chosen
+
+
+def _nothing_selected(interfaces: Sequence[Interface], iface: str) -> ConfigError:
+    there = "; ".join(_describe(each) for each in interfaces)
+    idle = "" if all(each.name != iface for each in interfaces) else f"{iface} is down or has no address"
+    allowed = f"one of the interfaces of this host ({there}), an address or a network of one, or ^NAME to leave one out"
+    return ConfigError(variable="NEXAR_IFACE", value=iface, allowed=allowed, hint=idle)
+
+
+def _describe(interface: Interface) -> str:
+    numbers = ", ".join(str(address) for address in interface.addresses) or "no address"
+    return f"{interface.name}: {numbers}" + ("" if interface.up else ", down")
+
+
+def _advertised(text: str, port: int) -> str:
+    """`text` with our port, unless it brings its own."""
+    number = _number(text.removeprefix("[").removesuffix("]"))
+    if number is not None:
+        return format_address(str(number), port)
+    try:
+        return format_address(*parse_address(text if ":" in text else f"{text}:{port}"))
+    except UsageError as error:
+        allowed = "host names or addresses, with a port or without, separated by commas"
+        raise ConfigError(variable="NEXAR_ADVERTISE", value=text, allowed=allowed, hint=str(error)) from error
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _number(text: str) -> Number | None:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _is_local(number: Number) -> bool:
+    return number.is_loopback or number.is_link_local

@@ -1,0 +1,45 @@
+"""Which of a peer's addresses to dial, and in which order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from nexar.cluster.addresses import Number
+from nexar.errors import UsageError
+from nexar.transport.address import Candidate, Network, order_candidates, parse_address
+
+_ONE_HOST: Final = "shm"
+"""The scheme that leads nowhere beyond this host."""
+
+
+def dial_order(
+    addresses: Mapping[str, Sequence[str]],
+    *,
+    schemes: Sequence[str],
+    same_host: bool,
+    networks: Sequence[Network] = (),
+    own: Collection[Number] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Scheme → its addresses worth dialing, the most promising first; schemes in the order of `schemes`, without those
+    that have none. See transport.address.order_candidates for the order of addresses.
+
+    `networks` and `own` are the networks and the addresses of this host. On another host an address of ours is another
+    node's, or leads back to us: it is left out, like loopback.
+    """
+    usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
+    offered = [Candidate(scheme, address) for scheme, told in addresses.items() for address in told]
+    if not same_host:
+        numbers = {str(number) for number in own}
+        offered = [candidate for candidate in offered if _host(candidate.address) not in numbers]
+    order: dict[str, list[str]] = {}
+    for candidate in order_candidates(offered, schemes=usable, networks=networks, same_host=same_host):
+        order.setdefault(candidate.scheme, []).append(candidate.address)
+    return {scheme: tuple(chosen) for scheme, chosen in order.items()}
+
+
+def _host(address: str) -> str | None:
+    try:
+        return parse_address(address)[0]
+    except UsageError:
+        return None  # of a scheme with a form of its own

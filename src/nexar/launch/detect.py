@@ -86,7 +86,6 @@ def _kubernetes(environ: Environment) -> Start | None:
         size=size,
         master_addr=environ.get("MASTER_ADDR"),
         master_port=_optional(environ, "MASTER_PORT"),
-        job=environ.get("HOSTNAME"),
     )
 
 

@@ -9,7 +9,7 @@ one, and that is rank 0, with a seed in a process of its own:
 The port, which must be free on the host of rank 0 and open between the hosts, is the first of these that is known: the
 last port of NEXAR_PORT_RANGE (members take the first free one), NEXAR_PORT + 1 (a member takes that), MASTER_PORT + 1
 (torch's store takes that), a port in 20000..29999 that follows from the job's identity, so that two jobs on one host
-seldom meet.
+seldom meet, and where the launcher gives no identity (a pod has its host for itself) 29501.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from nexar.launch.start import Start
 from nexar.types import Rank
 
 _LAST_PORT = 65535
+_USUAL_PORT = 29_501
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ def meeting_port(start: Start, config: Config) -> int:
     taken = config.port or start.master_port
     if taken:
         return taken + 1 if taken < _LAST_PORT else taken - 1
-    digest = hashlib.sha256((start.job or "").encode()).digest()
+    if start.job is None:
+        return _USUAL_PORT
+    digest = hashlib.sha256(start.job.encode()).digest()
     return 20_000 + int.from_bytes(digest[:4], "big") % 10_000
 
 

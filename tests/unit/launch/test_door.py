@@ -63,6 +63,10 @@ def test_without_any_port_the_job_decides_and_all_its_ranks_agree():
     assert ports.pop() in range(20_000, 30_000)
 
 
+def test_without_an_identity_the_port_is_the_usual_one():
+    assert meeting_port(start(kind="kubernetes", master_port=None, job=None), Config()) == 29501
+
+
 def test_several_hosts_without_a_token_are_refused_with_the_remedy():
     with pytest.raises(ConfigError, match="token_hex") as caught:
         choose_door(start(), Config(), 1)

@@ -1,0 +1,37 @@
+import pytest
+
+from nexar import ConfigError, InternalError, SeedUnreachable, UsageError
+from nexar.cli.ending import exit_code_of
+
+
+def failing(error):
+    def action():
+        raise error
+
+    return action
+
+
+def test_what_the_action_returns_is_the_exit_code():
+    assert exit_code_of(lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("wrong"), 2),
+        (ConfigError(variable="V", value="x", allowed="y"), 2),
+        (SeedUnreachable(addresses=["a:1"], attempts=3, cause="refused"), 1),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(error, code, capsys):
+    assert exit_code_of(failing(error)) == code
+    assert capsys.readouterr().err == f"nexar: {error}\n"
+
+
+def test_an_interruption_ends_as_a_shell_expects():
+    assert exit_code_of(failing(KeyboardInterrupt())) == 130
+
+
+def test_a_bug_of_ours_is_shown_as_one():
+    with pytest.raises(InternalError):
+        exit_code_of(failing(InternalError("impossible")))

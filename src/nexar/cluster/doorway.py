@@ -1,0 +1,298 @@
+"""The seed's door: join lines come in, admission decides, and what it decided is done.
+
+Law: events are put to admission one at a time, under the lock, and its actions are done one at a time, in that order,
+after the lock was released, by whichever thread finds nobody doing it. So no thread waits for another one's I/O, and
+nobody hears of a decision before the one that was made earlier.
+
+A line that ends politely waits for the other side, for a second at most, so that the last word arrives; there are never
+more of these than strangers may wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from nexar.cluster.alarm import Alarm
+from nexar.cluster.chronicle import Chronicle
+from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.admission_events import (
+    Action,
+    Admit,
+    Commit,
+    Drop,
+    Event,
+    Fail,
+    Gone,
+    Knocked,
+    Note,
+    Refuse,
+    SendChallenge,
+    Tick,
+)
+from nexar.cluster.decisions.refusals import Refusals, brief
+from nexar.cluster.guest_line import GuestLine
+from nexar.cluster.membership import Membership
+from nexar.cluster.notary import Notary
+from nexar.cluster.outcome import Outcome
+from nexar.errors import FormationTimeout, InternalError, NexarError, UsageError
+from nexar.transport.base import Carrier
+from nexar.types import describe_peer
+from nexar.wire.joining import MAX_REFUSALS, Committed, FormationFailed, Refused, Welcome, encode_join
+
+LINGER: Final = 1.0
+"""Seconds for the other side to take in the last word and close its half."""
+_TOO_SLOW: Final = "it did not close its side of the line"
+
+
+class Doorway:
+    """An `Acceptor` for every transport of the seed. Close it while they are still driven."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        notary: Notary,
+        outcome: Outcome,
+        chronicle: Chronicle,
+        *,
+        keep: Callable[[Membership], None],
+        max_lingering: int = 256,
+    ) -> None:
+        """`keep` brings a membership to the disk, before anybody hears of it; UsageError if it cannot."""
+        self._admission = admission  # under the lock
+        self._notary = notary
+        self._outcome = outcome
+        self._chronicle = chronicle
+        self._keep = keep
+        self._kept = admission.membership  # by whoever performs
+        self._max_lingering = max_lingering
+        self._lock = threading.Lock()
+        self._actions: deque[Action] = deque()  # filled under the lock
+        self._performing = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._few = threading.Condition()
+        self._lines: dict[int, GuestLine] = {}  # this and all below under `_few`
+        self._lingering: OrderedDict[int, float] = OrderedDict()  # when their second is over
+        self._strays: OrderedDict[int, None] = OrderedDict()  # those of them that were never admitted
+        self._closed = False
+        self._strangers = Refusals()  # by the transports; by the driving thread
+        self._alarm = Alarm(self._ring)
+        self._alarm.ring_by(admission.due(time.monotonic()))
+
+    # -- Acceptor: the driving thread --------------------------------------------------------------------
+
+    def carrier_accepted(self, carrier: Carrier) -> None:
+        """See Acceptor."""
+        address = carrier.peer.address
+        if carrier.peer.verified:
+            self.candidate_refused(address, "the seed takes join lines only, which show no certificate")
+            carrier.abort("this is a seed: dial it without a certificate")
+            return
+        line = GuestLine(next(self._numbers), carrier, self._notary, self._put, self._forget)
+        with self._few:
+            closed = self._closed
+            self._lines[line.connection] = line
+        if closed:
+            line.abort("the seed is closing")
+            return
+        self._put(Knocked(line.connection, address))
+        line.open()
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        """See Acceptor."""
+        self._strangers.add(describe_peer(None, None, address), reason)
+        with self._lock:
+            self._actions.append(Note("refused", address, reason=brief(reason)))
+        self._perform()
+
+    # -- what is known -----------------------------------------------------------------------------------
+
+    def describe_joined(self) -> list[str]:
+        """The candidates that are in."""
+        with self._few:
+            lines = [line for line in self._lines.values() if line.admitted]
+        return [
+            describe_peer(None, line.node, line.address)
+            for line in lines
+            if line.hello and line.hello.role != "launcher"
+        ]
+
+    def describe_refused(self) -> dict[str, str]:
+        """Who was turned away, by admission and before, and why: the newest."""
+        with self._lock:
+            refused = self._admission.refused
+        return _newest(self._strangers.listed() | refused)
+
+    # -- deciding, and doing -----------------------------------------------------------------------------
+
+    def _put(self, event: Event) -> None:
+        """Put an event to admission, and see that what follows from it is done."""
+        now = time.monotonic()
+        with self._lock:
+            self._actions.extend(self._admission.step(event, now))
+            due = self._admission.due(now)
+        self._perform()
+        self._alarm.ring_by(due)
+
+    def _perform(self) -> None:
+        """Do what is to be done, unless another thread is at it; it then does this too."""
+        while self._actions and self._performing.acquire(blocking=False):
+            try:
+                while self._actions:
+                    self._do(self._actions.popleft())
+            except BaseException as fault:
+                self._outcome.failed(InternalError(f"the seed cannot go on: {fault!r}"))
+                raise
+            finally:
+                self._performing.release()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Note():
+                self._chronicle.add(action)
+                self._outcome.noted(action)
+            case Commit():
+                self._commit(action)
+            case Fail():
+                self._fail(action)
+            case SendChallenge() | Admit() | Refuse() | Drop():
+                line = self._line(action.connection)
+                if line is not None:
+                    self._do_at(line, action)
+            case _:
+                assert_never(action)
+
+    def _do_at(self, line: GuestLine, action: SendChallenge | Admit | Refuse | Drop) -> None:
+        match action:
+            case SendChallenge():
+                line.challenge()
+            case Admit():
+                self._admit(line, action)
+            case Refuse():
+                line.send(Refused(action.reason))
+                self._part(line)
+            case Drop() if line.admitted:
+                self._part(line)
+            case Drop():
+                line.abort(action.reason)
+
+    def _admit(self, line: GuestLine, action: Admit) -> None:
+        authority = self._notary.authority
+        try:
+            certificate = line.admit()
+        except UsageError as error:  # the authority has expired
+            line.send(Refused(brief(str(error))))
+            self._part(line)
+            self._put(Gone(line.connection, str(error)))
+            return
+        line.send(
+            Welcome(
+                cluster=authority.cluster,
+                certificate=certificate,
+                authority=authority.certificate_pem,
+                seen_address=action.seen_address,
+                size=action.size,
+                first_rank=action.first_rank,
+                group_rank=action.group_rank,
+            )
+        )
+
+    def _commit(self, action: Commit) -> None:
+        if action.membership is not self._kept:
+            try:
+                self._keep(action.membership)
+            except UsageError as error:
+                self._give_up(error)
+                return
+            self._kept = action.membership
+        body = encode_join(Committed(action.membership.encode()))
+        for line in map(self._line, action.connections):
+            if line is not None:
+                line.send_body(body)
+        self._outcome.formed(action.membership)
+
+    def _give_up(self, error: NexarError) -> None:
+        """What was decided cannot be kept, so nobody may hear of it: everybody is sent away."""
+        self._outcome.failed(error)
+        self._part_from_all(Refused("the seed cannot keep the membership; look at the seed"))
+
+    def _fail(self, action: Fail) -> None:
+        refused = _newest(self._strangers.listed() | dict(action.refused))
+        joined, expected, timeout = action.joined, action.expected, action.timeout
+        count = action.refused_count + self._strangers.count
+        for line in map(self._line, action.connections):
+            if line is not None:
+                line.send(FormationFailed(joined, expected, refused, timeout, count))
+                self._part(line)
+        self._outcome.failed(FormationTimeout(joined=joined, expected=expected, refused=refused, timeout=timeout))
+
+    # -- lines -------------------------------------------------------------------------------------------
+
+    def _line(self, connection: int) -> GuestLine | None:
+        with self._few:
+            return self._lines.get(connection)
+
+    def _part(self, line: GuestLine) -> None:
+        due = time.monotonic() + LINGER
+        with self._few:
+            displaced = self._linger(line, due) if line.connection in self._lines else None
+        line.part()
+        if displaced is not None:
+            displaced.abort(_TOO_SLOW)
+        self._alarm.ring_by(due)
+
+    def _linger(self, line: GuestLine, due: float) -> GuestLine | None:
+        """Let it wait for its other side; the stranger that must wait no longer, if there are too many."""
+        self._lingering[line.connection] = due
+        if line.admitted:
+            return None
+        self._strays[line.connection] = None
+        if len(self._strays) <= self._max_lingering:
+            return None
+        return self._lines.get(self._strays.popitem(last=False)[0])
+
+    def _forget(self, line: GuestLine) -> None:
+        with self._few:
+            self._lines.pop(line.connection, None)
+            self._lingering.pop(line.connection, None)
+            self._strays.pop(line.connection, None)
+            self._few.notify_all()
+
+    def _ring(self, now: float) -> float | None:
+        """The alarm: whoever takes too long goes."""
+        self._put(Tick())
+        with self._few:
+            late = [self._lines[number] for number, due in self._lingering.items() if due <= now]
+        for line in late:
+            line.abort(_TOO_SLOW)
+        with self._few:
+            return next(iter(self._lingering.values()), None)
+
+    def _part_from_all(self, farewell: Refused | None) -> None:
+        with self._few:
+            lines = list(self._lines.values())
+        for line in lines:
+            if farewell is not None:
+                line.send(farewell)
+            self._part(line)
+
+    def close(self, farewell: str | None = None) -> None:
+        """End every line, with a word or without one, politely for as long as LINGER; then now. Whoever comes
+        meanwhile is sent away. Idempotent."""
+        with self._few:
+            self._closed = True
+        self._part_from_all(None if farewell is None else Refused(farewell))
+        with self._few:
+            self._few.wait_for(lambda: not self._lines, LINGER)
+            left = list(self._lines.values())
+        for line in left:
+            line.abort("the seed is closed")
+        self._alarm.close()
+
+
+def _newest(refused: dict[str, str]) -> dict[str, str]:
+    return dict(list(refused.items())[-MAX_REFUSALS:])

@@ -1,0 +1,186 @@
+"""The join line, on the side of the seed: one carrier from somebody who wants to join, or has joined.
+
+What comes in is decoded and checked here and becomes an event of admission; what admission decides is said here. The
+line reads nothing any more once its end has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from nexar.cluster.decisions import admission_events as events
+from nexar.cluster.notary import Notary
+from nexar.errors import UsageError, VersionMismatch
+from nexar.security.identity import fingerprint
+from nexar.security.proof import Role, make_nonce
+from nexar.security.request import RequestedKey, RequestRefused, read_request
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.types import NodeId
+from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.handshake import HandshakeError, Hello, decode_hello
+from nexar.wire.joining import (
+    MAX_JOIN_BYTES,
+    MAX_STRANGER_BYTES,
+    Apply,
+    ChildDied,
+    JoinMessage,
+    Leave,
+    Renew,
+    Renewed,
+    Reserve,
+    decode_join,
+    encode_join,
+)
+
+_CONTROL: Final = int(Kind.CONTROL)
+_Report: TypeAlias = Callable[[events.Event], None]
+
+
+class _Nonsense(ValueError):
+    """Something that nobody honest says here and now."""
+
+
+class GuestLine:
+    """A `Sink`. `report` is given the events, `ended` the line once its carrier is over; both without any lock."""
+
+    def __init__(
+        self, connection: int, carrier: Carrier, notary: Notary, report: _Report, ended: Callable[[GuestLine], None]
+    ) -> None:
+        """Reads nothing before `open`."""
+        self.connection: Final = connection
+        self.address: Final = carrier.peer.address
+        self.hello: Hello | None = None  # written by the driving thread
+        self.admitted = False  # written by `admit`
+        self._carrier = carrier
+        self._notary = notary
+        self._report = report
+        self._ended = ended
+        self._nonce: Final = make_nonce()
+        self._key: RequestedKey | None = None  # of a request whose sender has proven itself; by the driving thread
+        self._parting = False  # by whoever ends it
+
+    @property
+    def node(self) -> NodeId:
+        """Who it says it is; admission decides from when on that counts."""
+        assert self.hello is not None
+        return self.hello.node
+
+    def open(self) -> None:
+        """From now on read."""
+        self._carrier.attach(self)
+
+    # -- saying: any thread ------------------------------------------------------------------------------
+
+    def send(self, message: JoinMessage) -> None:
+        """Say it. On a line that is lost nothing is said, the loss is an event of its own; nor behind the last word."""
+        self.send_body(encode_join(message))
+
+    def send_body(self, body: bytes) -> None:
+        """As `send`, of a message that was encoded once for many."""
+        if self._parting:
+            return
+        header = encode(Frame(kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
+        try:
+            self._carrier.send_frame(Lane.CONTROL, 0, header, body)
+        except CarrierLost:
+            return
+
+    def challenge(self) -> None:
+        """Answer its hello."""
+        assert self.hello is not None
+        self.send(self._notary.challenge(self.hello, self._nonce))
+
+    def admit(self) -> bytes:
+        """It is no stranger any more: its certificate (PEM). UsageError when the authority has expired."""
+        assert self._key is not None
+        self.admitted = True
+        self._carrier.admit()
+        return self._notary.certify(self.node, self._key)
+
+    def part(self) -> None:
+        """End it politely: what was said still arrives. Who waits for the other side does so elsewhere."""
+        self._parting = True
+        try:
+            self._carrier.finish()
+        except CarrierLost:
+            self._ended(self)
+
+    def abort(self, reason: str) -> None:
+        """End it now. Idempotent."""
+        self._parting = True
+        self._carrier.abort(reason)
+        self._ended(self)
+
+    # -- hearing: the driving thread ---------------------------------------------------------------------
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """See Sink."""
+        if self._parting:
+            return
+        try:
+            event = self._read(frame, body)
+        except VersionMismatch as mismatch:
+            event = self._bad(f"it speaks protocol {mismatch.theirs}, the seed speaks protocol {mismatch.ours}")
+        except (HandshakeError, RequestRefused, UsageError, _Nonsense) as error:
+            event = self._bad(str(error))
+        if event is not None:
+            self._report(event)
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """See Sink. None is ever expected here."""
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """See Sink. Without a farewell: it is gone. Our side of the end is said too, and that is all."""
+        if not self._parting:
+            self._report(events.Gone(self.connection, "it closed the line"))
+            self.part()
+        self._ended(self)
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """See Sink. Who broke the protocol is refused, though it cannot be told any more."""
+        if not self._parting:
+            gone = self._bad(error.reason) if error.misbehaved else events.Gone(self.connection, error.reason)
+            self._report(gone)
+        self._ended(self)
+
+    def _bad(self, reason: str) -> events.BadMessage:
+        return events.BadMessage(self.connection, reason)
+
+    def _read(self, frame: Frame, body: memoryview) -> events.Event | None:
+        """What arrived, as an event; None: it was answered here."""
+        if frame.kind != _CONTROL:
+            raise _Nonsense(f"it sent a frame of kind {frame.kind} on the join line")
+        if self.hello is None:
+            self.hello = decode_hello(body)
+            return events.Greeted(self.connection, self.hello)
+        message = decode_join(body, MAX_JOIN_BYTES if self.admitted else MAX_STRANGER_BYTES)
+        match message:
+            case Apply():
+                return events.Applied(self.connection, message, *self._examine(message, "candidate", self.hello))
+            case Reserve():
+                return events.Reserved(self.connection, message, *self._examine(message, "launcher", self.hello))
+            case Leave():
+                return events.Left(self.connection, message.reason)
+            case ChildDied():
+                return events.ChildDied(self.connection, message.rank, message.cause)
+            case Renew():
+                self._renew(message)
+                return None
+        raise _Nonsense(f"it said {type(message).__name__}, which only a seed says")
+
+    def _examine(self, message: Apply | Reserve, role: Role, hello: Hello) -> tuple[bool, bytes]:
+        """Whether it knows the secret and, if so, the fingerprint of its key. RequestRefused, only if it does."""
+        if self._key is not None:
+            raise _Nonsense("it asked to be let in twice")
+        if not self._notary.is_proven(message.proof, role, hello, self._nonce):
+            return False, b""
+        self._key = read_request(message.request, hello.node)
+        return True, fingerprint(self._key)
+
+    def _renew(self, message: Renew) -> None:
+        if not self.admitted or self._key is None:
+            raise _Nonsense("it asked for a new certificate before it was let in")
+        if fingerprint(read_request(message.request, self.node)) != fingerprint(self._key):
+            raise _Nonsense("it asked for a certificate for another key than the one it joined with")
+        self.send(Renewed(self._notary.certify(self.node, self._key)))

@@ -1,0 +1,139 @@
+"""What became of a formation, and who is still there: told by the door, waited for by whoever holds the seed.
+
+forming ──→ formed ──→ empty        each step once, for good
+   └──→ failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from nexar.cluster.decisions.admission_events import Note, NoteKind
+from nexar.cluster.membership import Membership
+from nexar.errors import NexarError
+from nexar.types import NodeId
+
+_ENDS: Final[frozenset[NoteKind]] = frozenset({"gone", "left", "refused", "dropped"})
+
+
+class Outcome:
+    """Any thread. Whatever ends a wait stays, so later waits end at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._membership: Membership | None = None  # this and all below under the condition
+        self._failure: NexarError | None = None
+        self._here: set[NodeId] = set()
+        """Members with a line."""
+        self._awaited: set[NodeId] = set()
+        """Members of a resumed cluster that may still come back."""
+        self._patience = 0.0  # until when they may
+        self._watchers: set[Callable[[], None]] = set()
+
+    @property
+    def membership(self) -> Membership | None:
+        """What was committed; None before."""
+        with self._changed:
+            return self._membership
+
+    # -- telling -----------------------------------------------------------------------------------------
+
+    def formed(self, membership: Membership) -> None:
+        """Everybody is there. Told again, it changes nothing."""
+        with self._changed:
+            if self._membership is None:
+                self._membership = membership
+                self._here = {member.node for member in membership.members}
+                self._tell()
+
+    def resumed(self, membership: Membership, patience: float) -> None:
+        """It had formed before; until `patience` (time.monotonic) the members may come back to this seed."""
+        with self._changed:
+            self._membership, self._patience = membership, patience
+            self._awaited = {member.node for member in membership.members}
+            self._tell()
+
+    def failed(self, error: NexarError) -> None:
+        """It will not form, or the seed is over. What was said first stays."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._tell()
+
+    def noted(self, note: Note) -> None:
+        """Somebody came back or went. Only members have a rank, so nobody else is counted."""
+        if note.node is None or note.rank is None:
+            return
+        with self._changed:
+            if self._membership is None:
+                return
+            if note.kind in _ENDS:
+                self._here.discard(note.node)
+            elif note.kind == "returned":
+                self._here.add(note.node)
+            else:
+                return
+            self._awaited.discard(note.node)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for watcher in self._watchers:
+            watcher()
+
+    # -- waiting -----------------------------------------------------------------------------------------
+
+    def wait_formed(self, timeout: float | None) -> Membership | None:
+        """The membership; None at the timeout. Raises why there will be none."""
+        with self._changed:
+            self._changed.wait_for(self._is_settled, timeout)
+            return self._settled()
+
+    async def formed_soon(self) -> Membership | None:
+        """As `wait_formed`, for a task. Cancelled, it leaves nothing behind."""
+        loop, settled = asyncio.get_running_loop(), asyncio.Event()
+
+        def watcher() -> None:
+            loop.call_soon_threadsafe(settled.set)
+
+        with self._changed:
+            if self._is_settled():
+                return self._settled()
+            self._watchers.add(watcher)
+        try:
+            await settled.wait()
+        finally:
+            with self._changed:
+                self._watchers.discard(watcher)
+        with self._changed:
+            return self._settled()
+
+    def wait_empty(self, timeout: float | None) -> bool:
+        """Until every member that was there has gone, or there will be none. False at the timeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._is_empty():
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                times = [each - now for each in (deadline, self._patience) if each is not None and each > now]
+                self._changed.wait(min(times, default=None))
+            return True
+
+    def _is_settled(self) -> bool:
+        return self._membership is not None or self._failure is not None
+
+    def _settled(self) -> Membership | None:
+        if self._membership is None and self._failure is not None:
+            raise self._failure
+        return self._membership
+
+    def _is_empty(self) -> bool:
+        if self._failure is not None:
+            return True
+        if self._membership is None or self._here:
+            return False
+        return not self._awaited or time.monotonic() >= self._patience

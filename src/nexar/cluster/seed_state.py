@@ -1,0 +1,151 @@
+"""What a seed keeps in its state directory, so that a seed started again is the same one.
+
+Two files, each for its owner alone and there whole or not at all (`security.storage`):
+
+seed         who the seed is: node, key, authority, secret, port. Written before anybody is told the ticket.
+membership   what was committed. Written before any member is told, so no member knows what a restarted seed forgot.
+
+Without the second the cluster had not formed: its formation begins again, and the ticket is still the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+)
+from msgspec import Meta
+
+from nexar.cluster.membership import Membership, MembershipError
+from nexar.errors import UsageError
+from nexar.security.authority import Authority, make_key
+from nexar.security.identity import UNREADABLE, fingerprint
+from nexar.security.invitation import SECRET_BYTES
+from nexar.security.join_ticket import make_secret
+from nexar.security.storage import read_secret_file, write_secret_file
+from nexar.types import MAX_NODE, NodeId
+
+_IDENTITY: Final = "seed"
+_MEMBERSHIP: Final = "membership"
+_FORMAT: Final = 1
+_NAME_CHARACTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # none that is taken for another
+_NAME_LENGTH: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SeedIdentity:
+    """Who a seed is. What is secret of it shows in no repr."""
+
+    node: NodeId
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    authority: Authority = field(repr=False)
+    secret: bytes = field(repr=False)
+    port: int = 0
+    """Where it listens, UDP and TCP; 0: not decided."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of its public key: what tickets pin."""
+        return fingerprint(self.key.public_key())
+
+
+def make_identity(secret: bytes | None = None) -> SeedIdentity:
+    """A new seed of a new cluster, with a name drawn at random. `secret`: from a token; None: a new one."""
+    cluster = "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(_NAME_LENGTH))
+    node = secrets.randbelow(MAX_NODE) + 1
+    return SeedIdentity(node, make_key(), Authority.create(cluster), secret or make_secret())
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The form on disk."""
+
+    format: int
+    node: Annotated[int, Meta(ge=1)]
+    key: bytes
+    authority: bytes
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class SeedState:
+    """A state directory. One seed at a time uses it. Every method: UsageError that names the file and the remedy for
+    one that cannot be read or written, that others can read, or that holds something else.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        """Nothing is touched yet; what is missing is made by the first write."""
+        self._directory = Path(directory)
+
+    def load_identity(self) -> SeedIdentity | None:
+        """What `keep_identity` wrote; None if nothing was."""
+        content = self._read(_IDENTITY)
+        return None if content is None else self._parse(content)
+
+    def keep_identity(self, identity: SeedIdentity) -> None:
+        """When this returns, a restart finds it."""
+        key = identity.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        exported = identity.authority.export()
+        stored = _Stored(_FORMAT, identity.node, key, exported, identity.secret, identity.port)
+        self._write(_IDENTITY, msgspec.msgpack.encode(stored))
+
+    def load_membership(self, cluster: str) -> Membership | None:
+        """What `keep_membership` wrote for this cluster; None if it has not formed."""
+        content = self._read(_MEMBERSHIP)
+        if content is None:
+            return None
+        try:
+            membership = Membership.decode(content)
+        except MembershipError:
+            raise self._damaged(_MEMBERSHIP) from None
+        if membership.cluster != cluster:
+            raise UsageError(
+                f"{self._path(_MEMBERSHIP)} is of cluster {membership.cluster!r}, the seed beside it of {cluster!r}; "
+                "put the right one back, or take an empty directory"
+            )
+        return membership
+
+    def keep_membership(self, membership: Membership) -> None:
+        """When this returns, a restart finds it."""
+        self._write(_MEMBERSHIP, membership.encode())
+
+    def _parse(self, content: bytes) -> SeedIdentity:
+        try:
+            stored = msgspec.msgpack.decode(content, type=_Stored)
+            key = load_der_private_key(stored.key, None)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, *UNREADABLE):
+            raise self._damaged(_IDENTITY) from None
+        if stored.format != _FORMAT or stored.node > MAX_NODE or not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise self._damaged(_IDENTITY)
+        return SeedIdentity(stored.node, key, Authority.load(stored.authority), stored.secret, stored.port)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return read_secret_file(self._path(name))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"the seed's state {self._path(name)} cannot be read: {error.strerror}") from error
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            write_secret_file(self._path(name), content)
+        except OSError as error:
+            raise UsageError(f"the seed's state {self._path(name)} cannot be written: {error.strerror}") from error
+
+    def _path(self, name: str) -> Path:
+        return self._directory / name
+
+    def _damaged(self, name: str) -> UsageError:
+        return UsageError(
+            f"{self._path(name)} is damaged, or not a file of this version of nexar; "
+            "put a good copy back, or take an empty state directory, which makes a new cluster"
+        )

@@ -1,4 +1,10 @@
-"""nexar: a distributed runtime for Python. This is the front door: names, no logic."""
+"""nexar: a distributed runtime for Python. This is the front door: names, no logic.
+
+What runs a cluster is loaded when it is first asked for: `import nexar` and the commands stay quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from nexar.config import Config
 from nexar.errors import (
@@ -34,6 +40,14 @@ from nexar.errors import (
 )
 from nexar.types import ANY_SOURCE, ANY_TAG
 
+if TYPE_CHECKING:
+    from nexar.cluster.membership import Membership
+    from nexar.cluster.seed import Seed
+    from nexar.communicator.communicator import Communicator
+    from nexar.launch.init import connect, init
+    from nexar.launch.local import local
+    from nexar.launch.spawn import spawn
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -43,6 +57,7 @@ __all__ = [
     "Cancelled",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "Communicator",
     "Config",
     "ConfigError",
     "DeviceError",
@@ -51,6 +66,7 @@ __all__ = [
     "InternalError",
     "JoinRefused",
     "LinkClosed",
+    "Membership",
     "MembershipChanged",
     "NexarError",
     "NoQuorum",
@@ -65,8 +81,33 @@ __all__ = [
     "RpcError",
     "RpcOverloaded",
     "RpcTimeout",
+    "Seed",
     "SeedUnreachable",
     "UnknownFunction",
     "UsageError",
     "VersionMismatch",
+    "connect",
+    "init",
+    "local",
+    "spawn",
 ]
+
+_ROOMS = {
+    "Communicator": "nexar.communicator.communicator",
+    "Membership": "nexar.cluster.membership",
+    "Seed": "nexar.cluster.seed",
+    "connect": "nexar.launch.init",
+    "init": "nexar.launch.init",
+    "local": "nexar.launch.local",
+    "spawn": "nexar.launch.spawn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'nexar' has no attribute {name!r}")
+    return getattr(import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,6 +12,7 @@ NAMES = [
     "Cancelled",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "Communicator",
     "Config",
     "ConfigError",
     "DeviceError",
@@ -20,6 +21,7 @@ NAMES = [
     "InternalError",
     "JoinRefused",
     "LinkClosed",
+    "Membership",
     "MembershipChanged",
     "NexarError",
     "NoQuorum",
@@ -34,10 +36,15 @@ NAMES = [
     "RpcError",
     "RpcOverloaded",
     "RpcTimeout",
+    "Seed",
     "SeedUnreachable",
     "UnknownFunction",
     "UsageError",
     "VersionMismatch",
+    "connect",
+    "init",
+    "local",
+    "spawn",
 ]
 
 

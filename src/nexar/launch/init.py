@@ -34,7 +34,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     """
     from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # wrong settings are refused without it
 
-    chosen = _choose(config, settings)
+    chosen = choose_config(config, settings)
     start = detect(inherited())
     door = choose_door(start, chosen, os.getppid())
     rank, size = (None, None) if start is None else (start.rank, start.size)
@@ -48,10 +48,10 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
     from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a wrong ticket is refused without it
 
     invitation = parse_ticket(ticket)
-    return bootstrap(_choose(config, settings), invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
+    return bootstrap(choose_config(config, settings), invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
 
 
-def _choose(config: Config | None, settings: dict[str, Any]) -> Config:
+def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
     given = {} if config is None else changed_settings(config)
     return effective({**given, **settings}).config
 

@@ -76,7 +76,7 @@ def room_for(into: object) -> memoryview:
     row = row_of(into, "a receive needs contiguous memory")
     if row.readonly and len(row):
         raise UsageError("the receive buffer is read-only; pass one that can be written")
-    return row
+    return row if len(row) else memoryview(bytearray())  # nothing is written there, but even that wants to be allowed
 
 
 class Origin(Protocol):

@@ -41,14 +41,40 @@ class Goodbye(_Base, frozen=True, tag="goodbye"):
     traceback: str | None = None
 
 
+class Introduce(_Base, frozen=True, tag="introduce"):
+    """The first word of who dialed: the place it holds, and in which membership. Who it is, the handshake has proven."""
+
+    rank: int
+    epoch: int
+
+
+class Introduced(_Base, frozen=True, tag="introduced"):
+    """The answer to Introduce: the place of who was dialed. From now on the connection is a link."""
+
+    rank: int
+    epoch: int
+    shared_memory: str = ""
+    """Where the dialer, and nobody else, may connect through memory; empty: nowhere."""
+
+
+class Declined(_Base, frozen=True, tag="declined"):
+    """The other answer to Introduce. The connection is closed behind it."""
+
+    reason: str
+    superseded: bool = False
+    """Nothing is wrong: the answerer's own dial to the same peer has won."""
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """A message of a kind that this version does not know. Drop and count it."""
 
     type: str
 
 
-Message: TypeAlias = Union[Ping, Pong, Goodbye]  # noqa: UP007 - msgspec reads it at run time
-KNOWN: Final[tuple[type[Message], ...]] = (Ping, Pong, Goodbye)
+Message: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined
+]
+KNOWN: Final[tuple[type[Message], ...]] = (Ping, Pong, Goodbye, Introduce, Introduced, Declined)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)

@@ -1,0 +1,125 @@
+"""Dialing a node on several transports side by side: the preferred one first, the next when that takes its time.
+
+Which transport gets through is not known beforehand (a firewall drops UDP without a word), and waiting for one to give
+up before trying the next would make every first contact slow. So the next scheme starts when the one before it has
+failed, or has not come through within a while; the first that succeeds wins, and whatever the others still bring is
+thrown away. Addresses of one scheme are raced by its transport.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
+
+STAGGER: Final = 1.0
+"""Seconds that the preferred transport has for itself: several round trips around the earth, or a busy machine."""
+
+
+class Dialer:
+    """Dials for one node. Its threads are its own: `close` it after the transports, which ends their dials."""
+
+    def __init__(self, transports: Mapping[str, Transport], stagger: float = STAGGER) -> None:
+        """Schemes in the order of `transports` are preferred."""
+        self._transports = transports
+        self._stagger = stagger
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
+
+    def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
+        """A carrier of the first scheme that gets through. ConnectRefused with every reason, TimeoutError at the
+        deadline (time.monotonic). May run in several threads at once.
+        """
+        schemes = [scheme for scheme in self._transports if addresses.get(scheme)]
+        if not schemes:
+            offered, ours = ", ".join(addresses) or "none", ", ".join(self._transports) or "none"
+            raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")
+        race = _Race(len(schemes))
+        for number, scheme in enumerate(schemes):
+            self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
+            is_last = number == len(schemes) - 1
+            if race.wait_for_news(deadline if is_last else min(deadline, time.monotonic() + self._stagger), number + 1):
+                break
+        return race.result(deadline)
+
+    def _start(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
+        thread = threading.Thread(
+            target=self._attempt, args=(race, scheme, address, expected, deadline), name="nexar-dial", daemon=True
+        )
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def _attempt(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
+        try:
+            race.succeeded(self._transports[scheme].connect(address, expected, deadline))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that dials
+            race.failed(scheme, error)
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def close(self) -> None:
+        """Wait for the threads. The transports are closed by now, so every dial has ended or is about to."""
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join()
+
+
+class _Race:
+    """What several attempts at one peer have come to."""
+
+    def __init__(self, entered: int) -> None:
+        self._condition = threading.Condition()
+        self._entered = entered
+        self._winner: Carrier | None = None
+        self._over = False
+        self._failures: dict[str, Exception] = {}
+
+    def succeeded(self, carrier: Carrier) -> None:
+        with self._condition:
+            late = self._over or self._winner is not None
+            if not late:
+                self._winner = carrier
+                self._condition.notify_all()
+        if late:
+            carrier.abort("another way was quicker")
+
+    def failed(self, scheme: str, error: Exception) -> None:
+        with self._condition:
+            self._failures[scheme] = error
+            self._condition.notify_all()
+
+    def wait_for_news(self, until: float, started: int) -> bool:
+        """Until somebody won (True), all that started have failed, or the time is up."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._winner is not None or len(self._failures) >= started, until - time.monotonic()
+            )
+            return self._winner is not None
+
+    def result(self, deadline: float) -> Carrier:
+        """The winner, or the reasons why there is none. From now on nobody can win any more."""
+        with self._condition:
+            self._over = True
+            if self._winner is not None:
+                return self._winner
+            failures = dict(self._failures)
+        raise _explain(failures, late=time.monotonic() >= deadline)
+
+
+def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
+    """One error for all: what is not the network's fault as it is, else the reasons side by side."""
+    for error in failures.values():
+        if not isinstance(error, OSError):
+            return error
+    refused = {scheme: error for scheme, error in failures.items() if isinstance(error, ConnectRefused)}
+    text = "; ".join(f"{scheme}: {getattr(error, 'reason', None) or error}" for scheme, error in failures.items())
+    if late and not refused:
+        return TimeoutError(text or "no answer in time")
+    address = ", ".join(dict.fromkeys(error.address for error in refused.values())) or "the peer"
+    return ConnectRefused(address, text, verification=any(error.verification for error in refused.values()))

@@ -1,0 +1,135 @@
+"""The first words on a connection between two members: which place each holds, and in which membership.
+
+    dialer                                   answerer
+    Introduce(rank, epoch) ────────────────→  checks the pin, the rank and the epoch
+          ←──────────────────────────────── Introduced(rank, epoch), or Declined
+    anything else ─────────────────────────→  now it is a link here too
+
+Law: the answerer makes a link of the connection when the dialer says anything after Introduce, and says nothing itself
+before that; the dialer makes a link of it when it hears Introduced. Lanes are not ordered among one another, so this
+way no frame of a link can come before the link.
+
+Who the other one is, the handshake of the transport has proven; what it claims here is compared with the membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.messages import Declined, Introduce, Introduced, Message, MessageError, Unknown
+from nexar.wire.messages import decode as decode_message
+from nexar.wire.messages import encode as encode_message
+
+_CONTROL: Final = int(Kind.CONTROL)
+
+
+def say(carrier: Carrier, message: Message) -> None:
+    """Send a control message on a connection that is no link yet. Raises CarrierLost."""
+    body = encode_message(message)
+    header = encode(Frame(kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
+    carrier.send_frame(Lane.CONTROL, 0, header, body)
+
+
+def decline(carrier: Carrier, reason: str, *, superseded: bool = False) -> None:
+    """Say why not, and close politely: the other side reads it, then closes too."""
+    try:
+        say(carrier, Declined(reason=reason, superseded=superseded))
+        carrier.finish()
+    except CarrierLost:
+        return  # it is gone already: nobody to tell
+
+
+class Dialed:
+    """The dialer's sink until the answer is here. `answered` gets the answer, or why there is none; once, on the
+    driving thread, from inside the sink call: there a link may take the carrier over.
+    """
+
+    def __init__(self, carrier: Carrier, introduce: Introduce, answered: Answered) -> None:
+        self._answered = answered
+        self._done = False  # the driving thread writes
+        carrier.attach(self)
+        say(carrier, introduce)
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """See Sink."""
+        answer = _read(frame, body)
+        if isinstance(answer, (Introduced, Declined)):
+            self._tell(carrier, answer)
+        else:
+            self._tell(carrier, CarrierLost("misbehaved", f"it answered an introduction with {_name(answer)}"))
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """See Sink. None is expected."""
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """See Sink."""
+        self._tell(carrier, CarrierLost("peer", "it closed the connection"))
+        try:
+            carrier.finish()
+        except CarrierLost:
+            return  # it ended by itself
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """See Sink."""
+        self._tell(carrier, error)
+
+    def _tell(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
+        if not self._done:
+            self._done = True
+            self._answered(carrier, answer)
+
+
+class Answering:
+    """The answerer's sink until the connection is a link. `introduced` is called with the first word, `confirmed` when
+    the dialer goes on: it must hand the carrier over, and gets the sink to give this frame to.
+    """
+
+    def __init__(
+        self, carrier: Carrier, introduced: Callable[[Carrier, Introduce], None], confirmed: Confirmed
+    ) -> None:
+        self._introduced = introduced
+        self._confirmed = confirmed
+        self._heard = False  # the driving thread writes
+        carrier.attach(self)
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """See Sink."""
+        if self._heard:
+            self._confirmed(carrier, frame, body)
+            return
+        message = _read(frame, body)
+        if not isinstance(message, Introduce):
+            carrier.abort(f"you said {_name(message)} before introducing yourself")
+            return
+        self._heard = True
+        self._introduced(carrier, message)
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """See Sink. None is expected."""
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """See Sink. It changed its mind."""
+        carrier.abort("you closed the connection before it was a link")
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """See Sink. Nothing depended on it yet."""
+
+
+Answered = Callable[[Carrier, Introduced | Declined | CarrierLost], None]
+Confirmed = Callable[[Carrier, Frame, memoryview], None]
+
+
+def _read(frame: Frame, body: memoryview) -> Message | Unknown | None:
+    if frame.kind != _CONTROL:
+        return None
+    try:
+        return decode_message(body)
+    except MessageError:
+        return None
+
+
+def _name(message: Message | Unknown | None) -> str:
+    return "nonsense" if message is None or isinstance(message, Unknown) else type(message).__name__

@@ -1,0 +1,355 @@
+"""My links to the other members: opened when first needed, or all at once where the world is small.
+
+Law of two dials: when two members dial each other at the same moment, the dial of the lower node id stays. The lower
+one lets the other's introduction wait until its own dial has come to something; the higher one accepts at once. So
+both keep the same connection, and if only one direction gets through, that one is used.
+
+A link belongs to a pair of members for good; what connects it may be several carriers (the network's first, then shared
+memory, whose address is told to the peer over it). Node, key and rank of the other end are checked on both sides
+before a link is made: node and key by the transport's handshake and the membership's pin, the rank here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from nexar.cluster.introduction import Answering, Dialed, decline, say
+from nexar.cluster.membership import Member, Membership
+from nexar.cluster.node import Node
+from nexar.cluster.pins import why_not
+from nexar.errors import NexarError, PeerLost, UsageError
+from nexar.links.link import Link
+from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
+from nexar.types import NodeId, Rank
+from nexar.wire.frame import Frame
+from nexar.wire.messages import Declined, Introduce, Introduced, Message
+
+_log = logging.getLogger(__name__)
+
+MAX_EARLY: Final = 1024
+"""Connections of certified nodes that come before this node knows the membership."""
+_LONGEST_DIAL: Final = 20.0
+_CLOSE_TIMEOUT: Final = 2.0
+_OPENERS: Final = 8  # links opened at the same time
+
+
+@dataclass(slots=True)
+class _Pair:
+    """One peer, under the mesh's lock."""
+
+    link: Link
+    open: bool = False
+    dialing: bool = False
+    held: Carrier | None = None
+    """Its introduction waits for the end of our own dial."""
+
+
+class Mesh:
+    """The links of one node. It is the `Acceptor` of the node's transports. Close it before the node."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        on_control: Callable[[Link, Message], None] | None = None,
+        on_refused: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._node = node
+        self._on_control = on_control
+        self._on_refused = on_refused
+        self._changed = threading.Condition()  # over everything below
+        self._membership: Membership | None = None
+        self._rank: Rank = -1
+        self._early: list[Carrier] = []
+        self._pairs: dict[NodeId, _Pair] = {}
+        self._closed = False
+
+    # -- the membership --------------------------------------------------------------------------------
+
+    def adopt(self, membership: Membership) -> None:
+        """From now on these are the members. Connections that came before are looked at now."""
+        rank = membership.rank_of(self._node.id)
+        if rank is None:
+            raise UsageError("this node is not in the membership that it is given")
+        with self._changed:
+            self._membership, self._rank = membership, rank
+            early, self._early = self._early, []
+        for carrier in early:
+            self._receive(carrier, membership)
+
+    # -- opening: any thread ---------------------------------------------------------------------------
+
+    def link(self, rank: Rank, deadline: float) -> Link:
+        """The link to this rank; opened if it is not open yet. PeerLost says why it cannot be."""
+        membership = self._known()
+        member = membership.member(rank)
+        with self._changed:
+            pair = self._pair(membership, member)
+            opened, mine = pair.open, not (pair.open or pair.dialing)
+            pair.dialing = pair.dialing or mine
+        if opened:
+            return pair.link
+        cause = self._dial(pair, rank, member, deadline) if mine else None
+        with self._changed:
+            settled = lambda: pair.open or not pair.dialing or self._closed  # noqa: E731
+            self._changed.wait_for(settled, max(0.0, deadline - time.monotonic()))
+            opened = pair.open
+            if mine:
+                pair.dialing = False  # if not open: the peer's dial, which was to win, has not come either
+        if opened:
+            return pair.link
+        raise PeerLost(
+            rank=rank,
+            node=member.node,
+            address=_place(member),
+            cause=cause or "no connection came about in time",
+        )
+
+    def open_all(self, deadline: float) -> None:
+        """Every link at once. The lower rank of a pair dials. Raises the first failure, when all have ended."""
+        membership = self._known()
+        higher = range(self._rank + 1, membership.size)
+        with ThreadPoolExecutor(max_workers=min(_OPENERS, len(higher) or 1), thread_name_prefix="nexar-open") as pool:
+            dials = [pool.submit(self.link, rank, deadline) for rank in higher]
+        for dial in dials:
+            dial.result()
+        for rank in range(self._rank):
+            self._await(membership, rank, deadline)
+
+    def _await(self, membership: Membership, rank: Rank, deadline: float) -> None:
+        member = membership.member(rank)
+        with self._changed:
+            pair = self._pair(membership, member)
+            if self._changed.wait_for(lambda: pair.open, max(0.0, deadline - time.monotonic())):
+                return
+        raise PeerLost(rank=rank, node=member.node, address=_place(member), cause="it has not connected in time")
+
+    def _dial(self, pair: _Pair, rank: Rank, member: Member, deadline: float) -> str | None:
+        """Why it failed; None if it did not, or if the peer's own dial has won."""
+        dial = _Dial(self, pair, member, min(deadline, time.monotonic() + _LONGEST_DIAL))
+        cause: str | None = "it was interrupted"
+        try:
+            cause = dial.run()
+        finally:
+            with self._changed:
+                pair.dialing = dial.superseded and not pair.open  # then the peer's dial is under way
+                held, pair.held = pair.held, None
+                self._changed.notify_all()
+            if held is not None:
+                self._answer_held(pair, held, rank)
+        return cause
+
+    def _answer_held(self, pair: _Pair, held: Carrier, rank: Rank) -> None:
+        if pair.open:
+            decline(held, "your peer's own dial has won", superseded=True)
+        else:
+            self._accept(held, rank)
+
+    # -- Acceptor: the driving thread --------------------------------------------------------------------
+
+    def carrier_accepted(self, carrier: Carrier) -> None:
+        """See Acceptor."""
+        with self._changed:
+            membership = self._membership
+            if membership is None and len(self._early) < MAX_EARLY:
+                self._early.append(carrier)
+                return
+        if membership is None:
+            carrier.abort("this node does not know the membership yet")
+        else:
+            self._receive(carrier, membership)
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        """See Acceptor."""
+        _log.info("refused a connection from %s: %s", address, reason)
+        if self._on_refused is not None:
+            self._on_refused(address, reason)
+
+    def _receive(self, carrier: Carrier, membership: Membership) -> None:
+        refusal = why_not(carrier, membership)
+        if refusal is not None:
+            self.candidate_refused(carrier.peer.address, refusal)
+            carrier.abort(refusal)
+        elif carrier.scheme == "shm":
+            self._join_in(carrier, membership)
+        else:
+            Answering(carrier, self._introduced, self._confirmed)
+
+    def _join_in(self, carrier: Carrier, membership: Membership) -> None:
+        """Through memory: who knows the address was told it on the link, so it needs no further introduction."""
+        with self._changed:
+            pair = self._pair(membership, membership.members[membership.rank_of(carrier.peer.node) or 0])
+        self._use(pair, carrier)
+
+    def _introduced(self, carrier: Carrier, introduce: Introduce) -> None:
+        membership = self._known()
+        rank = membership.rank_of(carrier.peer.node)
+        if rank is None or introduce.rank != rank or introduce.epoch != membership.epoch:
+            place = "no place" if rank is None else f"rank {rank}"
+            claim = f"rank {introduce.rank} at epoch {introduce.epoch}"
+            reason = f"it claims {claim}, the membership gives it {place} at epoch {membership.epoch}"
+            self.candidate_refused(carrier.peer.address, reason)
+            decline(carrier, reason)
+            return
+        with self._changed:
+            pair = self._pair(membership, membership.members[rank])
+            if pair.dialing and not pair.open and self._node.id < carrier.peer.node:
+                pair.held = carrier
+                return
+        self._accept(carrier, rank)
+
+    def _accept(self, carrier: Carrier, rank: Rank) -> None:
+        membership = self._known()
+        same_host = membership.member(rank).host == membership.member(self._rank).host
+        address = self._node.memory_address_for(carrier.peer.node) if same_host else ""
+        try:
+            say(carrier, Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address))
+        except CarrierLost:
+            return  # gone; the dialer knows
+
+    def _confirmed(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        membership = self._known()
+        rank = membership.rank_of(carrier.peer.node)
+        assert rank is not None  # it was introduced
+        with self._changed:
+            pair = self._pair(membership, membership.members[rank])
+        self._use(pair, carrier)
+        pair.link.frame_arrived(carrier, frame, body)
+
+    # -- pairs -----------------------------------------------------------------------------------------
+
+    def _known(self) -> Membership:
+        if self._membership is None:
+            raise UsageError("this node does not know its membership yet")
+        return self._membership
+
+    def _pair(self, membership: Membership, member: Member) -> _Pair:
+        """Under the lock."""
+        if self._closed:
+            raise UsageError("this node is closed; make a new one with nexar.init()")
+        if member.node not in self._pairs:
+            rank = membership.rank_of(member.node)
+            link = Link(
+                self._node.router,
+                member.node,
+                rank=rank,
+                address=_place(member),
+                on_control=self._on_control,
+                on_lost=self._lost,
+            )
+            self._pairs[member.node] = _Pair(link)
+        return self._pairs[member.node]
+
+    def _use(self, pair: _Pair, carrier: Carrier) -> None:
+        """This carrier connects the pair."""
+        pair.link.adopt(carrier)
+        with self._changed:
+            pair.open = True
+            self._changed.notify_all()
+
+    def _lost(self, link: Link, error: NexarError) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def links(self) -> dict[Rank, Link]:
+        """Those that are, or were, open."""
+        membership = self._known()
+        with self._changed:
+            opened = [(membership.rank_of(node), pair.link) for node, pair in self._pairs.items() if pair.open]
+        return {rank: link for rank, link in opened if rank is not None}
+
+    def close(self) -> None:
+        """Every link politely, within two seconds in all; then abruptly. Idempotent."""
+        with self._changed:
+            self._closed = True
+            pairs = list(self._pairs.values())
+            early, self._early = self._early, []
+            self._changed.notify_all()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        for carrier in early:
+            carrier.abort("this node is closed")
+        for pair in pairs:
+            pair.link.close(timeout=max(0.0, deadline - time.monotonic()))
+
+
+class _Dial:
+    """One dial of a pair, by the thread that wants the link."""
+
+    def __init__(self, mesh: Mesh, pair: _Pair, member: Member, deadline: float) -> None:
+        self._mesh = mesh
+        self._pair = pair
+        self._member = member
+        self._deadline = deadline
+        self._answered = threading.Event()
+        self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
+        self.superseded = False
+
+    def run(self) -> str | None:
+        """See Mesh._dial."""
+        mesh, member = self._mesh, self._member
+        node = mesh._node
+        expected = Expected(member.node, member.fingerprint)
+        try:
+            addresses = node.ways_to(member)
+            carrier = node.dialer.dial(addresses, expected, self._deadline)
+            membership = mesh._known()
+            Dialed(carrier, Introduce(rank=mesh._rank, epoch=membership.epoch), self._take)
+        except (ConnectRefused, TimeoutError, CarrierLost) as error:
+            return f"cannot connect: {getattr(error, 'reason', None) or error}"
+        if not self._answered.wait(max(0.0, self._deadline - time.monotonic())):
+            carrier.abort("no answer to the introduction")
+            return "it accepted the connection and did not answer"
+        return self._conclude(carrier)
+
+    def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
+        """The driving thread, inside the sink: the link takes over here, or nobody does."""
+        if isinstance(answer, Introduced) and self._wrong(answer) is None:
+            self._pair.link.adopt(carrier)
+        self._answer = answer
+        self._answered.set()
+
+    def _wrong(self, answer: Introduced) -> str | None:
+        membership = self._mesh._known()
+        if (answer.rank, answer.epoch) == (membership.rank_of(self._member.node), membership.epoch):
+            return None
+        return (
+            f"it claims rank {answer.rank} at epoch {answer.epoch}, the membership gives it rank "
+            f"{membership.rank_of(self._member.node)} at epoch {membership.epoch}"
+        )
+
+    def _conclude(self, carrier: Carrier) -> str | None:
+        answer = self._answer
+        if isinstance(answer, Introduced):
+            wrong = self._wrong(answer)
+            if wrong is not None:
+                carrier.abort(wrong)
+                return wrong
+            self._share_memory(answer.shared_memory)
+            mesh = self._mesh
+            with mesh._changed:
+                self._pair.open = True
+                mesh._changed.notify_all()
+            return None
+        if isinstance(answer, Declined):
+            self.superseded = answer.superseded
+            return None if answer.superseded else f"it declined: {answer.reason}"
+        return f"the connection broke at once: {answer.reason if answer else 'unknown'}"
+
+    def _share_memory(self, address: str) -> None:
+        """One more carrier, the fastest, if it can be had."""
+        if not address:
+            return
+        try:
+            self._pair.link.adopt(self._mesh._node.connect_memory(address, self._member.node, self._deadline))
+        except (ConnectRefused, TimeoutError, OSError) as error:
+            _log.info("no shared memory with node %x, the network serves: %s", self._member.node, error)
+
+
+def _place(member: Member) -> str | None:
+    return next((places[0] for places in member.addresses.values() if places), None)

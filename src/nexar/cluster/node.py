@@ -1,0 +1,146 @@
+"""This process in a cluster: its id, its key, its transports and what drives them. Knows nothing of members."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final, Self
+
+from nexar.cluster.addresses import Interface, candidate_addresses, own_networks, own_numbers
+from nexar.cluster.dial_order import dial_order
+from nexar.cluster.dialing import Dialer
+from nexar.cluster.host_id import host_id
+from nexar.cluster.interfaces import read_interfaces
+from nexar.cluster.membership import Member
+from nexar.cluster.transports import NETWORK, Transports, open_transports
+from nexar.config import Config
+from nexar.links.progress import Progress, spin_of
+from nexar.links.router import Router
+from nexar.security.authority import make_key
+from nexar.security.credentials import Credentials, Trust
+from nexar.security.provisional import provisional_credentials
+from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Transport
+from nexar.transport.memory import MemoryNetwork
+from nexar.transport.registry import load
+from nexar.transport.sleep import PollSleeper
+from nexar.types import MAX_NODE, NodeId
+
+
+class Node:
+    """It listens from the beginning, and lets nobody in before `certify`. Close it, or leave its `with` block."""
+
+    def __init__(self, config: Config, network: MemoryNetwork | None = None) -> None:
+        """`network`: talk inside this process only, to other nodes of that network; no certificates there."""
+        self.id: Final[NodeId] = secrets.randbelow(MAX_NODE) + 1
+        self.config: Final = config
+        self.host: Final = host_id(config)
+        self.key: Final = make_key()
+        self._acceptor: Acceptor | None = None  # written once, by `listen`, before anybody can come in
+        self._transports = self._open(network)
+        self.progress: Final = Progress(
+            self._transports.sleeper, list(self._by_scheme.values()), spin=spin_of(config.spin_microsecs)
+        )
+        self.router: Final = Router(self.id, config, self.progress)
+        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.network_schemes})
+
+    def _open(self, network: MemoryNetwork | None) -> Transports:
+        if network is None:
+            return open_transports(self.config, provisional_credentials(self.id), Trust(b""), self)
+        sleeper = PollSleeper()
+        memory = load("memory")(sleeper, self.id, network)
+        return Transports({"memory": memory}, sleeper, memory.listen("", self))
+
+    @property
+    def _by_scheme(self) -> Mapping[str, Transport]:
+        return self._transports.by_scheme
+
+    @property
+    def network_schemes(self) -> tuple[str, ...]:
+        """Those that lead to any other member, preferred first."""
+        return tuple(scheme for scheme in self._by_scheme if scheme in (*NETWORK, "memory"))
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What this node can do, for the hello."""
+        return frozenset(self._by_scheme)
+
+    # -- who may come in -------------------------------------------------------------------------------
+
+    def listen(self, acceptor: Acceptor) -> None:
+        """Who is let in from now on is `acceptor`'s."""
+        self._acceptor = acceptor
+
+    def certify(self, credentials: Credentials, trust: Trust) -> None:
+        """Show these, and believe those, from now on."""
+        for transport in self._by_scheme.values():
+            transport.replace_credentials(credentials, trust)
+
+    def carrier_accepted(self, carrier: Carrier) -> None:
+        """See Acceptor."""
+        if self._acceptor is None:
+            carrier.abort("this node is not listening yet")
+        else:
+            self._acceptor.carrier_accepted(carrier)
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        """See Acceptor."""
+        if self._acceptor is not None:
+            self._acceptor.candidate_refused(address, reason)
+
+    # -- where we are, and how to get to others --------------------------------------------------------------
+
+    @cached_property
+    def _interfaces(self) -> tuple[Interface, ...]:
+        return read_interfaces()
+
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """What others are told, by scheme. ConfigError if the settings leave nothing."""
+        if "memory" in self._by_scheme:
+            return {"memory": (self._transports.address,)}
+        config = self.config
+        return candidate_addresses(
+            self._interfaces,
+            self._transports.address,
+            schemes=self.network_schemes,
+            iface=config.iface,
+            advertise=config.advertise,
+        )
+
+    def ways_to(self, member: Member) -> dict[str, tuple[str, ...]]:
+        """Its addresses worth dialing, by scheme."""
+        if "memory" in self._by_scheme:
+            return {"memory": tuple(member.addresses.get("memory", ()))}
+        return dial_order(
+            member.addresses,
+            schemes=self.network_schemes,
+            same_host=member.host == self.host,
+            networks=own_networks(self._interfaces),
+            own=own_numbers(self._interfaces),
+        )
+
+    def memory_address_for(self, peer: NodeId) -> str:
+        """Where that peer, and nobody else, may connect through shared memory; empty: nowhere."""
+        shm = self._by_scheme.get("shm")
+        return (shm.address_for(peer) or "") if shm is not None else ""
+
+    def connect_memory(self, address: str, peer: NodeId, deadline: float) -> Carrier:
+        """Through shared memory, at the address the peer told us. ConnectRefused, TimeoutError."""
+        shm = self._by_scheme.get("shm")
+        if shm is None:
+            raise ConnectRefused("shared memory", "this node does without it")
+        return shm.connect(address, Expected(peer), deadline)
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Links must have been closed before. Idempotent."""
+        self.progress.close()
+        self.dialer.close()
+        self._transports.close_sleeper()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,121 @@
+"""A node's standing with the seed, once it is in: the line is kept open, and the certificate renewed in time.
+
+Neither is needed for anything that members do among themselves. A seed that is gone is knocked at again, ever more
+rarely; one that came back with its state knows this node by its key.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from random import Random
+from typing import Final
+
+from cryptography import x509
+
+from nexar.cluster.join_line import JoinLine, LineLost, RefusedBySeed
+from nexar.cluster.node import Node
+from nexar.errors import JoinRefused, NexarError
+from nexar.security.authority import make_credentials
+from nexar.security.credentials import Trust
+from nexar.security.renewal import read_validity, renew_at
+from nexar.security.request import make_request
+from nexar.wire.joining import Renew, Renewed, Welcome
+
+_log = logging.getLogger(__name__)
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds between two knocks at a seed that is gone."""
+_PATIENCE: Final = 10.0
+_LONGEST_WAIT: Final = 3600.0
+
+
+class Standing:
+    """One thread, which waits for the seed's word. Close it before the node."""
+
+    def __init__(
+        self,
+        node: Node,
+        line: JoinLine,
+        welcome: Welcome,
+        knock: Callable[[], JoinLine],
+        random: Random | None = None,
+    ) -> None:
+        """`knock` makes one attempt at a new line, and raises if it comes to nothing."""
+        self._node = node
+        self._line = line  # written by the thread; `close` reads it after the thread has ended
+        self._knock = knock
+        self._random = random or Random()
+        self._spread = self._random.random()
+        self._cluster, self._authority = welcome.cluster, welcome.authority
+        self._renew_at = self._next_renewal(welcome.certificate)
+        self._asked = False  # for a renewal, and not answered yet; the thread writes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
+        self._thread.start()
+
+    def close(self, reason: str = "") -> None:
+        """Leave: tell the seed, and end the thread. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._line.interrupt()
+        self._thread.join()
+        self._line.leave(reason)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._listen()
+            except (LineLost, RefusedBySeed, NexarError) as lost:
+                if self._stop.is_set() or not self._knock_again(lost):
+                    return
+
+    def _listen(self) -> None:
+        """Until the next word of the seed, or the next renewal."""
+        due = self._renew_at - datetime.now(UTC)
+        wait = min(max(due.total_seconds(), 0.0), _LONGEST_WAIT)
+        try:
+            message = self._line.receive(time.monotonic() + (_PATIENCE if self._asked else wait))
+        except TimeoutError:
+            if self._asked:
+                raise LineLost("the seed does not answer") from None
+            if datetime.now(UTC) >= self._renew_at:
+                self._line.send(Renew(request=make_request(self._node.id, self._node.key)))
+                self._asked = True
+            return
+        if isinstance(message, Renewed):
+            self._take(message.certificate)
+
+    def _take(self, certificate: bytes) -> None:
+        loaded = x509.load_pem_x509_certificate(certificate)
+        credentials = make_credentials(self._node.id, self._cluster, self._node.key, loaded)
+        self._node.certify(credentials, Trust(self._authority))
+        self._asked = False
+        self._renew_at = self._next_renewal(certificate)
+        _log.info("certificate renewed; the next renewal is due %s", self._renew_at.isoformat(timespec="seconds"))
+
+    def _next_renewal(self, certificate: bytes) -> datetime:
+        return renew_at(*read_validity(certificate), datetime.now(UTC), self._spread)
+
+    def _knock_again(self, lost: Exception) -> bool:
+        """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""
+        _log.info("%s; members go on without it", lost)
+        self._line.close("the line is dead")
+        bound = 1.0
+        while not self._stop.wait(self._random.uniform(0.0, bound)):
+            bound = min(2 * bound, LONGEST_PAUSE)
+            try:
+                self._line = self._knock()
+            except JoinRefused as refused:
+                _log.warning("%s", refused)
+                return False
+            except (OSError, NexarError) as error:
+                _log.debug("no seed: %s", error)
+            else:
+                self._asked = False
+                return True
+        return False

@@ -1,0 +1,133 @@
+"""The transports of one process, opened: UDP and TCP at one port number, and memory beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from nexar.cluster.ports import bind_ports
+from nexar.config import Config
+from nexar.errors import ConfigError
+from nexar.security.credentials import Credentials, Trust
+from nexar.transport.base import Acceptor, Sleeper, Transport
+from nexar.transport.registry import load
+from nexar.transport.sleep import PollSleeper
+
+NETWORK: Final = ("quic", "tls")
+"""Schemes that lead to other hosts, and to the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transports:
+    """Opened and listening. Whoever drives them closes them (Progress), then the sleeper, by `close_sleeper`."""
+
+    by_scheme: Mapping[str, Transport]
+    """In the order of preference."""
+    sleeper: Sleeper
+    address: str
+    """Where the network ones listen: host:port, the same for UDP and TCP."""
+
+    def close_sleeper(self) -> None:
+        """After the transports."""
+        if isinstance(self.sleeper, PollSleeper):
+            self.sleeper.close()
+
+
+def usable(config: Config) -> tuple[str, ...]:
+    """The wanted schemes that this process can have, preferred first. ConfigError if none of them leads anywhere."""
+    found = tuple(scheme for scheme in config.transports if scheme != "quic" or has_native())
+    if not set(found) & set(NETWORK):
+        hint = "" if "quic" not in config.transports else "the package nexar-quic is not installed, so quic is missing"
+        raise ConfigError(
+            variable="NEXAR_TRANSPORTS",
+            value=",".join(config.transports),
+            allowed="a list with quic or tls in it, to reach the seed and other hosts",
+            hint=hint,
+        )
+    return found
+
+
+def has_native() -> bool:
+    """Whether the package that speaks QUIC is installed."""
+    return importlib.util.find_spec("nexar_quic") is not None
+
+
+def open_transports(
+    config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, listen: str | None = None
+) -> Transports:
+    """Every usable scheme, listening for `acceptor`. `listen`, host:port, goes before the settings. Errors as for
+    `bind_ports` and `usable`; nothing is left open then.
+    """
+    schemes = usable(config)
+
+    def open_at(address: str) -> Transports:
+        return _Opening(config, credentials, trust, acceptor).open(schemes, address)
+
+    return bind_ports(config, open_at, listen=listen)
+
+
+class _Opening:
+    """One attempt at one address: all of it, or nothing."""
+
+    def __init__(self, config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor) -> None:
+        self._config = config
+        self._credentials = credentials
+        self._trust = trust
+        self._acceptor = acceptor
+        self._opened: dict[str, Transport] = {}
+
+    def open(self, schemes: tuple[str, ...], address: str) -> Transports:
+        """QUIC first: it is what the node sleeps in. Raises OSError if the address cannot be had."""
+        if "quic" in schemes:
+            address = self._open_quic(address)
+        sleeper = cast(Sleeper, self._opened["quic"]) if self._opened else PollSleeper()
+        try:
+            if "tls" in schemes:
+                address = self._open_tls(sleeper, address)
+            if "shm" in schemes:
+                self._opened["shm"] = load("shm")(sleeper, self._credentials.node)
+                self._listen_in_memory()
+        except BaseException:
+            self._close(sleeper)
+            raise
+        ordered = {scheme: self._opened[scheme] for scheme in schemes if scheme in self._opened}
+        return Transports(ordered, sleeper, address)
+
+    def _open_quic(self, address: str) -> str:
+        from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415 - needs the native package
+
+        settings = QuicSettings(handshake_timeout=self._config.join_auth_timeout)
+        quic = load("quic")(self._credentials, self._trust, bind=address, settings=settings)
+        try:
+            address = quic.listen(address, self._acceptor)
+        except BaseException:
+            quic.close()
+            raise
+        self._opened["quic"] = quic
+        return address
+
+    def _open_tls(self, sleeper: Sleeper, address: str) -> str:
+        tls = load("tls")(
+            sleeper,
+            self._credentials,
+            self._trust,
+            handshake_timeout=self._config.join_auth_timeout,
+            max_pending=self._config.join_max_pending,
+        )
+        self._opened["tls"] = tls
+        return tls.listen(address, self._acceptor)
+
+    def _listen_in_memory(self) -> None:
+        """A host without room for shared memory, or with a CPU that cannot, does without."""
+        try:
+            self._opened["shm"].listen("", self._acceptor)
+        except OSError:
+            self._opened.pop("shm").close()
+
+    def _close(self, sleeper: Sleeper) -> None:
+        for transport in self._opened.values():
+            transport.close()
+        if isinstance(sleeper, PollSleeper):
+            sleeper.close()

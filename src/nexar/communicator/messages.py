@@ -1,0 +1,90 @@
+"""Arrays of the user as messages, and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
+from nexar.errors import UsageError
+from nexar.links.message import Receive
+from nexar.links.sending import About
+from nexar.types import ANY_TAG, Rank
+from nexar.wire.frame import Space
+
+
+class Source(NamedTuple):
+    """Where a message came from."""
+
+    rank: Rank
+    tag: int | None
+    """None: it was sent without a tag."""
+
+
+class Outgoing(NamedTuple):
+    """A message that can be posted."""
+
+    data: memoryview
+    shape: tuple[int, ...]
+    about: About
+
+
+def outgoing(array: object, tag: int | None) -> Outgoing:
+    """The message that carries this array; a copy if it is not contiguous. UsageError for what is no array."""
+    held = as_array(array)
+    if not held.flags.c_contiguous:
+        held = np.ascontiguousarray(held)
+    code, shape = _describe(held)
+    space, number = space_and_tag(tag)
+    return Outgoing(as_bytes(held), shape, About(space=space, tag=number, dtype=code))
+
+
+def incoming(into: object) -> tuple[memoryview | None, int, NDArray[Any] | None]:
+    """Memory, dtype number and array of a receive buffer; None for "make one". UsageError for what cannot be filled."""
+    if into is None:
+        return None, 0, None
+    held = as_array(into)
+    code, _ = _describe(held)
+    if not held.flags.c_contiguous or not held.flags.writeable:
+        what = "read-only" if not held.flags.writeable else "not contiguous"
+        raise UsageError(f"the receive buffer is {what}; receive without one, or into a contiguous writable array")
+    return as_bytes(held), code, held
+
+
+def received(receive: Receive) -> NDArray[Any]:
+    """The array of a receive that brought no buffer."""
+    assert receive.into is not None
+    return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+
+
+def space_and_tag(tag: object) -> tuple[int, int]:
+    """Of a send. UsageError for a tag that is none."""
+    if tag is None:
+        return Space.UNTAGGED, 0
+    if not isinstance(tag, int) or not 0 <= tag < 1 << 64:
+        raise UsageError(f"{tag!r} is not a tag; tags are whole numbers from 0 to 2**64 - 1")
+    return Space.TAGGED, tag
+
+
+def space_and_wanted_tag(tag: object) -> tuple[int, int]:
+    """Of a receive, which may take any."""
+    return (Space.TAGGED, ANY_TAG) if tag == ANY_TAG else space_and_tag(tag)
+
+
+def as_array(array: object) -> NDArray[Any]:
+    """A NumPy array on the same memory, where there is any. UsageError names what it is instead."""
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{type(array).__name__} is not an array: {error}") from error
+
+
+def _describe(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
+    try:
+        return code_and_shape(array)
+    except TypeError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,132 @@
+"""Ranks talking to ranks: one generation of one communicator, as collectives and messages see it.
+
+A group knows ranks, not nodes: it opens links when they are first needed, keeps the communicator's tags apart from all
+others, and raises at once when the peer of an operation is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from nexar.cluster.membership import Membership
+from nexar.cluster.mesh import Mesh
+from nexar.cluster.node import Node
+from nexar.errors import LinkClosed, NexarError, UsageError
+from nexar.links.matching import Matching
+from nexar.links.message import Message, Receive
+from nexar.links.operation import FINISHED, Operation
+from nexar.links.sending import PLAIN, About
+from nexar.transport.base import Redirected
+from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank
+from nexar.wire.frame import Frame, Kind
+
+_EAGER: Final = int(Kind.EAGER)
+
+
+class Group:
+    """The members of one membership, in the order of their ranks. Close it before the mesh."""
+
+    def __init__(self, node: Node, mesh: Mesh, membership: Membership, communicator: int = 0) -> None:
+        self._node = node
+        self._mesh = mesh
+        self._progress = node.progress
+        self.membership = membership
+        self.communicator = communicator
+        self._nodes: Final[tuple[NodeId, ...]] = tuple(member.node for member in membership.members)
+        self.size = len(self._nodes)
+        rank = membership.rank_of(node.id)
+        assert rank is not None  # the mesh has refused a membership without us
+        self.rank = rank
+        self._matching: Final[Matching] = node.router.open(communicator, members=frozenset(self._nodes))
+        self._matching.peers.update(
+            (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
+        )
+        self._myself = _Myself(rank)
+
+    def post_send(
+        self, dest: Rank, data: memoryview, deadline: float, *, shape: tuple[int, ...] = (), about: About = PLAIN
+    ) -> Operation:
+        """Send contiguous bytes. A small message is copied and done, a large one is borrowed until it is done.
+
+        Opens the link if there is none yet, which may take until the deadline. PeerLost says why it cannot be opened.
+        """
+        self.check(dest)
+        if dest == self.rank:
+            return self._send_to_myself(data, shape, about)
+        return self._mesh.link(dest, deadline).post_send(self.communicator, data, shape=shape, about=about)
+
+    def post_receive(self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0) -> Receive:
+        """Ask for a message; `source` may be ANY_SOURCE. Never blocks."""
+        if source != ANY_SOURCE:
+            self.check(source)
+        node = source if source == ANY_SOURCE else self._nodes[source]
+        return self._matching.post(into, source=node, space=space, tag=tag, dtype=dtype)
+
+    def wait(self, operations: Sequence[Operation], deadline: float) -> None:
+        """Until all are done: see Progress.wait."""
+        self._progress.wait(operations, deadline)
+
+    def rank_of(self, node: NodeId) -> Rank:
+        """Of a node that takes part."""
+        rank = self.membership.rank_of(node)
+        assert rank is not None  # the matching lets members in and nobody else
+        return rank
+
+    def check(self, rank: object) -> None:
+        """UsageError unless there is such a rank."""
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise UsageError(f"there is no rank {rank!r}; this communicator has ranks 0 to {self.size - 1}")
+
+    def close(self, error: NexarError | None = None) -> None:
+        """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
+        self._node.router.close(self._matching, error or LinkClosed(rank=self.rank))
+
+    def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
+        """What a link does at both ends, without one in between: the message is copied, and done."""
+        frame = Frame(
+            kind=_EAGER,
+            space=about.space,
+            dtype=about.dtype,
+            dimensions=len(shape),
+            communicator=self.communicator,
+            generation=self._matching.generation,
+            tag=about.tag,
+            sequence=about.sequence,
+            step=about.step,
+            length=len(data),
+        )
+        with self._matching.lock:
+            error = self._matching.lost(self._node.id)
+            if error is None:
+                self._matching.arrive(self._myself, self._node.id, frame, shape, data)
+        if error is not None:
+            raise error
+        self._node.router.outbox.flush()
+        return FINISHED
+
+
+class _Myself:
+    """The `Origin` of messages to oneself: they are whole when they arrive, so there is nothing to ask it for."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank: Rank | None = rank
+
+    def grant(self, message: Message, into: memoryview) -> None:
+        """See Origin."""
+
+    def redirect(self, message: Message, into: memoryview | None) -> Redirected:
+        """See Origin."""
+        return Redirected.UNKNOWN
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """See Origin."""
+
+    def consumed(self, message: Message) -> None:
+        """See Origin."""
+
+
+def deadline_after(timeout: float) -> float:
+    """Of time.monotonic."""
+    return time.monotonic() + timeout

@@ -52,6 +52,7 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
 
 
 def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
+    """The settings in force: arguments before `config` before the environment. ConfigError."""
     given = {} if config is None else changed_settings(config)
     return effective({**given, **settings}).config
 

@@ -136,6 +136,9 @@ class Supervisor:
             self._stop(signal.SIGTERM)
 
     def _tell(self, ending: Ending) -> None:
+        """Tell the cluster of a death. A rank that ended well has left the cluster itself."""
+        if ending.code == 0:
+            return
         details = self._errors[ending.rank][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
         try:
             self._report(ending.rank, f"{ending}\n{details}".rstrip())

@@ -42,7 +42,7 @@ class Goodbye(_Base, frozen=True, tag="goodbye"):
 
 
 class Introduce(_Base, frozen=True, tag="introduce"):
-    """The first word of who dialed: the place it holds, and in which membership. Who it is, the handshake has proven."""
+    """The first word of who dialed: the place it holds, in which membership. Who it is, the handshake has proven."""
 
     rank: int
     epoch: int

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from nexar.wire.messages import (
     KNOWN,
     MAX_MESSAGE_BYTES,
+    Declined,
     Goodbye,
+    Introduce,
+    Introduced,
     Message,
     MessageError,
     Ping,
@@ -21,7 +24,12 @@ from nexar.wire.messages import (
 numbers = st.integers(-(2**63), 2**64 - 1)
 texts = st.text(max_size=200)
 messages = st.one_of(
-    st.builds(Ping, numbers), st.builds(Pong, numbers), st.builds(Goodbye, texts, st.one_of(st.none(), texts))
+    st.builds(Ping, numbers),
+    st.builds(Pong, numbers),
+    st.builds(Goodbye, texts, st.one_of(st.none(), texts)),
+    st.builds(Introduce, numbers, numbers),
+    st.builds(Introduced, numbers, numbers, texts),
+    st.builds(Declined, texts, st.booleans()),
 )
 
 
@@ -87,4 +95,11 @@ def _decode_or_error(data: bytes) -> object:
 
 
 def test_tags_are_the_wire_format() -> None:
-    assert [message.__struct_config__.tag for message in KNOWN] == ["ping", "pong", "goodbye"]
+    assert [message.__struct_config__.tag for message in KNOWN] == [
+        "ping",
+        "pong",
+        "goodbye",
+        "introduce",
+        "introduced",
+        "declined",
+    ]

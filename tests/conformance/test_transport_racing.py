@@ -55,6 +55,7 @@ def test_if_nobody_is_right_every_reason_is_told_and_that_somebody_was_not_belie
     assert refused.verification
     assert f"{silent}: no answer in time" in refused.reason
     assert f"{other.transport.address}: " in refused.reason
+    assert f"expected node {RIGHT:016x} of cluster 'conformance', showed node {LEFT:016x}" in refused.reason
 
 
 def test_of_two_addresses_of_one_node_one_carrier_comes(make_node: MakeNode) -> None:

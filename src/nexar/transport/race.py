@@ -56,15 +56,16 @@ class Course(Protocol[Place, Made_co]):
 
 
 def race(
-    address: str, deadline: float, resolve: Callable[[str], list[Place]], course: Course[Place, Made]
+    address: str, deadline: float, resolve: Callable[[str], list[Place]], course: Course[Place, Made], advice: str = ""
 ) -> tuple[Place, Made]:
     """Where somebody answered, and what that attempt made. `address`: one, or several separated by commas; `resolve`
     gives the places behind one of them (OSError if there are none).
 
-    If nobody does: ConnectRefused with every reason; TimeoutError when the time is up and no certificate was refused.
+    If nobody does: ConnectRefused with every reason, and with `advice` if a certificate was refused; TimeoutError when
+    the time is up and none was.
     """
     places = _places(address, resolve)
-    runners = _Race(address, deadline, places, course)
+    runners = _Race(address, deadline, places, course, advice)
     try:
         return runners.run()
     finally:
@@ -73,9 +74,15 @@ def race(
 
 class _Race(Generic[Place, Made]):
     def __init__(
-        self, address: str, deadline: float, places: Iterator[Place | Failed], course: Course[Place, Made]
+        self,
+        address: str,
+        deadline: float,
+        places: Iterator[Place | Failed],
+        course: Course[Place, Made],
+        advice: str,
     ) -> None:
         self._address = address
+        self._advice = advice
         self._deadline = deadline
         self._course = course
         self._places = places
@@ -130,7 +137,8 @@ class _Race(Generic[Place, Made]):
         verification = any(failure.verification for _, failure in reasons)
         if now >= self._deadline and not verification:
             return TimeoutError(f"cannot connect to {self._address}: {text}")
-        return ConnectRefused(self._address, text, verification=verification)
+        advice = f" ({self._advice})" if verification and self._advice else ""
+        return ConnectRefused(self._address, text + advice, verification=verification)
 
 
 def _list(reasons: list[tuple[str, Failed]]) -> str:

@@ -106,6 +106,18 @@ def test_who_was_not_believed_is_told_although_others_were_silent():
     assert error.reason == "<impostor>: an impostor; <silent>: no answer in time"
 
 
+def test_advice_is_given_once_and_only_if_somebody_was_not_believed():
+    impostor = Failed("an impostor", verification=True)
+    for fate, expected in (
+        (impostor, "<a>: an impostor; <b>: an impostor (do this)"),
+        (Failed("no"), "<a>: no; <b>: no"),
+    ):
+        course = PaperCourse({"a": (0.0, fate), "b": (0.0, fate)})
+        with pytest.raises(ConnectRefused) as refused:
+            race("somewhere:1", time.monotonic() + 5, lambda _: ["a", "b"], course, "do this")
+        assert refused.value.reason == expected
+
+
 def test_silence_to_the_end_is_a_timeout_that_keeps_the_other_reasons():
     begin = time.monotonic()
     course, error = run({"deaf": (0.0, Failed("refused")), "silent": (NEVER, None)}, timeout=0.1)

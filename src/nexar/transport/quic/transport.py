@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
+from functools import partial
 from threading import Lock
 from typing import Final
 
@@ -17,6 +18,7 @@ from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
 from nexar.transport.address import format_address
 from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Transport
+from nexar.transport.disbelief import advice
 from nexar.transport.quic.addresses import resolve, to_numeric
 from nexar.transport.quic.carrier import QuicCarrier
 from nexar.transport.quic.dialing import QuicCourse
@@ -86,7 +88,9 @@ class QuicTransport(Transport):
         try:
             course = QuicCourse(self._endpoint, self._identity, expected)
             beside = self._endpoint.address[0]
-            _, (connection, peer) = race(address, deadline, lambda text: resolve(text, beside=beside), course)
+            _, (connection, peer) = race(
+                address, deadline, partial(resolve, beside=beside), course, advice(expected, self._identity[0])
+            )
         except ForkedError as error:
             raise ConnectRefused(address, _FORKED) from error
         except EndpointClosed as error:

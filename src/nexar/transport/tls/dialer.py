@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from nexar.transport.base import ConnectRefused, Expected, Peer
+from nexar.transport.disbelief import advice
 from nexar.transport.race import Failed, race
 from nexar.transport.tls.channel import Channel, TlsChannel
 from nexar.transport.tls.handshake import HandshakeFailed, Story, dial
@@ -38,7 +39,8 @@ def dial_peer(
     too once the descriptor `ending` is readable.
     """
     try:
-        _, found = race(address, deadline, resolve, _TlsCourse(expected, believer, plain=plain, ending=ending))
+        course = _TlsCourse(expected, believer, plain=plain, ending=ending)
+        _, found = race(address, deadline, resolve, course, advice(expected, believer.credentials))
     except _Ended as error:
         raise ConnectRefused(address, CLOSED) from error
     return found

@@ -25,6 +25,7 @@ class Believer:
     server: ssl.SSLContext | None
     named: ssl.SSLContext
     unnamed: ssl.SSLContext
+    credentials: Credentials | None
     trust: Trust
 
     @classmethod
@@ -35,6 +36,7 @@ class Believer:
             server=server_context(credentials, trust) if credentials else None,
             named=client_context(credentials, trust),
             unnamed=client_context(credentials, trust, check_name=False),
+            credentials=credentials,
             trust=trust,
         )
 

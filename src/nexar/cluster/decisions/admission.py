@@ -93,6 +93,7 @@ class Admission:
         self.size = size
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
+        self._failure = ""  # why the cluster will never form, once that is so
         self._auth_timeout = auth_timeout
         self._formation: Formation | None = Formation(cluster, size, seed)  # until it succeeds or fails
         self._membership: Membership | None = None
@@ -189,7 +190,7 @@ class Admission:
         guest = self._guests[event.connection] = _Guest(event.connection, event.address)
         knocked = Note("knocked", event.address)
         if self.failed:
-            return [knocked, *self._refuse(guest, self._why_failed())]
+            return [knocked, *self._refuse(guest, self._failure)]
         displaced = self._pending.enter(event.connection, now)
         dropped = [] if displaced is None else self._drop(self._guests[displaced], _CROWDED)
         return [*dropped, knocked]
@@ -298,7 +299,14 @@ class Admission:
             raise Refusal("it reported the end of a child, and is no launcher")
         if not self._is_child(guest.node, event.rank):
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
-        return [Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause)]
+        died = Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause)
+        return [died] if self._formation is None else [died, *self._fail_without(event.rank, event.cause)]
+
+    def _fail_without(self, rank: Rank, cause: str) -> list[Action]:
+        """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
+        self._refusals.add(f"rank {rank}", f"it died before the cluster had formed: {_last_line(cause)}")
+        self._failure = f"rank {rank} died before the cluster had formed"
+        return self._fail()
 
     def _is_child(self, launcher: NodeId, rank: Rank) -> bool:
         if self._formation is not None:
@@ -315,6 +323,7 @@ class Admission:
         expired = [self._guests[connection] for connection in self._pending.expired(now)]
         actions = [action for guest in expired for action in self._drop(guest, late)]
         if self._formation is not None and now >= self._deadline:
+            self._failure = f"the cluster did not form within {format_seconds(self._formation_timeout)}"
             actions += self._fail()
         return actions
 
@@ -323,7 +332,7 @@ class Admission:
         insiders = self._insiders()
         joined = tuple(self._who(guest) for guest in self._members.values())
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
-        refused = [action for guest in strangers for action in self._refuse(guest, self._why_failed())]
+        refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
         self._formation = None
         self._guests.clear()
         self._members.clear()
@@ -331,9 +340,6 @@ class Admission:
         listed, count = self._refusals.listed(), self._refusals.count
         fail = Fail(joined, self.size, listed, count, self._formation_timeout, insiders)
         return [*refused, fail, Note("failed", reason=f"{len(joined)} of {self.size} joined")]
-
-    def _why_failed(self) -> str:
-        return f"the cluster did not form within {format_seconds(self._formation_timeout)}"
 
     # ------------------------------------------------------------ ends
 
@@ -378,3 +384,8 @@ class Admission:
 
     def _note(self, kind: NoteKind, guest: _Guest, reason: str = "") -> Note:
         return Note(kind, guest.address, guest.node, self._rank(guest), brief(reason))
+
+
+def _last_line(cause: str) -> str:
+    """Of a traceback, what was raised."""
+    return next((line.strip() for line in reversed(cause.splitlines()) if line.strip()), "no reason was given")

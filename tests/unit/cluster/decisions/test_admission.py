@@ -131,10 +131,21 @@ def test_the_rank_of_a_dead_child_is_kept_for_the_next_one() -> None:
     assert door.order() == [3, 4]
 
 
-def test_a_launcher_reports_its_dead_children_before_and_after_the_commit() -> None:
+def test_a_child_that_dies_before_the_commit_fails_the_formation_at_once_and_is_named() -> None:
+    door = a_door(2)
+    door.reserve(51, 2)
+    door.join(1, rank=1, launcher=51)
+    actions = door.tell(ChildDied(51, 0, "Traceback …\nImportError: no module named x\n"))
+    assert actions[0].reason.startswith("Traceback")
+    fail = only(actions, Fail)
+    assert fail.refused == {"rank 0": "it died before the cluster had formed: ImportError: no module named x"}
+    assert set(fail.connections) == {51, 1}
+    assert only(door.tell(Knocked(7, "10.0.0.9:7")), Refuse).reason == "rank 0 died before the cluster had formed"
+
+
+def test_a_launcher_reports_its_dead_children_after_the_commit() -> None:
     door = a_door(1)
     door.reserve(51, 1)
-    assert door.tell(ChildDied(51, 0, "exit code 1")) == [Note("child died", "10.0.0.9:51", None, 0, "exit code 1")]
     door.join(1, rank=0, launcher=51)
     traceback = "Traceback\n" + "  line\n" * 100
     assert door.tell(ChildDied(51, 0, traceback)) == [Note("child died", "10.0.0.9:51", 1, 0, traceback)]

@@ -49,12 +49,17 @@ def dial(channel: TlsChannel, hello: Hello, check_certificate: Callable[[bytes |
         raise explain(error) from error
 
 
-def answer(channel: TlsChannel, judge: Callable[[Hello, bytes | None], Hello]) -> Story[tuple[Hello, Channel]]:
-    """The listener's story. `judge` looks at hello and certificate and says what to answer."""
+def answer(channel: TlsChannel, judge: Callable[[Hello, bytes | None], Hello | None]) -> Story[tuple[Hello, Channel]]:
+    """The listener's story. `judge` looks at hello and certificate and says what to answer; None: it cannot yet, and
+    is asked again when the story is resumed.
+    """
     try:
         yield from _secured(channel)
         hello = yield from _receive_hello(channel)
-        verdict = judge(hello, channel.engine.getpeercert(True))
+        while (verdict := judge(hello, channel.engine.getpeercert(True))) is None:
+            yield READABLE
+            if channel.receive():
+                raise HandshakeFailed("it went on before it was answered")
         yield from _send(channel, verdict)
         if verdict.verdict != Verdict.WELCOME:
             raise HandshakeFailed(verdict.reason, verification=verdict.verdict == Verdict.NOT_BELIEVED)

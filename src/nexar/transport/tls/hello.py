@@ -2,7 +2,8 @@
 
 The dialer draws a token and shows it on both connections; the listener answers each with the same, or with the reason
 why not. Only with that answer does the dialer know that its certificate was believed: in TLS 1.3 its own handshake is
-over before the other side has looked.
+over before the other side has looked. It welcomes neither before it has both, so a dial that succeeded is a carrier at
+the listener too, however late one of the two came.
 """
 
 from __future__ import annotations

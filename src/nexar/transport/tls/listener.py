@@ -1,8 +1,9 @@
 """Who knocks: inbound connections from the first packet to the accepted carrier, without ever blocking.
 
-Every connection has until its deadline to authenticate, and for a carrier both halves must come. At most `max_pending`
-are in here; when one more comes, one that has not said a word goes, else the oldest: a newcomer always gets its turn.
-Everything here belongs to the driving thread.
+Every connection has until its deadline to authenticate, and for a carrier both halves must come: the first one waits
+for its answer until the second has said its hello, and then both get the same one. The two stay or go together.
+At most `max_pending` are in here; when one more comes, one that has not said a word goes, else the oldest: a newcomer
+always gets its turn. Everything here belongs to the driving thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -38,12 +39,20 @@ class _Candidate:
     address: str
     deadline: float
     channel: TlsChannel
-    story: Story[tuple[Hello, Channel]]
+    story: Story[tuple[Hello, Channel]] = field(init=False)
     watching: int = READABLE
     spoke: bool = False
     hello: Hello | None = None
+    waits: bool = False
+    """For its answer, until the other half has said hello."""
+    partner: _Candidate | None = None
+    """The other half, once both have said hello."""
     settled: Channel | None = None
-    """The channel once this half is authenticated; then it waits for the other half."""
+    """The channel once this half is through."""
+
+    @property
+    def descriptor(self) -> int:
+        return self.channel.socket.fileno()
 
 
 class Listener:
@@ -116,7 +125,7 @@ class Listener:
 
     def _what_is_missing(self) -> str:
         oldest = next(iter(self._candidates.values()))
-        missing = "its second connection" if oldest.settled else "the handshake" if oldest.spoke else "its first byte"
+        missing = "its second connection" if oldest.waits else "the handshake" if oldest.spoke else "its first byte"
         return f"{missing} did not come within {self._timeout:g} s"
 
     # --- coming in
@@ -154,11 +163,10 @@ class Listener:
             return
         assert believer.server is not None
         channel = TlsChannel(connection, believer.server, server_side=True)
-        story = answer(channel, partial(self._judge, address))
-        deadline = time.monotonic() + self._timeout
-        candidate = _Candidate(address, deadline, channel, story)
-        self._candidates[connection.fileno()] = candidate
-        self._reactor.add(connection.fileno(), partial(self._resume, candidate))
+        candidate = _Candidate(address, time.monotonic() + self._timeout, channel)
+        candidate.story = answer(channel, partial(self._judge, candidate))
+        self._candidates[candidate.descriptor] = candidate
+        self._reactor.add(candidate.descriptor, partial(self._resume, candidate))
 
     def _least_worthy(self) -> _Candidate:
         """The oldest that never spoke, else the oldest."""
@@ -169,65 +177,86 @@ class Listener:
 
     def _resume(self, candidate: _Candidate, _events: int) -> bool:
         candidate.spoke = True
-        descriptor = candidate.channel.socket.fileno()
+        self._advance(candidate)
+        partner = candidate.partner
+        if partner is not None and partner.waits:
+            partner.waits = False
+            self._advance(partner)
+        return True
+
+    def _advance(self, candidate: _Candidate) -> None:
         try:
             events = next(candidate.story)
         except StopIteration as end:
-            candidate.hello, candidate.settled = end.value
-            self._reactor.remove(descriptor)
-            self._pair(candidate)
+            _, candidate.settled = end.value
+            self._reactor.remove(candidate.descriptor)
+            self._accept_if_whole(candidate)
         except HandshakeFailed as failure:
             self._refuse(candidate, failure.reason)
         else:
             self._watch_for(candidate, events)
-        return True
 
     def _watch_for(self, candidate: _Candidate, events: int) -> None:
         if events != candidate.watching:
             candidate.watching = events
-            self._reactor.change(candidate.channel.socket.fileno(), events)
+            self._reactor.change(candidate.descriptor, events)
 
-    def _judge(self, address: str, hello: Hello, certificate: bytes | None) -> Hello:
-        """What to answer to a hello."""
+    def _judge(self, candidate: _Candidate, hello: Hello, certificate: bytes | None) -> Hello | None:
+        """What to answer to a hello; None before the other half's is here."""
+        candidate.hello = hello
+        if candidate.partner is None:
+            self._pair(candidate)
         try:
-            self._believer().accepted_peer(certificate, address)
+            self._believer().accepted_peer(certificate, candidate.address)
         except HandshakeFailed as failure:
             return _refusal(hello, failure.reason, Verdict.NOT_BELIEVED)
         if hello.plain != self._plain:
             ours, theirs = _describe(self._plain), _describe(hello.plain)
             return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", Verdict.REFUSED)
-        return Hello(hello.half, hello.token, hello.plain)
+        candidate.waits = candidate.partner is None
+        return None if candidate.waits else Hello(hello.half, hello.token, hello.plain)
 
     def _pair(self, candidate: _Candidate) -> None:
+        """Join the halves of a dial. Their time begins anew: what is left to do is an answer to each."""
         partner = next((other for other in self._candidates.values() if _belong_together(candidate, other)), None)
         if partner is None:
             return
+        candidate.partner, partner.partner = partner, candidate
+        for half in (partner, candidate):
+            half.deadline = time.monotonic() + self._timeout
+            self._candidates[half.descriptor] = self._candidates.pop(half.descriptor)
+
+    def _accept_if_whole(self, candidate: _Candidate) -> None:
+        partner = candidate.partner
+        assert partner is not None, "welcomed alone"
         control, data = sorted((candidate, partner), key=lambda half: half.hello.half if half.hello else 0)
         if control.settled is None or data.settled is None:
             return
-        try:  # once more: the credentials may have been replaced since its hello
+        try:  # once more: the credentials may have been replaced since the answer
             peer = self._believer().accepted_peer(control.channel.engine.getpeercert(True), control.address)
         except HandshakeFailed as failure:
-            for half in (control, data):
-                self._refuse(half, failure.reason)
+            self._refuse(control, failure.reason)
             return
         for half in (control, data):
-            del self._candidates[half.channel.socket.fileno()]
+            del self._candidates[half.descriptor]
         self._accepted(peer, control.settled, data.settled)
 
     # --- going away
 
     def _refuse(self, candidate: _Candidate, reason: str) -> None:
-        descriptor = candidate.channel.socket.fileno()
-        del self._candidates[descriptor]
+        """Turn it away; its other half too, unless that is about to hear for itself why."""
+        del self._candidates[candidate.descriptor]
         if candidate.settled is None:
-            self._reactor.remove(descriptor)
+            self._reactor.remove(candidate.descriptor)
         self._lingerer.see_off(candidate.channel.socket)
         self._acceptor.candidate_refused(candidate.address, reason)
+        partner = candidate.partner
+        if partner is not None and not partner.waits and self._candidates.get(partner.descriptor) is partner:
+            self._refuse(partner, reason)
 
 
 def _belong_together(one: _Candidate, other: _Candidate) -> bool:
-    if one.hello is None or other.hello is None or other.settled is None:
+    if one.hello is None or other.hello is None or not other.waits:
         return False
     same_token = one.hello.token == other.hello.token and one.hello.half != other.hello.half
     return same_token and one.channel.engine.getpeercert(True) == other.channel.engine.getpeercert(True)

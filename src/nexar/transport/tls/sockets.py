@@ -6,6 +6,8 @@ import errno
 import os
 import socket
 import struct
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +25,9 @@ _TOP_SPEED: Final = 2e9
 _LARGEST_BUFFER: Final = Path("/proc/sys/net/core/rmem_max")
 _ROUND_TRIP: Final = struct.Struct("=68xI")
 """tcpi_rtt, in microseconds, in Linux's tcp_info."""
+_RETRY: Final = (44, 1000)
+"""TCP_RTO_MAX_MS of Linux 6.15, which Python does not name, and a second, the least it takes."""
+_RETRY_AS_USUAL: Final = 120_000
 _BACKLOG: Final = 1024
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """A host that vanished is noticed after 30 s on an idle connection, where nobody noticed earlier."""
@@ -44,6 +49,7 @@ def open_listener(text: str) -> socket.socket:
         family, address = resolve(text)[0]
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     listener.setblocking(False)
+    hurry(listener)
     return listener
 
 
@@ -56,6 +62,7 @@ def _dual_stack(port: int) -> socket.socket:
 def begin_dial(dialing: socket.socket, address: SocketAddress) -> None:
     """Send a socket on its way to `address`: writable once it is there, or has failed. OSError if it cannot even go."""
     tune(dialing)
+    hurry(dialing)
     number = dialing.connect_ex(address)
     if number not in (0, errno.EINPROGRESS):
         raise OSError(number, os.strerror(number))
@@ -69,6 +76,26 @@ def tune(connection: socket.socket) -> None:
     for name, value in (*_KEEPALIVE, ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def hurry(connection: socket.socket) -> None:
+    """Repeat what was lost every second, while a connection is being made; those a listener accepts do as it does.
+
+    TCP waits twice as long each time, so as not to drown a network in data. A handshake is a few packets, and where a
+    third is lost, several rounds of them have to come through. Kernels that cannot be told so go about it as usual.
+    """
+    _retry(connection, *_RETRY)
+
+
+def calm(connection: socket.socket) -> None:
+    """It is made: from now on as usual."""
+    _retry(connection, _RETRY[0], _RETRY_AS_USUAL)
+
+
+def _retry(connection: socket.socket, option: int, milliseconds: int) -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # older than 6.15
+            connection.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
 
 
 def limit_unread(connection: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from threading import Lock, RLock
+from typing import Final
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
@@ -16,11 +17,16 @@ from nexar.transport.tls.connection import Connection
 from nexar.transport.tls.dialer import dial_peer
 from nexar.transport.tls.listener import Listener
 from nexar.transport.tls.reactor import Reactor
-from nexar.transport.tls.sockets import address_text, limit_unread, open_listener
+from nexar.transport.tls.sockets import address_text, calm, limit_unread, open_listener
 from nexar.transport.tls.trust import Believer
 from nexar.transport.tls.under_way import DialsUnderWay
 from nexar.wire.codec import FrameReader
 from nexar.wire.frame import decode
+
+HANDSHAKE_TIMEOUT: Final = 30.0
+"""Seconds an inbound connection has until its carrier is made. Its other half may come late: a network that loses a
+third of its packets makes TCP try for several seconds, and then wait longer each time. Who does not mean to come in
+holds a place for that long at most, and gives it up to the next who knocks when places are short."""
 
 _log = logging.getLogger(__name__)
 _warned = Lock()  # taken by the first transport of the process that does not encrypt, never given back
@@ -40,7 +46,7 @@ class TlsTransport(Transport):
         trust: Trust,
         *,
         encrypt: bool = True,
-        handshake_timeout: float = 10.0,
+        handshake_timeout: float = HANDSHAKE_TIMEOUT,
         max_pending: int = 256,
     ) -> None:
         """Without credentials it can only dial, as a candidate that shows no certificate."""
@@ -144,6 +150,8 @@ class TlsTransport(Transport):
 
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
         limit_unread(data.socket)
+        for channel in (control, data):
+            calm(channel.socket)
         judge = decode if peer.verified else decode_from_stranger
         first, second = (Connection(channel, FrameReader(judge), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, scheme=self.scheme, dialed=dialed, forget=self._forget)

@@ -1,23 +1,25 @@
 """The two halves of a dial on their way to one carrier."""
 
 import socket
+import ssl
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from nexar.security.authority import Authority
 from nexar.security.credentials import Trust
 from nexar.security.tls import client_context
-from nexar.transport.base import Carrier, CarrierLost, Expected, Peer
+from nexar.transport.base import ConnectRefused, Expected, Peer
 from nexar.transport.sleep import PollSleeper
 from nexar.transport.tls import TlsTransport
 from nexar.transport.tls.handshake import HandshakeFailed
 from nexar.transport.tls.hello import Half, Hello, encode_hello
+from nexar.transport.tls.listener import _Candidate
+from nexar.transport.tls.transport import HANDSHAKE_TIMEOUT
 from nexar.transport.tls.trust import Believer
-from nexar.wire.frame import HEADER_BYTES
-from tests.conformance.harness import PATIENCE, Node, Pair, Recorder, Side, dial, in_thread, pump
+from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump, wait_for
 
 OURS = Authority.create("ours")
 TRUST = Trust(OURS.certificate_pem)
@@ -37,29 +39,68 @@ def nodes() -> Iterator[list[Node]]:
         yield made
 
 
-def test_a_node_closes_while_a_half_waits_for_the_other(nodes: list[Node]) -> None:
-    server = nodes[0]
+@contextmanager
+def lone_half(server: Node) -> Iterator[ssl.SSLSocket]:
+    """One connection of two, whose hello was heard, while the server is driven."""
     host, _, port = str(server.transport.address).rpartition(":")
     context = client_context(OURS.admit(CLIENT), TRUST)
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as half:
-        with server.driving():
-            secured = context.wrap_socket(half, server_hostname="0000000000000001.ours.nexar")
-            secured.sendall(encode_hello(Hello(Half.CONTROL, b"t" * 16, False)))
-            assert len(secured.recv(HEADER_BYTES)) == HEADER_BYTES  # it is welcome
+    with (
+        socket.create_connection((host, int(port)), timeout=PATIENCE) as plain,
+        server.driving(),
+        context.wrap_socket(plain, server_hostname="0000000000000001.ours.nexar") as secured,
+    ):
+        secured.sendall(encode_hello(Hello(Half.CONTROL, b"t" * 16, False)))
+        wait_for(lambda: any(candidate.waits for candidate in candidates(server)), "the hello")
+        yield secured
+
+
+def candidates(server: Node) -> list[_Candidate]:
+    assert isinstance(server.transport, TlsTransport)
+    assert server.transport._listener is not None
+    return list(server.transport._listener._candidates.values())
+
+
+def test_a_node_closes_while_a_half_waits_for_the_other(nodes: list[Node]) -> None:
+    server = nodes[0]
+    with lone_half(server):
         server.transport.close()
-        secured.close()
     assert (server.refused, server.accepted) == ([], [])
 
 
-def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refused(
+def test_no_half_is_welcome_before_the_other_is_there(nodes: list[Node]) -> None:
+    """Else a dial could succeed whose first half was given up before its second one came."""
+    with lone_half(nodes[0]) as secured:
+        secured.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            secured.recv(1)
+
+
+def test_a_half_that_hangs_up_while_it_waits_goes_at_once(nodes: list[Node]) -> None:
+    server = nodes[0]
+    with lone_half(server) as secured:
+        secured.close()
+        wait_for(lambda: server.refused, "the refusal")
+        assert not candidates(server)
+    assert server.refused[0][1] == "it closed the connection during the handshake"
+
+
+def test_a_half_that_goes_on_before_it_was_answered_is_refused(nodes: list[Node]) -> None:
+    server = nodes[0]
+    with lone_half(server) as secured:
+        secured.sendall(b"anything")
+        wait_for(lambda: server.refused, "the refusal")
+    assert server.refused[0][1] == "it went on before it was answered"
+
+
+def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refused_and_told(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = nodes
-    verdicts = iter([True, True, False])  # on each hello, and on both together
+    verdicts = iter([True, False, False])  # on the first hello; then on the second, and again on the first
 
     def accepted_peer(self: Believer, certificate: bytes | None, address: str) -> Peer:
         if not next(verdicts, True):
-            raise HandshakeFailed("the credentials were replaced meanwhile")
+            raise HandshakeFailed("the credentials were replaced meanwhile", verification=True)
         return believed(self, certificate, address)
 
     believed = Believer.accepted_peer
@@ -67,20 +108,37 @@ def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refus
     address = str(server.transport.address)
     deadline = time.monotonic() + PATIENCE
     thread, outcome = in_thread(lambda: client.transport.connect(address, Expected(SERVER), deadline))
-    pump([server], lambda: outcome, "the dial")  # it was welcome when it said who it is
+    pump([server], lambda: outcome and len(server.refused) == 2, "the refusal of both halves")
     thread.join()
-    (near,) = outcome
-    assert isinstance(near, Carrier), near
-    pump([server], lambda: len(server.refused) == 2, "the refusal of both halves")
+    (refusal,) = outcome
+    assert isinstance(refusal, ConnectRefused)
+    assert refusal.verification
+    assert refusal.reason.startswith("the credentials were replaced meanwhile")
     assert {reason for _, reason in server.refused} == {"the credentials were replaced meanwhile"}
     assert server.accepted == []
-    heard = Recorder()
-    near.attach(heard)
-    pump(nodes, lambda: heard.lost, "the loss at the dialer")
-    with pytest.raises(CarrierLost):
-        near.finish()
     ends = dial(client, server)
     pair = Pair(Side(client, ends[0]), Side(server, ends[1]))
     for side in (pair.left, pair.right):
         side.carrier.attach(side.heard)
     pair.check_usable()
+
+
+def test_halves_that_found_each_other_have_their_time_anew(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may have waited almost as long as it may; it must not be given up while it is being answered."""
+    server, client = nodes
+    left: list[float] = []
+    accepted_peer = Believer.accepted_peer
+
+    def look(self: Believer, certificate: bytes | None, address: str) -> Peer:
+        for candidate in candidates(server):
+            if candidate.partner is None:
+                candidate.deadline = time.monotonic() + HANDSHAKE_TIMEOUT / 2
+            else:
+                left.append(candidate.deadline - time.monotonic())
+        return accepted_peer(self, certificate, address)
+
+    monkeypatch.setattr(Believer, "accepted_peer", look)
+    near, far = dial(client, server)
+    assert min(left) > HANDSHAKE_TIMEOUT / 2
+    near.abort("enough")
+    far.abort("enough")

@@ -1,0 +1,37 @@
+"""How TCP is told to go about its work."""
+
+import socket
+
+import pytest
+
+from nexar.transport.tls.sockets import begin_dial, calm, open_listener
+
+TCP_RTO_MAX_MS = 44
+
+
+def longest_pause(connection: socket.socket) -> int:
+    """Milliseconds between two attempts to get a packet through."""
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
+    except OSError:
+        pytest.skip("this kernel cannot be told how long to wait (Linux 6.15 can)")
+
+
+def test_lost_packets_are_repeated_every_second_until_the_connection_is_made() -> None:
+    with open_listener("127.0.0.1:0") as listening, socket.socket() as dialing:
+        usual = longest_pause(dialing)
+        begin_dial(dialing, listening.getsockname())
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert [longest_pause(each) for each in (dialing, accepted)] == [1000, 1000]
+            calm(dialing)
+        assert longest_pause(dialing) == usual
+
+
+def test_connections_are_made_where_the_kernel_knows_no_such_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.transport.tls.sockets._RETRY", (9999, 1000))
+    with open_listener("127.0.0.1:0") as listening, socket.socket() as dialing:
+        begin_dial(dialing, listening.getsockname())
+        listening.setblocking(True)
+        listening.accept()[0].close()

@@ -114,7 +114,8 @@ def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refus
     assert isinstance(refusal, ConnectRefused)
     assert refusal.verification
     assert refusal.reason.startswith("the credentials were replaced meanwhile")
-    assert {reason for _, reason in server.refused} == {"the credentials were replaced meanwhile"}
+    reasons = {reason for _, reason in server.refused}
+    assert reasons >= {"the credentials were replaced meanwhile"}  # the other may have been hung up by then
     assert server.accepted == []
     ends = dial(client, server)
     pair = Pair(Side(client, ends[0]), Side(server, ends[1]))

@@ -51,11 +51,17 @@ class PollSleeper:
         return self._ring_if_asleep()
 
     def unwatch(self, descriptor: int) -> None:
-        """Forget the descriptor. One that is not watched is ignored."""
+        """Forget the descriptor. One that is not watched is ignored.
+
+        Ends a sleep: as long as that lasts the system holds on to the descriptors it was given, so a socket closed now
+        would stay open, and its peer would not hear of it.
+        """
         with self._lock:
-            if descriptor in self._watched:
-                self._watched.remove(descriptor)
-                self._poll.unregister(descriptor)
+            if descriptor not in self._watched:
+                return
+            self._watched.remove(descriptor)
+            self._poll.unregister(descriptor)
+        self._ring_if_asleep()
 
     def kick(self) -> None:
         """End this sleep, or the next one if nobody sleeps."""

@@ -145,6 +145,23 @@ def test_an_unwatched_descriptor_is_forgotten(sleeper: PollSleeper, pair: tuple[
     assert slept(sleeper, 0.05) >= 0.05
 
 
+def test_the_peer_hears_at_once_of_a_socket_that_is_closed_during_a_sleep(sleeper: PollSleeper) -> None:
+    """The system lets go of a descriptor only when no sleep holds it any more."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(10.0)
+    sleeper.watch(ours.fileno())
+
+    def close() -> None:
+        sleeper.unwatch(ours.fileno())
+        ours.close()
+
+    thread = while_asleep(sleeper, close)
+    sleeper.sleep(100.0, 0.0)
+    assert theirs.recv(1) == b""
+    thread.join()
+    theirs.close()
+
+
 def test_a_descriptor_closed_while_watched_is_reported_not_spun_on(sleeper: PollSleeper) -> None:
     left, right = socket.socketpair()
     with right:

@@ -1,17 +1,17 @@
 """Where this node can be reached, as it tells the others: a choice among the addresses of the system. Pure.
 
 The others cannot try everything, and some of what an interface says is useless or worse: so the most promising come
-first and there are at most MAX_ADDRESSES. The order: what the seed has seen of us, which is known to work; addresses of
-ordinary interfaces; of bridges to containers and virtual machines, which exist on every host with the same numbers;
-IPv4 link-local ones; and last loopback, which only peers on this host use (see dial_order). IPv6 link-local addresses
-are left out: they mean nothing without the name of an interface, and that differs from host to host.
+first and there are at most MAX_ADDRESSES. The order: addresses of ordinary interfaces; of bridges to containers and
+virtual machines, which exist on every host with the same numbers; IPv4 link-local ones; and last loopback, which only
+peers on this host use (see dial_order). IPv6 link-local addresses are left out: they mean nothing without the name of
+an interface, and that differs from host to host. The seed adds what it has seen of a node, which is known to work.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -51,13 +51,12 @@ def candidate_addresses(
     schemes: Iterable[str],
     iface: str | None = None,
     advertise: str | None = None,
-    seen: str | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Scheme → addresses to tell the others, host:port, the most promising first; the same for each scheme.
 
-    `listening` is what we listen on, as `listen` returned it; `iface` and `advertise` the settings of that name;
-    `seen` the address from which the seed saw us coming, whose port may be another. What is to be advertised is all
-    that is, except loopback. ConfigError for an `iface` that selects nothing, or an `advertise` that is no address.
+    `listening` is what we listen on, as `listen` returned it; `iface` and `advertise` the settings of that name. What
+    is to be advertised is all that is, except loopback. ConfigError for an `iface` that selects nothing, or an
+    `advertise` that is no address.
     """
     host, port = parse_address(listening)
     bound = _number(host)
@@ -66,7 +65,7 @@ def candidate_addresses(
     elif bound is not None and not bound.is_unspecified:
         return dict.fromkeys(schemes, (format_address(str(bound), port),))
     else:
-        chosen = [format_address(str(number), port) for number in _ordinary(interfaces, iface, bound, seen)]
+        chosen = [format_address(str(number), port) for number in _ordinary(interfaces, iface, bound)]
     loopback = [format_address(str(number), port) for number in _loopback(interfaces, iface, bound)]
     chosen = chosen[: MAX_ADDRESSES - len(loopback)] + loopback
     return dict.fromkeys(schemes, tuple(dict.fromkeys(chosen)))
@@ -83,23 +82,46 @@ def own_numbers(interfaces: Iterable[Interface]) -> frozenset[Number]:
     return frozenset(address.ip for each in interfaces for address in each.addresses)
 
 
-def _ordinary(
-    interfaces: Sequence[Interface], iface: str | None, bound: Number | None, seen: str | None
-) -> list[Number]:
-    usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_heard(bound, address.ip)]
-    found = [number for _, number in sorted(usable, key=lambda entry: _unpromising(*entry))]
-    return found if seen is None else _merge(found, _number(parse_address(seen)[0]), may_add=iface is None)
+def add_seen(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, tuple[str, ...]]:
+    """The addresses that a node told, and the one from which the seed saw it coming, at the port it told.
 
-
-def _merge(found: list[Number], seen: Number | None, *, may_add: bool) -> list[Number]:
-    """One of ours that the seed has seen goes first. One that is none of ours is that of a router on the way, and
-    leads to us only if somebody arranged it: worth a try behind those that are.
+    One of its own that was seen goes first. One that is none of its own is that of a router on the way, and leads to it
+    only if somebody arranged it: worth a try behind those that are. Loopback and the like say nothing to others.
     """
-    if seen is None or _is_local(seen) or seen.is_unspecified:
-        return found
-    if seen in found:
-        return [seen, *(number for number in found if number != seen)]
-    return [*found, seen] if may_add else found
+    place = _place(seen)
+    number = None if place is None else _number(place[0])
+    if number is None or _is_local(number) or number.is_unspecified:
+        return dict(addresses)
+    return {scheme: _put(told, str(number)) for scheme, told in addresses.items()}
+
+
+def _put(told: tuple[str, ...], host: str) -> tuple[str, ...]:
+    places = [_place(address) for address in told]
+    ports = [place[1] for place in places if place is not None]
+    if not ports:
+        return told
+    seen = format_address(host, ports[0])
+    if seen in told:
+        return (seen, *(address for address in told if address != seen))
+    loopback = tuple(address for address, place in zip(told, places, strict=True) if place and _is_loopback(place[0]))
+    return (*(address for address in told if address not in loopback), seen, *loopback)
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    try:
+        return parse_address(address)
+    except UsageError:
+        return None  # of a scheme with a form of its own
+
+
+def _is_loopback(host: str) -> bool:
+    number = _number(host)
+    return number is not None and number.is_loopback
+
+
+def _ordinary(interfaces: Sequence[Interface], iface: str | None, bound: Number | None) -> list[Number]:
+    usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_heard(bound, address.ip)]
+    return [number for _, number in sorted(usable, key=lambda entry: _unpromising(*entry))]
 
 
 def _unpromising(interface: Interface, number: Number) -> tuple[bool, bool, bool]:

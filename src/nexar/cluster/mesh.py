@@ -19,16 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.cluster.introduction import Answering, Dialed, decline, say
+from nexar.cluster.dial import Dial, DialFailed, Superseded
+from nexar.cluster.introduction import Answering, decline, say
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
 from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.links.link import Link
-from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
+from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId, Rank
 from nexar.wire.frame import Frame
-from nexar.wire.messages import Declined, Introduce, Introduced, Message
+from nexar.wire.messages import Introduce, Introduced, Message
 
 _log = logging.getLogger(__name__)
 
@@ -132,18 +133,29 @@ class Mesh:
 
     def _dial(self, pair: _Pair, rank: Rank, member: Member, deadline: float) -> str | None:
         """Why it failed; None if it did not, or if the peer's own dial has won."""
-        dial = _Dial(self, pair, member, min(deadline, time.monotonic() + _LONGEST_DIAL))
-        cause: str | None = "it was interrupted"
+        introduce = Introduce(rank=self._rank, epoch=self._known().epoch)
+        dial = Dial(self._node, member, rank, pair.link, introduce)
+        opened = superseded = False
         try:
-            cause = dial.run()
+            dial.run(min(deadline, time.monotonic() + _LONGEST_DIAL))
+            opened = True
+        except Superseded:
+            superseded = True
+        except DialFailed as failed:
+            return str(failed)
         finally:
-            with self._changed:
-                pair.dialing = dial.superseded and not pair.open  # then the peer's dial is under way
-                held, pair.held = pair.held, None
-                self._changed.notify_all()
-            if held is not None:
-                self._answer_held(pair, held, rank)
-        return cause
+            self._dialed(pair, rank, opened=opened, superseded=superseded)
+        return None
+
+    def _dialed(self, pair: _Pair, rank: Rank, *, opened: bool, superseded: bool) -> None:
+        """The dial is over, however it went. Superseded: the pair still counts as dialing, by the peer's dial."""
+        with self._changed:
+            pair.open = pair.open or opened
+            pair.dialing = superseded and not pair.open
+            held, pair.held = pair.held, None
+            self._changed.notify_all()
+        if held is not None:
+            self._answer_held(pair, held, rank)
 
     def _answer_held(self, pair: _Pair, held: Carrier, rank: Rank) -> None:
         if pair.open:
@@ -276,79 +288,6 @@ class Mesh:
             carrier.abort("this node is closed")
         for pair in pairs:
             pair.link.close(timeout=max(0.0, deadline - time.monotonic()))
-
-
-class _Dial:
-    """One dial of a pair, by the thread that wants the link."""
-
-    def __init__(self, mesh: Mesh, pair: _Pair, member: Member, deadline: float) -> None:
-        self._mesh = mesh
-        self._pair = pair
-        self._member = member
-        self._deadline = deadline
-        self._answered = threading.Event()
-        self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
-        self.superseded = False
-
-    def run(self) -> str | None:
-        """See Mesh._dial."""
-        mesh, member = self._mesh, self._member
-        node = mesh._node
-        expected = Expected(member.node, member.fingerprint)
-        try:
-            addresses = node.ways_to(member)
-            carrier = node.dialer.dial(addresses, expected, self._deadline)
-            membership = mesh._known()
-            Dialed(carrier, Introduce(rank=mesh._rank, epoch=membership.epoch), self._take)
-        except (ConnectRefused, TimeoutError, CarrierLost) as error:
-            return f"cannot connect: {getattr(error, 'reason', None) or error}"
-        if not self._answered.wait(max(0.0, self._deadline - time.monotonic())):
-            carrier.abort("no answer to the introduction")
-            return "it accepted the connection and did not answer"
-        return self._conclude(carrier)
-
-    def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
-        """The driving thread, inside the sink: the link takes over here, or nobody does."""
-        if isinstance(answer, Introduced) and self._wrong(answer) is None:
-            self._pair.link.adopt(carrier)
-        self._answer = answer
-        self._answered.set()
-
-    def _wrong(self, answer: Introduced) -> str | None:
-        membership = self._mesh._known()
-        if (answer.rank, answer.epoch) == (membership.rank_of(self._member.node), membership.epoch):
-            return None
-        return (
-            f"it claims rank {answer.rank} at epoch {answer.epoch}, the membership gives it rank "
-            f"{membership.rank_of(self._member.node)} at epoch {membership.epoch}"
-        )
-
-    def _conclude(self, carrier: Carrier) -> str | None:
-        answer = self._answer
-        if isinstance(answer, Introduced):
-            wrong = self._wrong(answer)
-            if wrong is not None:
-                carrier.abort(wrong)
-                return wrong
-            self._share_memory(answer.shared_memory)
-            mesh = self._mesh
-            with mesh._changed:
-                self._pair.open = True
-                mesh._changed.notify_all()
-            return None
-        if isinstance(answer, Declined):
-            self.superseded = answer.superseded
-            return None if answer.superseded else f"it declined: {answer.reason}"
-        return f"the connection broke at once: {answer.reason if answer else 'unknown'}"
-
-    def _share_memory(self, address: str) -> None:
-        """One more carrier, the fastest, if it can be had."""
-        if not address:
-            return
-        try:
-            self._pair.link.adopt(self._mesh._node.connect_memory(address, self._member.node, self._deadline))
-        except (ConnectRefused, TimeoutError, OSError) as error:
-            _log.info("no shared memory with node %x, the network serves: %s", self._member.node, error)
 
 
 def _place(member: Member) -> str | None:

@@ -2,7 +2,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_interface
 
 import pytest
 
-from nexar.cluster.addresses import MAX_ADDRESSES, Interface, candidate_addresses, own_networks, own_numbers
+from nexar.cluster.addresses import MAX_ADDRESSES, Interface, add_seen, candidate_addresses, own_networks, own_numbers
 from nexar.errors import ConfigError
 
 DUAL = "[::]:4000"
@@ -41,7 +41,7 @@ def test_a_socket_of_ipv4_only_is_told_by_ipv4_only():
 def test_a_socket_bound_to_one_address_is_told_by_that_alone():
     assert hosts(listening="10.0.0.7:4000") == ["10.0.0.7"]
     assert hosts(listening="127.0.0.1:4000") == ["127.0.0.1"]
-    assert hosts(listening="[fd00::7]:4000", seen="10.0.0.7:1") == ["[fd00::7]"]
+    assert hosts(listening="[fd00::7]:4000") == ["[fd00::7]"]
 
 
 @pytest.mark.parametrize(
@@ -80,24 +80,31 @@ def test_an_interface_that_is_down_is_refused_with_that_reason():
         hosts(iface="eth9")
 
 
-def test_what_the_seed_saw_goes_first_if_it_is_ours():
-    assert hosts(seen="192.168.5.7:55555")[:2] == ["192.168.5.7", "10.0.0.7"]
-    assert hosts(seen="[fd00::7]:55555")[:2] == ["[fd00::7]", "10.0.0.7"]
-    assert hosts(seen="172.17.0.1:55555")[0] == "172.17.0.1"
+TOLD = ("10.0.0.7:4000", "192.168.5.7:4000", "[fd00::7]:4000", "127.0.0.1:4000", "[::1]:4000")
 
 
-def test_what_the_seed_saw_goes_behind_ours_if_it_is_a_routers():
-    assert hosts(LOOPBACK, SECOND, seen="203.0.113.9:55555") == ["192.168.5.7", "203.0.113.9", *LOCAL]
-    assert hosts(LOOPBACK, SECOND, seen="203.0.113.9:55555", iface="eth1") == ["192.168.5.7", *LOCAL]
+@pytest.mark.parametrize("seen", ["192.168.5.7", "[fd00::7]", "10.0.0.7"])
+def test_what_the_seed_saw_goes_first_if_it_is_among_those_told(seen):
+    found = add_seen({"quic": TOLD, "tls": TOLD[1:]}, f"{seen}:55555")
+    assert found["quic"] == (f"{seen}:4000", *(address for address in TOLD if address != f"{seen}:4000"))
+    assert set(found["tls"]) == {*TOLD[1:], f"{seen}:4000"}
 
 
-@pytest.mark.parametrize("seen", ["127.0.0.1:5", "[::1]:5", "[fe80::7%eth0]:5", "unknown:5"])
+def test_what_the_seed_saw_goes_behind_those_told_and_before_loopback_if_it_is_a_routers():
+    assert add_seen({"tls": TOLD}, "203.0.113.9:55555")["tls"] == (*TOLD[:3], "203.0.113.9:4000", *TOLD[3:])
+
+
+@pytest.mark.parametrize("seen", ["127.0.0.1:5", "[::1]:5", "[fe80::7%eth0]:5", "unknown:5", "no address"])
 def test_what_the_seed_saw_is_ignored_where_it_tells_nothing(seen):
-    assert hosts(seen=seen) == hosts()
+    assert add_seen({"tls": TOLD}, seen) == {"tls": TOLD}
+
+
+def test_what_the_seed_saw_is_nothing_to_addresses_of_another_form():
+    assert add_seen({"other": ("a place",), "none": ()}, "203.0.113.9:5") == {"other": ("a place",), "none": ()}
 
 
 def test_what_is_to_be_advertised_is_advertised_and_nothing_else():
-    assert hosts(advertise="node-7, 203.0.113.1,fd00::1", seen="10.0.0.7:1") == [
+    assert hosts(advertise="node-7, 203.0.113.1,fd00::1") == [
         "node-7", "203.0.113.1", "[fd00::1]", *LOCAL
     ]  # fmt: skip
 
@@ -118,7 +125,6 @@ def test_a_host_of_many_addresses_tells_the_most_promising_and_loopback():
     many = interface("eth0", *(f"10.0.{number}.1/24" for number in range(200)))
     assert len(hosts(LOOPBACK, many)) == MAX_ADDRESSES
     assert hosts(LOOPBACK, many)[-2:] == LOCAL
-    assert hosts(LOOPBACK, many, seen="10.0.150.1:9")[0] == "10.0.150.1"
 
 
 def test_an_address_on_two_interfaces_is_told_once():

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from nexar.cluster.addresses import add_seen
 from nexar.cluster.decisions.admission_events import (
     Action,
     Admit,
@@ -229,7 +230,8 @@ class Admission:
         if self._formation is None:
             return self._returned(guest, hello, self._members)
         self._check_once(hello.node)
-        member = Member(hello.node, asked.host, guest.fingerprint, asked.addresses, hello.capabilities, asked.launcher)
+        addresses = add_seen(asked.addresses, guest.address)
+        member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
         self._formation.admit(member, asked.rank)
         self._members[hello.node] = guest
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)

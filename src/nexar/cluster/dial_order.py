@@ -25,15 +25,18 @@ def dial_order(
     that have none. See transport.address.order_candidates for the order of addresses.
 
     `networks` and `own` are the networks and the addresses of this host. On another host an address of ours is another
-    node's, or leads back to us: it is left out, like loopback.
+    node's, or leads back to us: it is left out, like loopback. But a peer that has no other address than ours shares
+    our network whatever its host is called, and is dialed like a peer on this host, if not through memory.
     """
     usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
-    offered = [Candidate(scheme, address) for scheme, told in addresses.items() for address in told]
-    if not same_host:
-        numbers = {str(number) for number in own}
-        offered = [candidate for candidate in offered if _host(candidate.address) not in numbers]
+    offered = [Candidate(scheme, address) for scheme in usable for address in addresses.get(scheme, ())]
+    numbers = {str(number) for number in own}
+    foreign = [candidate for candidate in offered if _host(candidate.address) not in numbers]
+    shares_network = same_host or not foreign
+    if not shares_network:
+        offered = foreign
     order: dict[str, list[str]] = {}
-    for candidate in order_candidates(offered, schemes=usable, networks=networks, same_host=same_host):
+    for candidate in order_candidates(offered, schemes=usable, networks=networks, same_host=shares_network):
         order.setdefault(candidate.scheme, []).append(candidate.address)
     return {scheme: tuple(chosen) for scheme, chosen in order.items()}
 

@@ -28,6 +28,13 @@ def test_an_address_of_ours_is_not_dialed_to_reach_somebody_else():
     assert order["quic"] == ("10.0.0.7:1", "192.168.5.7:1")
 
 
+def test_a_peer_that_has_no_other_addresses_than_ours_shares_our_network_whatever_its_host_is_called():
+    own = [ip_address(host) for host in ("10.0.0.7", "192.168.5.7", "172.17.0.1", "127.0.0.1")]
+    order = dial_order(TOLD, schemes=SCHEMES, same_host=False, own=own)
+    assert list(order) == ["quic", "tls"]
+    assert order["quic"][0] == "127.0.0.1:1"
+
+
 def test_a_scheme_without_addresses_is_left_out():
     order = dial_order(
         {"quic": (), "tls": ("[fd00::1]:1",), "carrier-pigeon": ("roof",)}, schemes=SCHEMES, same_host=False

@@ -35,6 +35,13 @@ def test_a_peer_that_has_no_other_addresses_than_ours_shares_our_network_whateve
     assert order["quic"][0] == "127.0.0.1:1"
 
 
+def test_a_peer_that_has_only_addresses_of_ours_is_on_our_network_under_another_host_id():
+    own = [ip_address(text) for text in ("10.0.0.7", "192.168.5.7", "172.17.0.1", "127.0.0.1")]
+    order = dial_order(TOLD, schemes=SCHEMES, same_host=False, own=own)
+    assert list(order) == ["quic", "tls"]
+    assert order["tls"][0] == "127.0.0.1:1"
+
+
 def test_a_scheme_without_addresses_is_left_out():
     order = dial_order(
         {"quic": (), "tls": ("[fd00::1]:1",), "carrier-pigeon": ("roof",)}, schemes=SCHEMES, same_host=False

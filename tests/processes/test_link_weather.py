@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,25 +12,15 @@ from nexar.testing.linked_node import LinkedNode
 from nexar.testing.network_namespaces import NetworkNamespaces
 from nexar.testing.peer_process import PeerPair
 from tests.processes.scale import MIB, measured, schemes, sized
-from tests.processes.talk import noise, receive, say
+from tests.processes.talk import await_that, noise, receive, say
 
 pytestmark = pytest.mark.netns
 
 SMALL = sized(300, 3000)
-LOST_BYTES = 2000
 LARGE, LARGE_SIZE = 2, sized(4 * MIB, 64 * MIB)
-
-
-class PatientNode(LinkedNode):
-    """Lets a handshake over TCP take its time: TCP waits seconds before it tries for the third and fourth time."""
-
-    def _listen(self, host: str) -> None:
-        if "tls" in self.transports:
-            self.transports["tls"]._handshake_timeout = 40.0
-        super()._listen(host)
-
-
-PATIENT = f"{__name__}:{PatientNode.__qualname__}"
+DIAL = 30.0
+BURSTS = sized([(0, 0)], [(0, 0), (0, 5), (7, 2), (4, 7), (5, 1)])
+"""How many packets of each ten pass, at either end, before three are lost."""
 
 
 def exchange(node: LinkedNode, link: Link, small: int, large: int, size: int) -> list[str]:
@@ -50,34 +41,61 @@ def _digest(parts: list[Any]) -> str:
     return digest.hexdigest()
 
 
-def run(scheme: str, network: NetworkNamespaces, *arguments: int) -> float:
-    """Seconds that the exchange took, with both handshakes."""
-    begin = time.monotonic()
-    terms: dict[str, Any] = {"schemes": [scheme], "assembly": PATIENT, "timeout": 45}
-    with PeerPair(exchange, exchange, arguments, places=network.places, **terms) as pair:
-        left, right = pair.results(timeout=45)
-    assert left == right[::-1]
-    return time.monotonic() - begin
-
-
 @schemes("quic", "tls")
 def test_everything_arrives_although_two_percent_of_the_packets_do_not(scheme: str, record_property: Any) -> None:
+    begin = time.monotonic()
     with NetworkNamespaces(offload=False) as network:
-        for number in (0, 1):
-            network.lose(number, percent=2)
-        seconds = run(scheme, network, SMALL, LARGE, LARGE_SIZE)
-    measured(record_property, scheme=scheme, seconds=round(seconds, 2))
+        lose_two_percent(network)
+        arguments = [SMALL, LARGE, LARGE_SIZE]
+        with PeerPair(exchange, exchange, arguments, places=network.places, schemes=[scheme], timeout=DIAL) as pair:
+            left, right = pair.results(timeout=60)
+    assert left == right[::-1]
+    measured(record_property, scheme=scheme, seconds=round(time.monotonic() - begin, 2))
 
 
-def lose_bursts_at_first(network: NetworkNamespaces, number: int) -> None:
-    """Of each ten packets lose the last three, until so much is lost that the handshake must be over."""
-    network._rule(number, "any", f"numgen inc mod 10 >= 7 quota until {LOST_BYTES} bytes drop")
+def lose_two_percent(network: NetworkNamespaces) -> None:
+    for number in (0, 1):
+        network.clear(number)
+        network.lose(number, percent=2)
+
+
+def exchange_in_calmer_weather(node: LinkedNode, link: Link, folder: str, *arguments: int) -> list[str]:
+    """Say that we are connected, once a word has passed each way, and go on when the weather has changed."""
+    say(link, 3, b"are you there?")
+    receive(node, link.peer, 3)
+    Path(folder, f"{node.node} is connected").touch()
+    await_that(Path(folder, "calmer").exists, "calmer weather", timeout=2 * DIAL)
+    return exchange(node, link, *arguments)
 
 
 @schemes("quic", "tls")
-def test_a_handshake_survives_bursts_of_loss(scheme: str, record_property: Any) -> None:
+@pytest.mark.parametrize("bursts", BURSTS)
+def test_a_handshake_survives_bursts_of_loss(
+    scheme: str, bursts: tuple[int, int], tmp_path: Path, record_property: Any
+) -> None:
+    """From the first packet to the first message three of ten are lost in a row, both ways; afterwards two percent."""
+    arguments = [str(tmp_path), SMALL, LARGE, LARGE_SIZE]
+    function = exchange_in_calmer_weather
     with NetworkNamespaces(offload=False) as network:
-        for number in (0, 1):
-            lose_bursts_at_first(network, number)
-        seconds = run(scheme, network, SMALL, LARGE, LARGE_SIZE)
-    measured(record_property, scheme=scheme, seconds=round(seconds, 2))
+        for number, after in enumerate(bursts):
+            network.lose_bursts(number, burst=3, every=10, after=after)
+        begin = time.monotonic()
+        with PeerPair(function, function, arguments, places=network.places, schemes=[scheme], timeout=DIAL) as pair:
+            seconds = connected(pair, tmp_path) - begin
+            lose_two_percent(network)
+            (tmp_path / "calmer").touch()
+            left, right = pair.results(timeout=60)
+    assert left == right[::-1]
+    measured(record_property, scheme=scheme, bursts=bursts, connected_seconds=round(seconds, 2))
+
+
+def connected(pair: PeerPair, folder: Path) -> float:
+    """When both were connected; raises what either failed with."""
+
+    def both() -> bool:
+        for peer in pair.peers:
+            peer.glance()
+        return len(list(folder.glob("* is connected"))) == len(pair.peers)
+
+    await_that(both, "both ends to be connected", timeout=2 * DIAL)
+    return time.monotonic()

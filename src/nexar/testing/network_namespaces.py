@@ -75,9 +75,12 @@ class NetworkNamespaces:
         """Lose this share of the packets that arrive there, by chance."""
         self._rule(number, protocol, f"numgen random mod 10000 < {round(percent * 100)} drop")
 
-    def lose_bursts(self, number: int, *, burst: int, every: int, protocol: Protocol = "any") -> None:
-        """Of each `every` packets that arrive there, lose the first `burst`, one after the other."""
-        self._rule(number, protocol, f"numgen inc mod {every} < {burst} drop")
+    def lose_bursts(self, number: int, *, burst: int, every: int, after: int = 0, protocol: Protocol = "any") -> None:
+        """Of each `every` packets that arrive there, let `after` pass and lose the next `burst`, one after the other.
+
+        From the first packet on.
+        """
+        self._rule(number, protocol, f"numgen inc mod {every} {after}-{after + burst - 1} drop")
 
     def drop(self, number: int, *, protocol: Protocol = "any") -> None:
         """Let nothing of this protocol arrive there."""

@@ -211,6 +211,13 @@ def test_at_the_end_of_the_time_everybody_learns_who_is_missing(knocker: Knocker
         assert seed.wait_empty(0)
 
 
+def test_who_knocks_when_it_is_over_is_told_so(knocker: Knocker) -> None:
+    with Seed(HERE, 2, formation_timeout=0.1) as seed:
+        with pytest.raises(FormationTimeout):
+            seed.wait_formed()
+        assert "did not form" in knocker.knock(seed, 7).hear(Refused).reason
+
+
 def test_who_waits_less_long_learns_who_has_come_so_far(knocker: Knocker) -> None:
     with Seed(HERE, 2) as seed:
         knocker.knock(seed, 7).join()

@@ -72,6 +72,7 @@ class Doorway:
         self._max_lingering = max_lingering
         self._lock = threading.Lock()
         self._actions: deque[Action] = deque()  # filled under the lock
+        self._strangers = Refusals()  # turned away by the transports; under the lock
         self._performing = threading.Lock()
         self._numbers = itertools.count(1)
         self._few = threading.Condition()
@@ -79,7 +80,6 @@ class Doorway:
         self._lingering: OrderedDict[int, float] = OrderedDict()  # when their second is over
         self._strays: OrderedDict[int, None] = OrderedDict()  # those of them that were never admitted
         self._closed = False
-        self._strangers = Refusals()  # by the transports; by the driving thread
         self._alarm = Alarm(self._ring)
         self._alarm.ring_by(admission.due(time.monotonic()))
 
@@ -104,8 +104,8 @@ class Doorway:
 
     def candidate_refused(self, address: str, reason: str) -> None:
         """See Acceptor."""
-        self._strangers.add(describe_peer(None, None, address), reason)
         with self._lock:
+            self._strangers.add(describe_peer(None, None, address), reason)
             self._actions.append(Note("refused", address, reason=brief(reason)))
         self._perform()
 
@@ -124,8 +124,7 @@ class Doorway:
     def describe_refused(self) -> dict[str, str]:
         """Who was turned away, by admission and before, and why: the newest."""
         with self._lock:
-            refused = self._admission.refused
-        return _newest(self._strangers.listed() | refused)
+            return _newest(self._strangers.listed() | self._admission.refused)
 
     # -- deciding, and doing -----------------------------------------------------------------------------
 
@@ -221,9 +220,10 @@ class Doorway:
         self._part_from_all(Refused("the seed cannot keep the membership; look at the seed"))
 
     def _fail(self, action: Fail) -> None:
-        refused = _newest(self._strangers.listed() | dict(action.refused))
+        with self._lock:
+            refused = _newest(self._strangers.listed() | dict(action.refused))
+            count = action.refused_count + self._strangers.count
         joined, expected, timeout = action.joined, action.expected, action.timeout
-        count = action.refused_count + self._strangers.count
         for line in map(self._line, action.connections):
             if line is not None:
                 line.send(FormationFailed(joined, expected, refused, timeout, count))

@@ -1,0 +1,169 @@
+from datetime import timedelta
+
+import pytest
+
+from nexar.cluster.decisions import admission_events as events
+from nexar.cluster.guest_line import GuestLine
+from nexar.cluster.notary import Notary
+from nexar.security.authority import Authority, make_key
+from nexar.security.identity import fingerprint
+from nexar.security.proof import make_nonce, prove
+from nexar.security.request import make_request
+from nexar.wire.frame import Kind
+from nexar.wire.handshake import Hello, encode_hello
+from nexar.wire.joining import Apply, Challenge, ChildDied, Leave, Refused, Renew, Renewed, Reserve, Welcome
+from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
+
+SECRET = bytes(range(32))
+NODE = 7
+HELLO = Hello(NODE, "candidate", nonce=make_nonce())
+KEY = make_key()
+REQUEST = make_request(NODE, KEY)
+AUTHORITY = Authority.create("c")
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.carrier = FakeCarrier()
+        self.events: list[events.Event] = []
+        self.ended: list[GuestLine] = []
+        notary = Notary(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
+        self.line = GuestLine(3, as_carrier(self.carrier), notary, self.events.append, self.ended.append)
+        self.line.open()
+
+    def greet(self) -> None:
+        self.carrier.say(encode_hello(HELLO))
+        self.line.challenge()
+
+    def proof(self, role: str = "candidate") -> bytes:
+        (challenge,) = self.carrier.sent
+        assert isinstance(challenge, Challenge)
+        return prove(SECRET, role, HELLO.nonce, challenge.nonce, b"leaf")  # type: ignore[arg-type]
+
+    def apply(self) -> None:
+        self.greet()
+        self.carrier.say_message(Apply(self.proof(), REQUEST, "h", {}))
+
+    def said(self) -> events.Event:
+        return self.events[-1]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_first_message_is_the_hello(scene: Scene) -> None:
+    scene.carrier.say(encode_hello(HELLO))
+    assert scene.events == [events.Greeted(3, HELLO)]
+
+
+def test_an_application_is_checked_proof_first(scene: Scene) -> None:
+    scene.apply()
+    said = scene.said()
+    assert isinstance(said, events.Applied)
+    assert said.proof_ok
+    assert said.fingerprint == fingerprint(KEY.public_key())
+
+
+def test_without_a_proof_the_request_is_not_even_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.cluster.guest_line.read_request", lambda *_: pytest.fail("it was looked at"))
+    scene.greet()
+    scene.carrier.say_message(Apply(bytes(32), b"rubbish", "h", {}))
+    said = scene.said()
+    assert isinstance(said, events.Applied)
+    assert (said.proof_ok, said.fingerprint) == (False, b"")
+
+
+def test_a_bad_request_behind_a_good_proof_is_named(scene: Scene) -> None:
+    scene.greet()
+    scene.carrier.say_message(Apply(scene.proof(), b"rubbish", "h", {}))
+    assert isinstance(said := scene.said(), events.BadMessage)
+    assert "request" in said.reason
+
+
+def test_a_launcher_proves_itself_as_one(scene: Scene) -> None:
+    scene.greet()
+    scene.carrier.say_message(Reserve(scene.proof("launcher"), REQUEST, "h", 2))
+    assert isinstance(said := scene.said(), events.Reserved)
+    assert said.proof_ok
+
+
+def test_farewells_and_deaths_are_passed_on(scene: Scene) -> None:
+    scene.greet()
+    scene.carrier.say_message(ChildDied(1, "why"))
+    scene.carrier.say_message(Leave("done"))
+    assert scene.events[1:] == [events.ChildDied(3, 1, "why"), events.Left(3, "done")]
+
+
+def test_who_was_let_in_may_renew(scene: Scene) -> None:
+    scene.apply()
+    assert b"CERTIFICATE" in scene.line.admit()
+    assert scene.carrier.admitted
+    scene.carrier.say_message(Renew(REQUEST))
+    assert isinstance(scene.carrier.sent[-1], Renewed)
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [(Renew(REQUEST), "before it was let in"), (Welcome("c", b"x", b"x", "", 1), "only a seed"), (Refused(""), "only")],
+)
+def test_what_makes_no_sense_is_a_bad_message(scene: Scene, message: Renew, part: str) -> None:
+    scene.greet()
+    scene.carrier.say_message(message)
+    assert isinstance(said := scene.said(), events.BadMessage)
+    assert part in said.reason
+
+
+def test_frames_of_other_kinds_are_bad_messages(scene: Scene) -> None:
+    scene.carrier.say(b"", kind=Kind.TERMS)
+    assert isinstance(scene.said(), events.BadMessage)
+
+
+def test_another_version_is_named_with_ours(scene: Scene) -> None:
+    scene.carrier.say(encode_hello(HELLO, version=9))
+    assert scene.said() == events.BadMessage(3, "it speaks protocol 9, the seed speaks protocol 1")
+
+
+def test_a_large_message_needs_admission(scene: Scene) -> None:
+    scene.apply()
+    died = ChildDied(1, "x" * 10_000)
+    scene.carrier.say_message(died)
+    assert isinstance(scene.said(), events.BadMessage)
+    scene.line.admit()
+    scene.carrier.say_message(died)
+    assert isinstance(scene.said(), events.ChildDied)
+
+
+def test_a_line_that_is_closed_without_a_farewell_is_gone(scene: Scene) -> None:
+    scene.carrier.half_close()
+    assert scene.events == [events.Gone(3, "it closed the line")]
+    assert scene.carrier.finished
+    assert scene.ended == [scene.line]
+
+
+def test_a_loss_is_gone_and_a_breach_is_refused(scene: Scene) -> None:
+    scene.carrier.lose()
+    scene.carrier.lose("misbehaved")
+    assert scene.events == [events.Gone(3, "it is gone"), events.BadMessage(3, "it is gone")]
+
+
+def test_behind_the_last_word_nothing_is_said_or_heard(scene: Scene) -> None:
+    scene.line.part()
+    scene.line.send(Refused("too late"))
+    scene.carrier.say(encode_hello(HELLO))
+    scene.carrier.half_close()
+    assert (scene.carrier.sent, scene.events, scene.ended) == ([], [], [scene.line])
+
+
+def test_what_is_said_on_a_lost_line_is_void(scene: Scene) -> None:
+    scene.carrier.lost = True
+    scene.line.send(Refused("nobody hears this"))
+    scene.line.part()
+    assert scene.ended == [scene.line]
+
+
+def test_abort_ends_it_now(scene: Scene) -> None:
+    scene.line.abort("enough")
+    assert scene.carrier.aborted == "enough"
+    assert scene.ended == [scene.line]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,8 +16,11 @@ PATIENCE = 30.0
 class Launch:
     """`nexar …`, running. Context manager: nothing it started is left."""
 
-    def __init__(self, *arguments: object, cwd: Path, **variables: str) -> None:
-        command = [sys.executable, str(MAIN), *(str(argument) for argument in arguments)]
+    program: Sequence[str] = (sys.executable, str(MAIN))
+
+    def __init__(self, *arguments: object, cwd: Path, prefix: Sequence[str] = (), **variables: str) -> None:
+        """`prefix` goes before the command, and ends by executing it: the way into a host."""
+        command = [*prefix, *self.program, *(str(argument) for argument in arguments)]
         environment = {name: text for name, text in os.environ.items() if not name.startswith("NEXAR_")}
         self.process = subprocess.Popen(
             command,

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from nexar.cluster.addresses import candidate_addresses
 from nexar.cluster.interfaces import read_interfaces
@@ -19,6 +19,16 @@ from nexar.transport.base import Acceptor, Sleeper, Transport
 from nexar.transport.quic import available
 from nexar.transport.registry import load
 from nexar.transport.sleep import PollSleeper
+from nexar.wire.joining import MAX_JOIN_BYTES
+
+_SILENCE: Final = 10.0
+"""Seconds after which a silent join line is lost. QUIC does not tell of a process that was killed: until then a
+candidate waits for a seed that is gone, and a seed counts a node that is. Who was only slow knocks again."""
+_SIGN_OF_LIFE: Final = 2.5
+
+_MAX_STREAMS: Final = 16
+"""Room is made for as many as soon as a connection is there, whoever it is; a join line takes a handful."""
+_WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,8 @@ def _make(
     if "quic" in schemes:
         from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415  # only where there is QUIC
 
-        made.append(load("quic")(credentials, trust, bind=address, settings=QuicSettings(handshake_timeout=timeout)))
+        settings = QuicSettings(handshake_timeout=timeout, idle_timeout=_SILENCE, keep_alive_interval=_SIGN_OF_LIFE)
+        made.append(load("quic")(credentials, trust, bind=address, settings=settings))
         undo.callback(made[0].close)
     sleeper = cast(Sleeper, made[0]) if made else _poll_sleeper(undo)
     if "tls" in schemes:

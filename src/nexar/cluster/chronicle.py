@@ -19,7 +19,6 @@ _log: Final = logging.getLogger("nexar.seed")
 _LEVELS: Final[dict[NoteKind, int]] = {
     "knocked": logging.DEBUG,
     "refused": logging.WARNING,
-    "child died": logging.WARNING,
     "failed": logging.ERROR,
 }
 _LONGEST_LINE: Final = 500
@@ -44,13 +43,19 @@ class Chronicle:
         """It happened."""
         with self._lock:
             self._notes.append(note)
-        _log.log(_LEVELS.get(note.kind, logging.INFO), "%s", describe_note(note))
+        _log.log(_level(note), "%s", describe_note(note))
         if self._on_note is None:
             return
         try:
             self._on_note(note)
         except Exception:  # noqa: BLE001 - foreign code must not cost the cluster its seed
             _log.exception("on_event raised")
+
+
+def _level(note: Note) -> int:
+    """Who has not even said a name is noise, and can make much of it."""
+    stranger = note.kind == "refused" and note.node is None
+    return logging.INFO if stranger else _LEVELS.get(note.kind, logging.INFO)
 
 
 def describe_note(note: Note) -> str:

@@ -27,8 +27,9 @@ candidate waits for a seed that is gone, and a seed counts a node that is. Who w
 _SIGN_OF_LIFE: Final = 2.5
 
 _MAX_STREAMS: Final = 16
-"""Room is made for as many as soon as a connection is there, whoever it is; a join line takes a handful."""
+"""A join line takes a handful, and a stranger gets no more."""
 _WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
+"""What may wait to be read: the largest message, and the beginning of the next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,3 +42,9 @@ def test_who_listens_is_told_and_may_fail(caplog: pytest.LogCaptureFixture) -> N
     chronicle.add(Note("failed"))
     assert told == chronicle.notes
     assert "a bug of theirs" in caplog.text
+
+
+def test_strangers_without_a_name_make_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "nexar.seed"):
+        Chronicle().add(Note("refused", "10.0.0.1:7", reason="it does not speak TLS"))
+    assert caplog.records[0].levelno == logging.INFO

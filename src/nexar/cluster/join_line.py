@@ -151,8 +151,12 @@ class JoinLine:
         """See Sink. None is ever expected here."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink."""
+        """See Sink. Finish too, so that the seed need not wait for us."""
         self._received.put(LineLost("the seed closed the line"))
+        try:
+            carrier.finish()
+        except CarrierLost:
+            return  # it has ended by itself
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
         """See Sink."""

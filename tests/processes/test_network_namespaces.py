@@ -1,6 +1,7 @@
 """Hosts made of network namespaces: they reach one another, have the MTU asked for, and lose what they should."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -66,6 +67,21 @@ def test_the_protocol_that_is_not_named_still_passes(raw_terms):
         network.lose(1, percent=1)
         with PeerPair(addresses, addresses, terms=raw_terms, places=network.places) as pair:
             pair.results()
+
+
+def test_a_dead_end_is_listed_before_the_wire_and_leads_nowhere():
+    with NetworkNamespaces(dead_end=True) as network:
+        listed = _inside(network, 0, "ip", "-4", "-brief", "address").stdout
+        assert listed.index("10.66.0.1/16") < listed.index("10.77.0.1/16")
+        unanswered = "import socket; socket.create_connection(('10.66.0.2', 1), timeout=0.3)"
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            _inside(network, 0, sys.executable, "-c", unanswered)
+    assert "TimeoutError" in failed.value.stderr
+
+
+def test_there_is_no_ipv4_where_none_is_wanted():
+    with NetworkNamespaces(ipv4=False) as network:
+        assert "10.77" not in _inside(network, 1, "ip", "-brief", "address").stdout
 
 
 def test_they_are_gone_after_a_failure():

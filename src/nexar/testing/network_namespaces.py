@@ -7,6 +7,9 @@ Addresses are private and exist inside the namespaces alone; nothing of the mach
         network.lose(0, percent=2, protocol="udp")
         pair.results()
 
+`ipv4=False` leaves IPv6 alone. `dead_end=True` gives every host a second interface, before the wire in every list, with
+an address in one more network that all of them seem to share: what is sent there reaches nobody.
+
 Weather falls on what *arrives* in a namespace. The kernel hands large sends over the wire in one piece (segmentation
 offload), so one lost piece is up to 64 KiB; `offload=False` makes every packet as large as the MTU, as on a real wire.
 """
@@ -28,14 +31,19 @@ Protocol = Literal["any", "tcp", "udp"]
 _numbers = itertools.count()
 _TABLE: Final = "inet nexar"
 _INTERFACE: Final = "wire"
+_DEAD_END: Final = "aside"
 _TOOLS: Final = {"ip": "iproute2", "nft": "nftables", "ethtool": "ethtool"}
 
 
 class NetworkNamespaces:
     """A `with` block in which `count` namespaces can reach one another; they are gone afterwards, whatever happened."""
 
-    def __init__(self, count: int = 2, *, mtu: int = 1500, offload: bool = True) -> None:
+    def __init__(
+        self, count: int = 2, *, mtu: int = 1500, offload: bool = True, ipv4: bool = True, dead_end: bool = False
+    ) -> None:
         self.mtu = mtu
+        self._ipv4 = ipv4
+        self._dead_end = dead_end
         self.names = [f"nexar-{os.getpid()}-{next(_numbers)}" for _ in range(count)]
         self._switch = f"nexar-{os.getpid()}-{next(_numbers)}"  # the namespace of the bridge, where there is one
         self._offload = offload
@@ -43,8 +51,10 @@ class NetworkNamespaces:
 
     def __enter__(self) -> Self:
         with self._stack:
-            for name in self.names:
+            for number, name in enumerate(self.names):
                 self._make_namespace(name)
+                if self._dead_end:
+                    self._add_dead_end(number, name)
             if len(self.names) == 2:
                 self._join(self.names[0], _INTERFACE, self.names[1], _INTERFACE)
             else:
@@ -61,8 +71,8 @@ class NetworkNamespaces:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where processes run, by IPv4."""
-        return tuple(self.place(number) for number in range(len(self.names)))
+        """Where processes run, by IPv4 where there is any."""
+        return tuple(self.place(number, ipv6=not self._ipv4) for number in range(len(self.names)))
 
     def place(self, number: int, *, ipv6: bool = False) -> Place:
         """Where processes of this namespace run: its address, and the command that enters it."""
@@ -114,8 +124,19 @@ class NetworkNamespaces:
             self._join(name, _INTERFACE, self._switch, f"port{number}")
             self._run("-n", self._switch, "link", "set", f"port{number}", "master", "bridge", "up")
 
+    def _add_dead_end(self, number: int, name: str) -> None:
+        """A wire whose far end is in the same namespace and has no address: it takes everything and answers nothing."""
+        far = f"{_DEAD_END}-far"
+        self._run("-n", name, "link", "add", _DEAD_END, "type", "veth", "peer", "name", far)
+        if self._ipv4:
+            self._run("-n", name, "address", "add", f"{_aside_ipv4(number)}/16", "dev", _DEAD_END)
+        self._run("-n", name, "address", "add", f"{_aside_ipv6(number)}/64", "dev", _DEAD_END, "nodad")
+        for interface in (_DEAD_END, far):
+            self._run("-n", name, "link", "set", interface, "up")
+
     def _equip(self, number: int, name: str) -> None:
-        self._run("-n", name, "address", "add", f"{_ipv4(number)}/16", "dev", _INTERFACE)
+        if self._ipv4:
+            self._run("-n", name, "address", "add", f"{_ipv4(number)}/16", "dev", _INTERFACE)
         self._run("-n", name, "address", "add", f"{_ipv6(number)}/64", "dev", _INTERFACE, "nodad")
         for interface in ("lo", _INTERFACE):
             self._run("-n", name, "link", "set", interface, "up")
@@ -137,6 +158,14 @@ def _ipv4(number: int) -> str:
 
 def _ipv6(number: int) -> str:
     return f"fd77::{number + 1:x}"
+
+
+def _aside_ipv4(number: int) -> str:
+    return f"10.66.0.{number + 1}"
+
+
+def _aside_ipv6(number: int) -> str:
+    return f"fd66::{number + 1:x}"
 
 
 @cache

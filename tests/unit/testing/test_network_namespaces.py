@@ -20,3 +20,7 @@ def test_every_namespace_has_private_addresses_of_its_own():
 def test_a_place_enters_its_own_namespace():
     network = NetworkNamespaces(2)
     assert [place.prefix for place in network.places] == [("ip", "netns", "exec", name) for name in network.names]
+
+
+def test_without_ipv4_places_are_reached_by_ipv6():
+    assert [ipaddress.ip_address(place.host).version for place in NetworkNamespaces(2, ipv4=False).places] == [6, 6]

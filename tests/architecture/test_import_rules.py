@@ -10,6 +10,10 @@ from tests.architecture.sources import PACKAGE, ROOT, files, imports, module_nam
 
 PURE_ROOMS = [
     "arrays.partition",
+    "cli.doctor.advice",
+    "cli.doctor.observations",
+    "cli.doctor.questions",
+    "cli.doctor.reachability",
     "cluster.decisions",
     "cluster.membership",
     "collectives.choose",

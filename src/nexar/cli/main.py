@@ -6,6 +6,7 @@ Help is plain text: rich is slow to import, and a launcher should have started i
 import typer
 
 from nexar.cli.config import config
+from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
 from nexar.cli.seed import seed
 
@@ -15,6 +16,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(seed)
 app.command()(config)
+app.command()(doctor)
 
 
 @app.callback()

@@ -10,12 +10,12 @@ import typer
 
 from nexar.cli.ending import exit_code_of
 from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
+from nexar.cli.way_in import Ticket, TicketFile, way_in
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.output import Console, standard_console
 from nexar.launch.plan import Command, choose_form, parse_filter, without_outer_launch
 from nexar.launch.supervisor import Wishes
-from nexar.security.storage import read_secret_file
 
 
 def run(
@@ -25,8 +25,8 @@ def run(
     count: Annotated[int, typer.Option("-n", "--nproc-per-node", help="How many ranks this host runs.")] = 1,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not Python.")] = False,
-    ticket: Annotated[str | None, typer.Option(help="Join the cluster of this ticket.", show_default=False)] = None,
-    ticket_file: Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600).")] = None,
+    ticket: Ticket = None,
+    ticket_file: TicketFile = None,
     seed: Annotated[str | None, typer.Option(help="HOST:PORT of the seed; the token is NEXAR_CLUSTER_TOKEN.")] = None,
     first_rank: Annotated[int | None, typer.Option(help="The rank of the first; else the seed decides.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Write the output to files here, one per rank.")] = None,
@@ -43,7 +43,7 @@ def run(
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         variables = without_outer_launch(inherited()) | as_variables(given)
-        config = effective({**given, **_way_in(ticket, ticket_file, seed)}, variables).config
+        config = effective({**given, **way_in(ticket, ticket_file, seed)}, variables).config
         command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
         _check(count, command)
         wishes = Wishes(
@@ -58,26 +58,6 @@ def run(
         return run_host(order, _console())
 
     raise typer.Exit(exit_code_of(action))
-
-
-def _way_in(ticket: str | None, ticket_file: Path | None, seed: str | None) -> dict[str, object]:
-    """The setting that one of the three options stands for. What was given here replaces what is in the environment."""
-    given = [option for option in (ticket, ticket_file, seed) if option is not None]
-    if len(given) > 1:
-        raise UsageError("--ticket, --ticket-file and --seed are different ways in: give one of them")
-    if ticket_file is not None:
-        ticket = _read_ticket(ticket_file)
-    if ticket is not None:
-        return {"ticket": ticket, "seed": None}
-    return {} if seed is None else {"seed": seed, "ticket": None}
-
-
-def _read_ticket(path: Path) -> str:
-    try:
-        return read_secret_file(path).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text"
-        raise UsageError(f"--ticket-file {path} cannot be read: {reason}") from error
 
 
 def _check(count: int, command: Command) -> None:

@@ -7,11 +7,11 @@ import typer
 
 from nexar.cli.ending import GOOD, complain, exit_code_of
 from nexar.cli.options import Elastic, Least, Most, elastic_settings
+from nexar.cli.way_in import write_ticket
 from nexar.config import Config
 from nexar.environment import effective, inherited
-from nexar.errors import ConfigError, UsageError
+from nexar.errors import ConfigError
 from nexar.launch.plan import without_outer_launch
-from nexar.security.storage import write_secret_file
 
 if TYPE_CHECKING:
     from nexar.cluster.seed import Seed
@@ -50,10 +50,7 @@ def _tell(door: "Seed", config: Config, ticket_file: Path | None) -> None:
     Where the secret is a token everybody has it already, and no ticket is shown.
     """
     if ticket_file is not None:
-        try:
-            write_secret_file(ticket_file, f"{door.ticket}\n".encode())
-        except OSError as error:
-            raise UsageError(f"--ticket-file {ticket_file} cannot be written: {error.strerror}") from error
+        write_ticket(ticket_file, door.ticket)
     elif config.cluster_token is None:
         print(door.ticket, flush=True)
     complain(f"the seed listens at {door.address}")

@@ -90,6 +90,11 @@ class Node:
 
     # -- where we are, and how to get to others --------------------------------------------------------------
 
+    @property
+    def listens_at(self) -> str:
+        """Host and port where its network transports listen, UDP and TCP."""
+        return self._transports.address
+
     @cached_property
     def _interfaces(self) -> tuple[Interface, ...]:
         return read_interfaces()

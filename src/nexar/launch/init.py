@@ -39,7 +39,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     door = choose_door(start, chosen, os.getppid())
     rank, size = (None, None) if start is None else (start.rank, start.size)
     launcher = UNKNOWN_NODE if start is None else start.launcher
-    with _opened(door, chosen) as invitation:
+    with opened(door, chosen) as invitation:
         return bootstrap(chosen, invitation, rank=rank, launcher=launcher, size=size)
 
 
@@ -58,8 +58,8 @@ def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
 
 
 @contextmanager
-def _opened(door: Door, config: Config) -> Iterator[Invitation]:
-    """What the door means; kept open until the cluster has formed, where this rank opened it."""
+def opened(door: Door, config: Config) -> Iterator[Invitation]:
+    """What the door means; kept open until the block ends, where this rank opened it. Errors as for `init`."""
     if isinstance(door, ByTicket):
         yield parse_ticket(door.ticket)
     elif isinstance(door, ByToken):

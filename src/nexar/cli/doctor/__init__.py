@@ -1,0 +1,1 @@
+"""`nexar doctor`: what is the matter with this machine, or between these machines, and what to change."""

@@ -1,0 +1,149 @@
+"""`nexar doctor`: alone it looks at this machine; as one of several it finds out who reaches whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
+from nexar.cli.way_in import Ticket, way_in, write_ticket
+from nexar.environment import effective, inherited
+from nexar.errors import ConfigError, UsageError
+from nexar.launch.detect import detect
+from nexar.transport.address import format_address
+
+if TYPE_CHECKING:
+    from nexar.cli.doctor.observations import Finding, Machine
+    from nexar.cli.doctor.visit import Visit
+    from nexar.cluster.worker import Place
+    from nexar.config import Config
+    from nexar.launch.start import Start
+    from nexar.security.invitation import Invitation
+
+
+def doctor(
+    *,
+    ticket: Ticket = None,
+    ticket_file: Annotated[Path | None, typer.Option(help="Read the ticket here (0600); --size writes it.")] = None,
+    size: Annotated[int | None, typer.Option(help="Open a cluster of so many doctors, and show the ticket.")] = None,
+    listen: Annotated[str | None, typer.Option(help="With --size: HOST:PORT to open it at; port 0: any.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Say what is wrong with this machine, or between machines, and what to change.
+
+    Alone: versions, interfaces, ports, limits, real round trips inside this machine. Between machines: `nexar doctor
+    --size N` on one of them, `nexar doctor --ticket T` on each other one. The exit code is 0 if there is nothing to
+    change, 1 if there is.
+    """
+
+    def action() -> int:
+        from nexar.cli.doctor.machine import look_at_machine  # noqa: PLC0415  # after the options made sense
+
+        _check(size, listen, ticket)
+        config = effective(way_in(ticket, ticket_file) if size is None else {}).config
+        start = detect(inherited())
+        own = None if size is None else _OwnDoor(size, listen, ticket_file)
+        machine = look_at_machine(config)
+        if own is None and not _is_invited(config, start):
+            return _alone(machine, as_json=as_json)
+        with _invited(config, start, own) as (invitation, place):
+            from nexar.cli.doctor.visit import visit  # noqa: PLC0415
+
+            return _together(machine, visit(config, invitation, place, machine), as_json=as_json)
+
+    raise typer.Exit(exit_code_of(action))
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnDoor:
+    """The cluster of doctors that this one opens, at rank 0."""
+
+    size: int
+    listen: str | None
+    ticket_file: Path | None
+
+    @contextmanager
+    def opened(self, config: Config) -> Iterator[Invitation]:
+        from nexar.cluster.seed import Seed  # noqa: PLC0415
+        from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
+
+        with Seed(self._place(config), self.size, config=config) as seed:
+            if self.ticket_file is not None:
+                write_ticket(self.ticket_file, seed.ticket)
+            if self.size > 1:
+                way = f"--ticket {seed.ticket}" if self.ticket_file is None else f"--ticket-file {self.ticket_file}"
+                complain(f"waiting for {self.size - 1} more; run this on the other hosts:")
+                complain(f"  nexar doctor {way}")
+            yield parse_ticket(seed.ticket)
+
+    def _place(self, config: Config) -> str | None:
+        """Beside the port of the member in this same process, where the settings fix that."""
+        if self.listen is not None or not config.port:
+            return self.listen
+        return format_address(config.bind or "", config.port + 1)
+
+
+def _check(size: int | None, listen: str | None, ticket: str | None) -> None:
+    if size is not None and size < 1:
+        raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
+    if size is not None and ticket is not None:
+        raise UsageError("--size opens a cluster of doctors, --ticket joins one: give one of them")
+    if listen is not None and size is None:
+        raise UsageError("--listen says where --size opens the cluster: give both")
+
+
+def _is_invited(config: Config, start: Start | None) -> bool:
+    """To a cluster of doctors: by a ticket, a token, or a launcher that has started more than one."""
+    return config.ticket is not None or config.seed is not None or (start is not None and start.size > 1)
+
+
+@contextmanager
+def _invited(config: Config, start: Start | None, own: _OwnDoor | None) -> Iterator[tuple[Invitation, Place]]:
+    from nexar.cluster.worker import Place  # noqa: PLC0415
+    from nexar.launch.door import choose_door  # noqa: PLC0415
+    from nexar.launch.init import opened  # noqa: PLC0415
+
+    if own is not None:
+        with own.opened(config) as invitation:
+            yield invitation, Place(rank=0)
+        return
+    place = Place() if start is None else Place(start.rank, start.launcher)
+    with opened(choose_door(start, config, os.getppid()), config) as invitation:
+        yield invitation, place
+
+
+def _alone(machine: Machine, *, as_json: bool) -> int:
+    from nexar.cli.doctor import page  # noqa: PLC0415
+    from nexar.cli.doctor.advice import machine_findings  # noqa: PLC0415
+
+    findings = machine_findings(machine)
+    if as_json:
+        print(page.as_json(machine, {}, findings))
+    else:
+        page.show_machine(machine)
+        page.show_findings(findings)
+    return _exit_code(findings)
+
+
+def _together(machine: Machine, seen: Visit, *, as_json: bool) -> int:
+    from nexar.cli.doctor import page  # noqa: PLC0415
+
+    if as_json:
+        print(page.as_json(machine, seen.reports, seen.findings))
+    elif seen.rank == 0 or not seen.concluded:
+        page.show_cluster(seen.reports, seen.size)
+        page.show_findings(seen.findings)
+    else:
+        verdict = "there is something to change" if _exit_code(seen.findings) else "nothing to change"
+        complain(f"this was rank {seen.rank} of {seen.size}: {verdict}; rank 0 has the table")
+    return _exit_code(seen.findings)
+
+
+def _exit_code(findings: list[Finding] | tuple[Finding, ...]) -> int:
+    return FAILED if any(finding.needed for finding in findings) else GOOD

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Final
 
+from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.introduction import Dialed
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
@@ -15,6 +17,8 @@ from nexar.types import Rank, format_node
 from nexar.wire.messages import Declined, Introduce, Introduced
 
 _log = logging.getLogger(__name__)
+
+_A_MOMENT: Final = 5.0
 
 
 class DialFailed(Exception):
@@ -35,22 +39,40 @@ class Dial:
         self._link = link
         self._introduce = introduce
         self._claim = (rank, introduce.epoch)
+        self._lock = threading.Lock()
+        self._given_up = False  # under the lock
         self._answered = threading.Event()
         self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
 
     def run(self, deadline: float) -> None:
-        """Raises DialFailed or Superseded."""
+        """Raises DialFailed or Superseded; nothing is left open then."""
         carrier = self._connect(deadline)
-        if not self._answered.wait(max(0.0, deadline - time.monotonic())):
+        if not self._answered.wait(max(0.0, deadline - time.monotonic())) and self._give_up():
             carrier.abort("no answer to the introduction")
             raise DialFailed("it accepted the connection and did not answer")
+        self._answered.wait(_A_MOMENT)  # it came just before the deadline, and is being taken
         answer = self._answer
+        if isinstance(answer, Introduced) and self._claims_rightly(answer):
+            self._share_memory(answer.shared_memory, deadline)
+            return
+        # Whoever said no may not close its side: what was said is here, so this side waits for nothing.
+        carrier.abort("the introduction came to nothing")
+        raise self._explain(answer)
+
+    def _give_up(self) -> bool:
+        """From now on no answer is taken; False: one is."""
+        with self._lock:
+            self._given_up = self._answer is None
+            return self._given_up
+
+    def _explain(self, answer: Introduced | Declined | CarrierLost | None) -> DialFailed | Superseded:
         if isinstance(answer, Introduced):
-            self._share_memory(self._check(carrier, answer), deadline)
-        elif isinstance(answer, Declined):
-            raise Superseded if answer.superseded else DialFailed(f"it declined: {answer.reason}")
-        else:
-            raise DialFailed(f"the connection broke at once: {answer.reason if answer else 'for no reason'}")
+            rank, epoch = self._claim
+            claim = f"rank {answer.rank} at epoch {answer.epoch}"
+            return DialFailed(f"it claims {claim}, and should have rank {rank} at epoch {epoch}")
+        if isinstance(answer, Declined):
+            return Superseded() if answer.superseded else DialFailed(f"it declined: {brief(answer.reason)}")
+        return DialFailed(f"the connection broke at once: {brief(answer.reason) if answer else 'for no reason'}")
 
     def _connect(self, deadline: float) -> Carrier:
         expected = Expected(self._member.node, self._member.fingerprint)
@@ -65,21 +87,18 @@ class Dial:
 
     def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
         """The driving thread, inside the sink: here the link takes over, or nobody does."""
-        if isinstance(answer, Introduced) and self._claims_rightly(answer):
-            self._link.adopt(carrier)
-        self._answer = answer
-        self._answered.set()
+        with self._lock:
+            if self._given_up:
+                return
+            self._answer = answer
+        try:
+            if isinstance(answer, Introduced) and self._claims_rightly(answer):
+                self._link.adopt(carrier)
+        finally:
+            self._answered.set()
 
     def _claims_rightly(self, answer: Introduced) -> bool:
         return (answer.rank, answer.epoch) == self._claim
-
-    def _check(self, carrier: Carrier, answer: Introduced) -> str:
-        if not self._claims_rightly(answer):
-            rank, epoch = self._claim
-            wrong = f"it claims rank {answer.rank} at epoch {answer.epoch}, and should have {rank} at epoch {epoch}"
-            carrier.abort(wrong)
-            raise DialFailed(wrong)
-        return answer.shared_memory
 
     def _share_memory(self, address: str, deadline: float) -> None:
         """One more carrier, the fastest, if it can be had."""

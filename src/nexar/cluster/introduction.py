@@ -5,9 +5,10 @@
           ←──────────────────────────────── Introduced(rank, epoch), or Declined
     anything else ─────────────────────────→  now it is a link here too
 
-Law: the answerer makes a link of the connection when the dialer says anything after Introduce, and says nothing itself
-before that; the dialer makes a link of it when it hears Introduced. Lanes are not ordered among one another, so this
-way no frame of a link can come before the link.
+Law: the answerer makes a link of the connection when it has said Introduced and the dialer says anything more, and
+says nothing else itself before that; the dialer makes a link of it when it hears Introduced. Lanes are not ordered
+among one another, so this way no frame of a link can come before the link. Who goes on without having been welcomed
+broke the protocol: a connection that was declined never becomes a link.
 
 Who the other one is, the handshake of the transport has proven; what it claims here is compared with the membership.
 """
@@ -15,6 +16,7 @@ Who the other one is, the handshake of the transport has proven; what it claims 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Final
 
 from nexar.transport.base import Carrier, CarrierLost
@@ -82,43 +84,84 @@ class Dialed:
             self._answered(carrier, answer)
 
 
+class _Stage(Enum):
+    """How far an answerer is."""
+
+    NEW = "new"  # nothing was said
+    JUDGED = "judged"  # the introduction is here, its answer is not said yet
+    WELCOME = "welcome"  # Introduced was said
+    OVER = "over"  # declined, handed over or ended
+
+
 class Answering:
-    """The answerer's sink until the connection is a link. `introduced` is called with the first word, `confirmed` when
-    the dialer goes on: it must hand the carrier over, and gets the sink to give this frame to.
+    """The answerer's sink until the connection is a link, or nothing. `introduced` is called with the first word;
+    then, at once or later and from any thread, `welcome` or `decline` says the answer. `confirmed` is called when a
+    dialer that was welcomed goes on: it must hand the carrier over, and gets the frame for the new sink. `ended` is
+    called when there is nothing left to wait for.
     """
 
     def __init__(
-        self, carrier: Carrier, introduced: Callable[[Carrier, Introduce], None], confirmed: Confirmed
+        self, carrier: Carrier, introduced: Heard, confirmed: Confirmed, ended: Callable[[Carrier], None]
     ) -> None:
+        self.carrier: Final = carrier
         self._introduced = introduced
         self._confirmed = confirmed
-        self._heard = False  # the driving thread writes
+        self._ended = ended
+        self._stage = _Stage.NEW  # the driving thread writes; from JUDGED on who answers, once
         carrier.attach(self)
+
+    def welcome(self, answer: Introduced) -> None:
+        """The dialer is who the membership says."""
+        self._stage = _Stage.WELCOME  # before it is said: what follows may come at once
+        try:
+            say(self.carrier, answer)
+        except CarrierLost:
+            return  # the sink hears of it
+
+    def decline(self, reason: str, *, superseded: bool = False) -> None:
+        """It is not, or its dial is not wanted. The carrier ends when the dialer has closed its side."""
+        self._stage = _Stage.OVER
+        decline(self.carrier, reason, superseded=superseded)
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""
-        if self._heard:
+        if self._stage is _Stage.NEW:
+            self._read_introduction(frame, body)
+        elif self._stage is _Stage.WELCOME:
+            self._stage = _Stage.OVER
+            self._ended(carrier)
             self._confirmed(carrier, frame, body)
-            return
+        else:
+            self._end("you went on without having been welcomed")
+
+    def _read_introduction(self, frame: Frame, body: memoryview) -> None:
         message = _read(frame, body)
         if not isinstance(message, Introduce):
-            carrier.abort(f"you said {_name(message)} before introducing yourself")
+            self._end(f"you said {_name(message)} before introducing yourself")
             return
-        self._heard = True
-        self._introduced(carrier, message)
+        self._stage = _Stage.JUDGED
+        self._introduced(self, message)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         """See Sink. None is expected."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink. It changed its mind."""
-        carrier.abort("you closed the connection before it was a link")
+        """See Sink. It has read that it was declined, or changed its mind."""
+        self._end("you closed the connection before it was a link")
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
         """See Sink. Nothing depended on it yet."""
+        self._stage = _Stage.OVER
+        self._ended(carrier)
+
+    def _end(self, reason: str) -> None:
+        self._stage = _Stage.OVER
+        self.carrier.abort(reason)
+        self._ended(self.carrier)
 
 
 Answered = Callable[[Carrier, Introduced | Declined | CarrierLost], None]
+Heard = Callable[[Answering, Introduce], None]
 Confirmed = Callable[[Carrier, Frame, memoryview], None]
 
 

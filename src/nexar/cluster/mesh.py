@@ -19,22 +19,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from nexar.cluster.arrivals import Arrivals
 from nexar.cluster.dial import Dial, DialFailed, Superseded
-from nexar.cluster.introduction import Answering, decline, say
+from nexar.cluster.introduction import Answering
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
 from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.links.link import Link
-from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.base import Carrier
 from nexar.types import NodeId, Rank
 from nexar.wire.frame import Frame
 from nexar.wire.messages import Introduce, Introduced, Message
 
 _log = logging.getLogger(__name__)
 
-MAX_EARLY: Final = 1024
-"""Connections of certified nodes that come before this node knows the membership."""
+_CLOSED: Final = "this node is closed"
+_TOO_MANY: Final = "you have dialed too often without becoming a link"
 _LONGEST_DIAL: Final = 20.0
 _CLOSE_TIMEOUT: Final = 2.0
 _OPENERS: Final = 8  # links opened at the same time
@@ -47,7 +48,7 @@ class _Pair:
     link: Link
     open: bool = False
     dialing: bool = False
-    held: Carrier | None = None
+    held: Answering | None = None
     """Its introduction waits for the end of our own dial."""
 
 
@@ -67,7 +68,7 @@ class Mesh:
         self._changed = threading.Condition()  # over everything below
         self._membership: Membership | None = None
         self._rank: Rank = -1
-        self._early: list[Carrier] = []
+        self._arrivals = Arrivals()  # no links yet; before the membership is known, not even looked at
         self._pairs: dict[NodeId, _Pair] = {}
         self._closed = False
 
@@ -80,7 +81,7 @@ class Mesh:
             raise UsageError("this node is not in the membership that it is given")
         with self._changed:
             self._membership, self._rank = membership, rank
-            early, self._early = self._early, []
+            early = self._arrivals.listed()
         for carrier in early:
             self._receive(carrier, membership)
 
@@ -157,9 +158,9 @@ class Mesh:
         if held is not None:
             self._answer_held(pair, held, rank)
 
-    def _answer_held(self, pair: _Pair, held: Carrier, rank: Rank) -> None:
+    def _answer_held(self, pair: _Pair, held: Answering, rank: Rank) -> None:
         if pair.open:
-            decline(held, "your peer's own dial has won", superseded=True)
+            held.decline("your peer's own dial has won", superseded=True)
         else:
             self._accept(held, rank)
 
@@ -168,13 +169,15 @@ class Mesh:
     def carrier_accepted(self, carrier: Carrier) -> None:
         """See Acceptor."""
         with self._changed:
-            membership = self._membership
-            if membership is None and len(self._early) < MAX_EARLY:
-                self._early.append(carrier)
-                return
-        if membership is None:
-            carrier.abort("this node does not know the membership yet")
-        else:
+            closed, membership = self._closed, self._membership
+            displaced = None if closed else self._arrivals.add(carrier)
+        if closed:
+            carrier.abort(_CLOSED)
+            return
+        if displaced is not None:
+            self.candidate_refused(displaced.peer.address, "it has dialed too often without becoming a link")
+            displaced.abort(_TOO_MANY)
+        if membership is not None:
             self._receive(carrier, membership)
 
     def candidate_refused(self, address: str, reason: str) -> None:
@@ -186,53 +189,56 @@ class Mesh:
     def _receive(self, carrier: Carrier, membership: Membership) -> None:
         refusal = why_not(carrier, membership)
         if refusal is not None:
+            self._arrived(carrier)
             self.candidate_refused(carrier.peer.address, refusal)
             carrier.abort(refusal)
         elif carrier.scheme == "shm":
-            self._join_in(carrier, membership)
+            # Who knows the address was told it on the link, so it needs no further introduction.
+            self._arrived(carrier)
+            self._use(carrier, membership)
         else:
-            Answering(carrier, self._introduced, self._confirmed)
+            Answering(carrier, self._introduced, self._confirmed, self._arrived)
 
-    def _join_in(self, carrier: Carrier, membership: Membership) -> None:
-        """Through memory: who knows the address was told it on the link, so it needs no further introduction."""
+    def _arrived(self, carrier: Carrier) -> None:
+        """It is something else now: a link, or nothing."""
         with self._changed:
-            pair = self._pair(membership, membership.members[membership.rank_of(carrier.peer.node) or 0])
-        self._use(pair, carrier)
+            self._arrivals.remove(carrier)
 
-    def _introduced(self, carrier: Carrier, introduce: Introduce) -> None:
-        membership = self._known()
-        rank = membership.rank_of(carrier.peer.node)
+    def _introduced(self, dialer: Answering, introduce: Introduce) -> None:
+        membership, peer = self._known(), dialer.carrier.peer
+        rank = membership.rank_of(peer.node)
         if rank is None or introduce.rank != rank or introduce.epoch != membership.epoch:
             place = "no place" if rank is None else f"rank {rank}"
             claim = f"rank {introduce.rank} at epoch {introduce.epoch}"
             reason = f"it claims {claim}, the membership gives it {place} at epoch {membership.epoch}"
-            self.candidate_refused(carrier.peer.address, reason)
-            decline(carrier, reason)
-            return
-        with self._changed:
-            pair = self._pair(membership, membership.members[rank])
-            if pair.dialing and not pair.open and self._node.id < carrier.peer.node:
-                pair.held = carrier
-                return
-        self._accept(carrier, rank)
+            self.candidate_refused(peer.address, reason)
+            dialer.decline(reason)
+        elif not self._hold(dialer, membership, rank):
+            self._accept(dialer, rank)
 
-    def _accept(self, carrier: Carrier, rank: Rank) -> None:
+    def _hold(self, dialer: Answering, membership: Membership, rank: Rank) -> bool:
+        """Whether it waits for the end of our own dial; an earlier one that does waits no longer."""
+        with self._changed:
+            if self._closed:
+                return False  # its carrier is about to be aborted
+            pair = self._pair(membership, membership.members[rank])
+            if not pair.dialing or pair.open or self._node.id > dialer.carrier.peer.node:
+                return False
+            before, pair.held = pair.held, dialer
+        if before is not None:
+            before.decline("you have dialed anew")
+        return True
+
+    def _accept(self, dialer: Answering, rank: Rank) -> None:
         membership = self._known()
         same_host = membership.member(rank).host == membership.member(self._rank).host
-        address = self._node.memory_address_for(carrier.peer.node) if same_host else ""
-        try:
-            say(carrier, Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address))
-        except CarrierLost:
-            return  # gone; the dialer knows
+        address = self._node.memory_address_for(dialer.carrier.peer.node) if same_host else ""
+        dialer.welcome(Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address))
 
     def _confirmed(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        membership = self._known()
-        rank = membership.rank_of(carrier.peer.node)
-        assert rank is not None  # it was introduced
-        with self._changed:
-            pair = self._pair(membership, membership.members[rank])
-        self._use(pair, carrier)
-        pair.link.frame_arrived(carrier, frame, body)
+        link = self._use(carrier, self._known())
+        if link is not None:
+            link.frame_arrived(carrier, frame, body)
 
     # -- pairs -----------------------------------------------------------------------------------------
 
@@ -258,12 +264,20 @@ class Mesh:
             self._pairs[member.node] = _Pair(link)
         return self._pairs[member.node]
 
-    def _use(self, pair: _Pair, carrier: Carrier) -> None:
-        """This carrier connects the pair."""
+    def _use(self, carrier: Carrier, membership: Membership) -> Link | None:
+        """This carrier connects the pair. None: not any more, for this node is closed."""
+        rank = membership.rank_of(carrier.peer.node)
+        assert rank is not None  # it was checked when it came
+        with self._changed:
+            pair = None if self._closed else self._pair(membership, membership.members[rank])
+        if pair is None:
+            carrier.abort(_CLOSED)
+            return None
         pair.link.adopt(carrier)
         with self._changed:
             pair.open = True
             self._changed.notify_all()
+        return pair.link
 
     def _lost(self, link: Link, error: NexarError) -> None:
         with self._changed:
@@ -281,11 +295,11 @@ class Mesh:
         with self._changed:
             self._closed = True
             pairs = list(self._pairs.values())
-            early, self._early = self._early, []
+            arrivals = self._arrivals.listed()
             self._changed.notify_all()
         deadline = time.monotonic() + _CLOSE_TIMEOUT
-        for carrier in early:
-            carrier.abort("this node is closed")
+        for carrier in arrivals:
+            carrier.abort(_CLOSED)
         for pair in pairs:
             pair.link.close(timeout=max(0.0, deadline - time.monotonic()))
 

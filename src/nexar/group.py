@@ -19,10 +19,11 @@ from nexar.links.message import Message, Receive
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.sending import PLAIN, About
 from nexar.transport.base import Redirected
-from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank
+from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, whole
 from nexar.wire.frame import Frame, Kind
 
 _EAGER: Final = int(Kind.EAGER)
+_LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
 
 
 class Group:
@@ -52,16 +53,14 @@ class Group:
 
         Opens the link if there is none yet, which may take until the deadline. PeerLost says why it cannot be opened.
         """
-        self.check(dest)
+        dest = self.check(dest)
         if dest == self.rank:
             return self._send_to_myself(data, shape, about)
         return self._mesh.link(dest, deadline).post_send(self.communicator, data, shape=shape, about=about)
 
     def post_receive(self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0) -> Receive:
         """Ask for a message; `source` may be ANY_SOURCE. Never blocks."""
-        if source != ANY_SOURCE:
-            self.check(source)
-        node = source if source == ANY_SOURCE else self._nodes[source]
+        node = ANY_SOURCE if whole(source) == ANY_SOURCE else self._nodes[self.check(source)]
         return self._matching.post(into, source=node, space=space, tag=tag, dtype=dtype)
 
     def wait(self, operations: Sequence[Operation], deadline: float) -> None:
@@ -74,10 +73,12 @@ class Group:
         assert rank is not None  # the matching lets members in and nobody else
         return rank
 
-    def check(self, rank: object) -> None:
-        """UsageError unless there is such a rank."""
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
+    def check(self, rank: object) -> Rank:
+        """The rank that is meant. UsageError unless there is such a rank."""
+        number = whole(rank)
+        if number is None or not 0 <= number < self.size:
             raise UsageError(f"there is no rank {rank!r}; this communicator has ranks 0 to {self.size - 1}")
+        return number
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
@@ -128,5 +129,5 @@ class _Myself:
 
 
 def deadline_after(timeout: float) -> float:
-    """Of time.monotonic."""
-    return time.monotonic() + timeout
+    """Of time.monotonic. `timeout` may be infinite."""
+    return time.monotonic() + min(timeout, _LONGEST)

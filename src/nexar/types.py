@@ -4,8 +4,9 @@ A *node* is a process: its id is drawn once and never changes. A *rank* is a pla
 the next one. Code that must survive a membership change keeps node ids; code that talks to the user speaks of ranks.
 """
 
+import operator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 NodeId: TypeAlias = int
 """An unsigned 64-bit number; 0 means "not known yet"."""
@@ -21,6 +22,14 @@ ANY_SOURCE: Rank = -1
 
 ANY_TAG: int = -1
 """Receive whatever tag comes first."""
+
+
+def whole(number: Any) -> int | None:
+    """What the user gave as a whole number (NumPy's count as well); None for anything else."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return None
 
 
 def format_node(node: NodeId) -> str:

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from nexar.types import MAX_NODE, AwaitedPeer, describe_peer, format_node, format_seconds, parse_node
+from nexar.types import MAX_NODE, AwaitedPeer, describe_peer, format_node, format_seconds, parse_node, whole
 
 
 @pytest.mark.parametrize("node", [0, 1, 42, MAX_NODE])
@@ -40,3 +41,13 @@ def test_an_awaited_peer_tells_what_was_last_heard_of_it():
 )
 def test_durations_read_as_people_write_them(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_a_whole_number_is_one_whoever_made_it():
+    assert [whole(number) for number in (3, np.int64(3), np.uint8(3), np.array(3))] == [3] * 4
+    assert all(type(whole(number)) is int for number in (3, np.int64(3)))
+
+
+@pytest.mark.parametrize("number", [3.0, "3", None, np.float32(3), [3]])
+def test_what_is_no_whole_number_is_none(number):
+    assert whole(number) is None

@@ -30,7 +30,10 @@ def rounds(rank: Rank, size: int) -> Iterator[tuple[Rank, Rank]]:
 
 
 def barrier(group: Group, sequence: int, deadline: float) -> None:
-    """Return when every rank has called it. OperationTimeout names who has not; PeerLost if one cannot any more."""
+    """Return when every rank has called it. PeerLost if one cannot any more.
+
+    OperationTimeout names the rank that this one did not hear from: it has not come, or waits for one that has not.
+    """
     for step, (above, below) in enumerate(rounds(group.rank, group.size)):
         heard = group.post_receive(below, _NOTHING, space=Space.COLLECTIVE, tag=collective_tag(sequence, step))
         try:

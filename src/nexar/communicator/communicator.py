@@ -113,7 +113,7 @@ class Communicator:
         `tag` None takes messages that were sent without one. `return_source`: also where it came from.
         """
         deadline = self._deadline(timeout)
-        memory, code, _ = incoming(into)
+        memory, code = incoming(into)
         space, wanted = space_and_wanted_tag(tag)
         receive = self._group.post_receive(source, memory, space=space, tag=wanted, dtype=code)
         self._group.wait((receive,), deadline)
@@ -152,10 +152,10 @@ class Communicator:
     ) -> None:
         self.close()
 
-    def _deadline(self, timeout: float | None) -> float:
+    def _deadline(self, timeout: Any) -> float:
         if self._closing.locked():
             raise UsageError("this communicator is closed; make a new one with nexar.init()")
         timeout = self._config.collective_timeout if timeout is None else timeout
-        if not timeout > 0:
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0")
         return deadline_after(timeout)

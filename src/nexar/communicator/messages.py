@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,10 @@ from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
 from nexar.errors import UsageError
 from nexar.links.message import Receive
 from nexar.links.sending import About
-from nexar.types import ANY_TAG, Rank
+from nexar.types import ANY_TAG, Rank, whole
 from nexar.wire.frame import Space
+
+_MEMORY: Final = ("__array_interface__", "__array__", "__dlpack__")  # what shares its memory with NumPy, beside buffers
 
 
 class Source(NamedTuple):
@@ -41,16 +43,31 @@ def outgoing(array: object, tag: int | None) -> Outgoing:
     return Outgoing(as_bytes(held), shape, About(space=space, tag=number, dtype=code))
 
 
-def incoming(into: object) -> tuple[memoryview | None, int, NDArray[Any] | None]:
-    """Memory, dtype number and array of a receive buffer; None for "make one". UsageError for what cannot be filled."""
+def incoming(into: object) -> tuple[memoryview | None, int]:
+    """Memory and dtype number of a receive buffer; None for "make one". UsageError for what cannot be filled."""
     if into is None:
-        return None, 0, None
+        return None, 0
+    if not _has_memory(into):
+        raise UsageError(f"a {type(into).__name__} cannot be received into; receive without a buffer, or into an array")
     held = as_array(into)
     code, _ = _describe(held)
     if not held.flags.c_contiguous or not held.flags.writeable:
         what = "read-only" if not held.flags.writeable else "not contiguous"
         raise UsageError(f"the receive buffer is {what}; receive without one, or into a contiguous writable array")
-    return as_bytes(held), code, held
+    return as_bytes(held), code
+
+
+def _has_memory(into: object) -> bool:
+    """Whether an array made of it shares its memory. Of a list or a number NumPy makes a copy: what is received there
+    would be lost without a word.
+    """
+    if isinstance(into, np.generic):
+        return False
+    try:
+        memoryview(into)  # type: ignore[arg-type]  # whether it is one is the question
+    except TypeError:
+        return any(hasattr(into, name) for name in _MEMORY)
+    return True
 
 
 def received(receive: Receive) -> NDArray[Any]:
@@ -63,14 +80,15 @@ def space_and_tag(tag: object) -> tuple[int, int]:
     """Of a send. UsageError for a tag that is none."""
     if tag is None:
         return Space.UNTAGGED, 0
-    if not isinstance(tag, int) or not 0 <= tag < 1 << 64:
+    number = whole(tag)
+    if number is None or not 0 <= number < 1 << 64:
         raise UsageError(f"{tag!r} is not a tag; tags are whole numbers from 0 to 2**64 - 1")
-    return Space.TAGGED, tag
+    return Space.TAGGED, number
 
 
 def space_and_wanted_tag(tag: object) -> tuple[int, int]:
     """Of a receive, which may take any."""
-    return (Space.TAGGED, ANY_TAG) if tag == ANY_TAG else space_and_tag(tag)
+    return (Space.TAGGED, ANY_TAG) if whole(tag) == ANY_TAG else space_and_tag(tag)
 
 
 def as_array(array: object) -> NDArray[Any]:

@@ -1,0 +1,18 @@
+"""Every rank in a thread of its own."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
+PATIENCE = 20.0
+"""Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
+
+
+def on_every(ranks: Sequence[Given], task: Callable[[Given], Result]) -> list[Result]:
+    """The results, by rank. Raises the first failure, when all have ended."""
+    with ThreadPoolExecutor(max_workers=len(ranks)) as pool:
+        running = [pool.submit(task, each) for each in ranks]
+    return [each.result() for each in running]

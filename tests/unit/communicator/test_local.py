@@ -1,0 +1,110 @@
+"""Whole worlds in one process."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import NexarError, PeerLost, UsageError
+from tests.ranks import PATIENCE, on_every
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_rank_reaches_every_other(size: int) -> None:
+    def talk(comm: Communicator) -> set[int]:
+        for dest in range(size):
+            comm.send(comm.rank, dest=dest)
+        heard = {int(comm.recv()) for _ in range(size)}
+        comm.barrier()
+        return heard
+
+    with local_communicators(size, Config()) as world:
+        assert [comm.rank for comm in world] == list(range(size))
+        assert on_every(world, talk) == [set(range(size))] * size
+
+
+def test_two_worlds_do_not_hear_of_each_other() -> None:
+    with local_communicators(2, Config()) as one, local_communicators(2, Config()) as other:
+        one[0].send(1, dest=1)
+        other[0].send(2, dest=1)
+        assert [int(world[1].recv()) for world in (other, one)] == [2, 1]
+
+
+@pytest.mark.parametrize("size", [0, -1, "2", 1.0, None])
+def test_a_world_that_cannot_be_is_refused(size: object) -> None:
+    with pytest.raises(UsageError, match="whole number from 1"), local_communicators(size, Config()):
+        pass
+
+
+def test_everything_is_closed_at_the_end_also_by_who_raised() -> None:
+    with pytest.raises(ZeroDivisionError), local_communicators(3, Config()) as world:
+        raise ZeroDivisionError
+    for comm in world:
+        with pytest.raises(UsageError, match="closed"):
+            comm.barrier()
+
+
+def test_when_one_rank_raises_out_of_its_block_the_others_do_not_wait_for_it() -> None:
+    def run(comm: Communicator) -> str:
+        with comm:
+            if comm.rank == 1:
+                raise ZeroDivisionError
+            comm.recv(source=1, timeout=PATIENCE)
+        return "went on"
+
+    ends: list[BaseException] = []
+
+    def watch(comm: Communicator) -> None:
+        try:
+            run(comm)
+        except (NexarError, ZeroDivisionError) as error:
+            ends.append(error)
+
+    with local_communicators(3, Config()) as world:
+        on_every(world, watch)
+    assert sorted(type(error).__name__ for error in ends) == ["PeerLost", "PeerLost", "ZeroDivisionError"]
+    assert all(error.rank == 1 for error in ends if isinstance(error, PeerLost))
+
+
+def test_ctrl_c_ends_the_world_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), local_communicators(2, Config()) as world:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        world[0].recv(source=1, timeout=PATIENCE)
+
+
+def test_ten_worlds_leave_nothing_behind() -> None:
+    for _ in range(10):
+        with local_communicators(3, Config()) as world:
+            on_every(world, Communicator.barrier)
+
+
+def test_a_forked_child_is_told_to_make_its_own_and_the_parent_goes_on() -> None:
+    with local_communicators(2, Config()) as world:
+        world[0].send(1, dest=1)
+        child = os.fork()
+        if child == 0:
+            os._exit(_used_after_fork(world))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert int(world[1].recv(source=0)) == 1
+        on_every(world, Communicator.barrier)
+
+
+def _used_after_fork(world: list[Communicator]) -> int:
+    """In the child: how many verbs did not say what they should."""
+    wrong = 0
+    for verb in (lambda: world[0].send(1, 1), lambda: world[1].recv(source=0, tag=1), world[0].barrier):
+        try:
+            verb()
+        except UsageError as error:
+            wrong += "forked child" not in str(error)
+        except BaseException:
+            wrong += 10
+        else:
+            wrong += 100
+    for comm in world:
+        comm.close()
+    return wrong

@@ -1,0 +1,90 @@
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import LinkClosed, OperationTimeout, UsageError
+from nexar.group import Group, deadline_after
+from nexar.links.sending import About
+from nexar.types import ANY_SOURCE, ANY_TAG
+from nexar.wire.frame import Space
+from tests.ranks import PATIENCE
+
+TAGGED = About(space=Space.TAGGED, tag=1)
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Group]]:
+    with local_communicators(2, Config()) as world:
+        yield [communicator._group for communicator in world]
+
+
+def receive(group: Group, source: int, into: memoryview | None = None) -> bytes:
+    asked = group.post_receive(source, into, space=Space.TAGGED, tag=1)
+    group.wait((asked,), deadline_after(PATIENCE))
+    assert asked.into is not None
+    return bytes(asked.into)
+
+
+def test_a_group_knows_ranks_and_nodes(groups: list[Group]) -> None:
+    for rank, group in enumerate(groups):
+        assert (group.rank, group.size) == (rank, 2)
+        assert [group.rank_of(member.node) for member in group.membership.members] == [0, 1]
+
+
+def test_bytes_travel_by_rank(groups: list[Group]) -> None:
+    sent = groups[0].post_send(1, memoryview(b"hello"), deadline_after(PATIENCE), about=TAGGED)
+    groups[0].wait((sent,), deadline_after(PATIENCE))
+    assert receive(groups[1], 0) == b"hello"
+
+
+def test_sending_to_oneself_works_before_and_after_the_receive_is_posted(groups: list[Group]) -> None:
+    group = groups[0]
+    asked = group.post_receive(ANY_SOURCE, None, space=Space.TAGGED, tag=ANY_TAG)
+    assert group.post_send(0, memoryview(b"one"), deadline_after(PATIENCE), about=TAGGED).done
+    group.wait((asked,), deadline_after(PATIENCE))
+    assert bytes(asked.into or b"") == b"one"
+    group.post_send(0, memoryview(b"two"), deadline_after(PATIENCE), about=TAGGED)
+    into = memoryview(bytearray(3))
+    assert receive(group, 0, into) == bytes(into) == b"two"
+
+
+def test_what_one_sends_to_oneself_is_copied(groups: list[Group]) -> None:
+    data = bytearray(200_000)
+    groups[0].post_send(0, memoryview(data), deadline_after(PATIENCE), about=TAGGED)
+    data[:] = b"x" * len(data)
+    assert receive(groups[0], 0) == bytes(200_000)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 1.0, "0", None])
+def test_a_rank_that_does_not_exist_is_refused(groups: list[Group], rank: object) -> None:
+    with pytest.raises(UsageError, match="ranks 0 to 1"):
+        groups[0].check(rank)
+
+
+def test_a_closed_group_raises_for_what_waits_and_what_comes(groups: list[Group]) -> None:
+    group = groups[0]
+    asked = group.post_receive(1, None, space=Space.TAGGED, tag=1)
+    group.close()
+    group.close()
+    with pytest.raises(LinkClosed):
+        group.wait((asked,), deadline_after(PATIENCE))
+    for dest in (0, 1):
+        with pytest.raises((LinkClosed, UsageError)):
+            group.post_send(dest, memoryview(b"late"), deadline_after(PATIENCE), about=TAGGED)
+    with pytest.raises((LinkClosed, UsageError)):
+        group.wait((group.post_receive(1, None, space=Space.TAGGED, tag=1),), deadline_after(PATIENCE))
+
+
+def test_a_receive_from_a_rank_names_it_before_there_is_any_word_of_it(groups: list[Group]) -> None:
+    asked = groups[0].post_receive(1, None, space=Space.TAGGED, tag=1)
+    with pytest.raises(OperationTimeout) as raised:
+        groups[0].wait((asked,), deadline_after(0.02))
+    assert [peer.rank for peer in raised.value.waiting_for] == [1]
+
+
+def test_an_infinite_timeout_is_a_time_that_can_be_waited_for() -> None:
+    assert time.monotonic() + 1e6 < deadline_after(math.inf) < 1e12

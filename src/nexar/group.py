@@ -40,7 +40,7 @@ class Group:
         rank = membership.rank_of(node.id)
         assert rank is not None  # the mesh has refused a membership without us
         self.rank = rank
-        self._matching: Final[Matching] = node.router.open(communicator, members=frozenset(self._nodes))
+        self._matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))
         self._matching.peers.update(
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )
@@ -82,7 +82,7 @@ class Group:
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
-        self._node.router.close(self._matching, error or LinkClosed(rank=self.rank))
+        self._mesh.router.close(self._matching, error or LinkClosed(rank=self.rank))
 
     def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""
@@ -104,7 +104,7 @@ class Group:
                 self._matching.arrive(self._myself, self._node.id, frame, shape, data)
         if error is not None:
             raise error
-        self._node.router.outbox.flush()
+        self._mesh.router.outbox.flush()
         return FINISHED
 
 

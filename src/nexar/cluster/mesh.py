@@ -27,6 +27,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
 from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.links.link import Link
+from nexar.links.router import Router
 from nexar.transport.base import Carrier
 from nexar.types import NodeId, Rank
 from nexar.wire.frame import Frame
@@ -63,6 +64,8 @@ class Mesh:
         on_refused: Callable[[str, str], None] | None = None,
     ) -> None:
         self._node = node
+        self.router: Final = Router(node.id, node.config, node.progress)
+        """Where its links meet the communicators."""
         self._on_control = on_control
         self._on_refused = on_refused
         self._changed = threading.Condition()  # over everything below
@@ -254,7 +257,7 @@ class Mesh:
         if member.node not in self._pairs:
             rank = membership.rank_of(member.node)
             link = Link(
-                self._node.router,
+                self.router,
                 member.node,
                 rank=rank,
                 address=_place(member),

@@ -16,7 +16,6 @@ from nexar.cluster.membership import Member
 from nexar.cluster.transports import NETWORK, Transports, open_transports
 from nexar.config import Config
 from nexar.links.progress import Progress, spin_of
-from nexar.links.router import Router
 from nexar.security.authority import make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.provisional import provisional_credentials
@@ -41,7 +40,6 @@ class Node:
         self.progress: Final = Progress(
             self._transports.sleeper, list(self._by_scheme.values()), spin=spin_of(config.spin_microsecs)
         )
-        self.router: Final = Router(self.id, config, self.progress)
         self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.network_schemes})
 
     def _open(self, network: MemoryNetwork | None) -> Transports:

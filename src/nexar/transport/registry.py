@@ -7,11 +7,14 @@ that returns a `nexar.transport.base.Transport`. Our own schemes cannot be repla
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final, TypeAlias, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from nexar.errors import UsageError
 from nexar.transport.base import Transport
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Factory: TypeAlias = Callable[..., Transport]
 
@@ -27,18 +30,22 @@ _OURS: Final = {
 
 def schemes() -> tuple[str, ...]:
     """Every scheme that has a transport, whether or not it can be used here."""
-    return tuple(sorted(_known()))
+    return tuple(sorted({*_theirs(), *_OURS}))
 
 
 def load(scheme: str) -> Factory:
     """What makes a transport of this scheme. UsageError if there is none; ImportError if it cannot be used here."""
-    known = _known()
-    if scheme not in known:
-        raise UsageError(f"there is no transport {scheme!r}; there are: {', '.join(sorted(known))}")
-    return cast(Factory, known[scheme].load())
+    if scheme in _OURS:
+        module, _, name = _OURS[scheme].partition(":")
+        return cast(Factory, getattr(import_module(module), name))
+    theirs = _theirs()
+    if scheme not in theirs:
+        raise UsageError(f"there is no transport {scheme!r}; there are: {', '.join(schemes())}")
+    return cast(Factory, theirs[scheme].load())
 
 
-def _known() -> dict[str, EntryPoint]:
-    theirs = {point.name: point for point in entry_points(group=GROUP)}
-    ours = {scheme: EntryPoint(scheme, target, GROUP) for scheme, target in _OURS.items()}
-    return theirs | ours
+def _theirs() -> dict[str, EntryPoint]:
+    """Looking through all that is installed takes longer than a cluster may take to form: only who needs it does."""
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
+    return {point.name: point for point in entry_points(group=GROUP)}

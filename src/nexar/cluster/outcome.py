@@ -6,7 +6,6 @@ forming ──→ formed ──→ empty        each step once, for good
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -94,6 +93,8 @@ class Outcome:
 
     async def formed_soon(self) -> Membership | None:
         """As `wait_formed`, for a task. Cancelled, it leaves nothing behind."""
+        import asyncio  # noqa: PLC0415 - whoever awaits has it; a launcher need not
+
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
 
         def watcher() -> None:

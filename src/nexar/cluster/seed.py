@@ -4,7 +4,6 @@ membership. It holds no rank and is never on the way of the data; when it is gon
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -204,7 +203,9 @@ class Seed:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await asyncio.to_thread(self.close)
+        from asyncio import to_thread  # noqa: PLC0415 - whoever awaits has it; a launcher need not
+
+        await to_thread(self.close)
 
 
 def _recall(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Membership | None]:

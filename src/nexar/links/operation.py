@@ -6,16 +6,18 @@ touches its buffers. Whoever finishes it also tells its waiter; who drives has n
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexar.links.waiter import Waiter
 from nexar.types import AwaitedPeer
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Operation(ABC):
@@ -103,7 +105,9 @@ class Operation(ABC):
 
         Whatever ends the awaiting but its own end cancels it: a cancelled task, or a coroutine that is closed.
         """
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # noqa: PLC0415 - whoever awaits has it; nobody else pays for it
+
+        loop = get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
         def resolve() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.addresses import Interface, candidate_addresses, own_networks, own_numbers
 from nexar.cluster.dial_order import dial_order
@@ -20,10 +20,12 @@ from nexar.security.authority import make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.provisional import provisional_credentials
 from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Transport
-from nexar.transport.memory import MemoryNetwork
 from nexar.transport.registry import load
 from nexar.transport.sleep import PollSleeper
 from nexar.types import MAX_NODE, NodeId
+
+if TYPE_CHECKING:
+    from nexar.transport.memory import MemoryNetwork
 
 
 class Node:

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
-from nexar.links.link import Link
 from nexar.transport.base import Carrier, ConnectRefused
+
+if TYPE_CHECKING:
+    from nexar.links.link import Link
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0

@@ -13,6 +13,7 @@ _END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a \r at the very end may be half of \
 _HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
 _LINKED = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _LAST_LINES = 20
+_CONSEQUENCE = re.compile(r"nexar\.errors\.\w+\.(?:PeerLost|MembershipChanged): ")
 
 
 class LineSplitter:
@@ -70,3 +71,9 @@ def last_traceback(errors: str) -> str:
             break
         first = before
     return errors[first:].rstrip()
+
+
+def blames_another(traceback: str) -> bool:
+    """Whether a rank failed only because another one was gone: that one has the reason."""
+    lines = traceback.rstrip().splitlines()
+    return bool(lines) and _CONSEQUENCE.match(lines[-1]) is not None

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from nexar.errors import NexarError
 from nexar.launch.escalation import GRACE, Escalation
 from nexar.launch.guard import Guard
-from nexar.launch.lines import last_traceback
+from nexar.launch.lines import blames_another, last_traceback
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess
@@ -127,9 +127,15 @@ class Supervisor:
         process.drain()
         self._close(process)
         assert process.returncode is not None
-        ending = Ending(process.plan.rank, process.returncode, stopped=self._escalation.asked)
+        errors = last_traceback(process.outputs["stderr"].tail())
+        ending = Ending(
+            process.plan.rank,
+            process.returncode,
+            stopped=self._escalation.asked,
+            blames_another=blames_another(errors),
+        )
         self._endings.append(ending)
-        self._errors[ending.rank] = last_traceback(process.outputs["stderr"].tail())
+        self._errors[ending.rank] = errors
         self._tell(ending)
         if self._wishes.abort and ending.code != 0 and not self._escalation.asked:
             self._aborted = True

@@ -15,6 +15,8 @@ class Ending:
     code: int
     """Its exit code; negative: the signal that ended it."""
     stopped: bool = False
+    blames_another: bool = False
+    """It failed because another rank was gone."""
 
     def __str__(self) -> str:
         """In words, as the cause of a death."""
@@ -27,7 +29,8 @@ class Verdict:
 
     exit_code: int
     failed: Ending | None = None
-    """The first rank that ended with a code of its own other than 0."""
+    """The first rank that ended with a code of its own other than 0, and does not blame another for it. A rank that
+    raises leaves the cluster before its process ends, so those that miss it may be seen to end earlier."""
     lost: tuple[Ending, ...] = ()
     """Ranks that a signal of somebody else ended."""
 
@@ -41,7 +44,8 @@ def judge(endings: Sequence[Ending], *, interrupted: int | None = None, aborted:
     """
     own = [ending for ending in endings if not ending.stopped]
     lost = tuple(ending for ending in own if ending.code < 0)
-    failed = next((ending for ending in own if ending.code > 0), None)
+    failures = [ending for ending in own if ending.code > 0]
+    failed = next((ending for ending in failures if not ending.blames_another), failures[0] if failures else None)
     if failed is not None:
         return Verdict(failed.code, failed, lost)
     if interrupted is not None:

@@ -1,4 +1,4 @@
-from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, last_traceback
+from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, blames_another, last_traceback
 
 SIMPLE = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: on purpose'
 CAUSE = 'Traceback (most recent call last):\n  File "b.py", line 2, in <module>\nKeyError: 1'
@@ -63,3 +63,10 @@ def test_without_a_traceback_the_last_lines_are_shown():
 
 def test_nothing_gives_nothing():
     assert last_traceback("") == ""
+
+
+def test_a_rank_that_fails_for_want_of_another_is_told_from_one_that_fails_by_itself():
+    lost = "Traceback (most recent call last):\n  …\nnexar.errors.peers.PeerLost: lost rank 2 (node 00…2a)\n"
+    assert blames_another(lost)
+    assert not blames_another("Traceback (most recent call last):\n  …\nValueError: no data\n")
+    assert not blames_another("")

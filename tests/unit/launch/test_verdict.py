@@ -14,6 +14,12 @@ def test_the_first_rank_that_failed_decides():
     assert (verdict.exit_code, verdict.failed.rank) == (3, 2)
 
 
+def test_a_rank_that_only_missed_another_does_not_decide_unless_nobody_else_failed():
+    victim = Ending(0, 1, blames_another=True)
+    assert judge([victim, Ending(2, 3)]).failed.rank == 2
+    assert judge([victim, Ending(1, 0)]).failed is victim
+
+
 def test_a_killed_rank_is_lost_and_the_run_is_good_if_the_rest_ended_well():
     verdict = judge([Ending(1, -9), Ending(0, 0)])
     assert (verdict.exit_code, verdict.failed) == (0, None)

@@ -8,6 +8,8 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 setup/environment.sh
+# As pip does for a package that is not editable: where Python may not write bytecode, every rank would compile anew.
+"$VENV/bin/python" -m compileall -q src
 setup/system.sh
 if [ -n "${NO_QUIC:-}" ]; then
     echo "QUIC off: NO_QUIC is set; TLS, shared memory and in-memory transports work"

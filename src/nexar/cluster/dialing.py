@@ -23,17 +23,17 @@ class Dialer:
     """Dials for one node. Its threads are its own: `close` it after the transports, which ends their dials."""
 
     def __init__(self, transports: Mapping[str, Transport], stagger: float = STAGGER) -> None:
-        """Schemes in the order of `transports` are preferred."""
         self._transports = transports
         self._stagger = stagger
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
 
     def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
-        """A carrier of the first scheme that gets through. ConnectRefused with every reason, TimeoutError at the
-        deadline (time.monotonic). May run in several threads at once.
+        """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred.
+        ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic). May run in several threads at
+        once.
         """
-        schemes = [scheme for scheme in self._transports if addresses.get(scheme)]
+        schemes = [scheme for scheme in addresses if addresses[scheme] and scheme in self._transports]
         if not schemes:
             offered, ours = ", ".join(addresses) or "none", ", ".join(self._transports) or "none"
             raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")

@@ -74,7 +74,7 @@ class Link:
             Kind.REFUSE: lambda frame, body: self._sending.refused(frame, bytes(body).decode(errors="replace")),
             Kind.CREDIT: self._credited,
             Kind.WITHDRAW: lambda frame, _: self._arriving.withdrawn(frame),
-            Kind.TERMS: lambda frame, _: self._line.raise_credit(frame.length),
+            Kind.TERMS: lambda frame, _: self._sending.allowed(frame),
         }
         self._closed = False  # by this side, for good; under the lock
         self._forget: Final = (self._progress.when_forked(self._forked), router.tell_of_ends(self._generation_ended))

@@ -183,9 +183,21 @@ class Sending:
             return True
         if not flow.sent.give_back(frame.length):
             return False
+        self._go_on(flow)
+        return True
+
+    def allowed(self, frame: Frame) -> None:
+        """The peer says how much credit it gives, which may be more than was assumed: sends that waited go on.
+
+        They must, for nothing else would wake them: what it was sent so far may be too little for it to give back.
+        """
+        self._line.raise_credit(frame.length)
+        for flow in self._line.flows.values():
+            self._go_on(flow)
+
+    def _go_on(self, flow: Flow) -> None:
         while flow.waiting and (flow.waiting[0].done or self._announce(flow, flow.waiting[0])):
             flow.waiting.popleft()
-        return True
 
     # -- ends ------------------------------------------------------------------------------------------
 

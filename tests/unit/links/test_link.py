@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nexar.errors import Cancelled, LinkClosed, OperationTimeout, PeerLost, PeerMisbehaved, Revoked, UsageError
 from nexar.links.operation import Operation
-from nexar.links.sending import About
+from nexar.links.sending import About, Sending
 from nexar.testing.linked_node import LinkedNode
 from nexar.transport.base import Expected
 from nexar.wire.frame import Frame, Kind, Lane, Space, encode
@@ -68,6 +68,26 @@ def test_small_messages_beyond_the_credit_wait_and_none_is_lost(make_pair: MakeP
     assert pair.to_right.stats()["sends_stalled"] > 0
     for number in range(4000):
         assert receive(pair.right, 1) == number.to_bytes(4, "little") * 200
+    pair.left.wait(*sends)
+
+
+def test_sends_that_waited_go_on_when_the_peer_allows_more_than_was_assumed(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its terms may come late, when a packet was lost; and it gives nothing back for the little it got until then."""
+    late: list[tuple[Sending, Frame]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Sending, "allowed", lambda sending, frame: late.append((sending, frame)))
+        pair = make_pair(credit_bytes=8 << 20)
+        pair.to_left.post_send(0, memoryview(b"hello"), about=TAG)
+        receive(pair.left, 2)  # its terms have come before it
+        sends = [pair.to_right.post_send(0, memoryview(bytes([n % 251]) * 800), about=TAG) for n in range(4000)]
+        assert pair.to_right.stats()["sends_stalled"] > 0
+    for sending, frame in late:
+        with sending.lock:
+            sending.allowed(frame)
+    pair.left.router.outbox.flush()
+    assert [receive(pair.right, 1)[0] for _ in sends] == [n % 251 for n in range(4000)]
     pair.left.wait(*sends)
 
 

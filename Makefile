@@ -18,7 +18,9 @@ help: ## list the targets
 setup: ## make the virtual environment; build nexar-quic when cargo is there
 	@setup/all.sh
 
-demo: setup ## see the transports move bytes between processes
+demo: setup ## four ranks become a cluster and compute; then what each transport does
+	@$(bin)/nexar run -n 4 examples/first_cluster.py
+	@echo
 	@$(bin)/python examples/transports.py
 
 test: setup ## run every test

@@ -1,41 +1,24 @@
-"""What the documents show works: Python snippets run, make targets exist, links lead somewhere."""
+"""What the documents show works: snippets run, commands are typed, make targets exist, links lead somewhere."""
 
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.architecture.sources import ROOT, files, shown
+from nexar.launch.detect import detect
+from tests.architecture.sessions import Session, commands_of, why_not_run
+from tests.architecture.snippets import DOCUMENTS, SHELL, snippets
+from tests.architecture.sources import ROOT, shown
+from tests.unit.launch.recorded import recorded
 
-DOCUMENTS = files(".md")
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = snippets(*SHELL, "console")
+LAUNCHING = ROOT / "docs" / "howto" / "launch.md"
 
 
-@dataclass(frozen=True)
-class Snippet:
-    document: Path
-    line: int
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{shown(self.document)}:{self.line}"
-
-
-def snippets(*languages: str) -> list[Snippet]:
-    return [s for document in DOCUMENTS for s in _fenced(document) if s.language in languages]
-
-
-def _fenced(document: Path) -> list[Snippet]:
-    text = document.read_text()
-    return [Snippet(document, text[: found.start()].count("\n") + 1, *found.groups()) for found in FENCE.finditer(text)]
-
-
-@pytest.mark.parametrize("snippet", snippets("python"), ids=str)
+@pytest.mark.parametrize("snippet", [s for s in snippets("python") if not s.title], ids=str)
 def test_a_python_snippet_runs_as_it_stands(snippet, tmp_path):
     """A preview of what does not exist yet is fenced as `text`, not as `python`."""
     command = [sys.executable, "-W", "error", "-c", snippet.text]
@@ -43,10 +26,51 @@ def test_a_python_snippet_runs_as_it_stands(snippet, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("snippet", snippets("sh", "bash", "console", "shell"), ids=str)
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if commands_of(path)], ids=shown)
+def test_a_reader_who_types_what_a_document_says_sees_what_it_promises(document, tmp_path):
+    Session(document, tmp_path).follow()
+
+
+@pytest.mark.parametrize("snippet", [s for s in COMMANDS if why_not_run(s) is not None], ids=str)
+def test_commands_that_are_not_run_here_are_at_least_commands(snippet):
+    text = re.sub(r"^[\w-]+\$ ", "", snippet.text, flags=re.MULTILINE)
+    parsed = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False, timeout=50)
+    assert parsed.returncode == 0, parsed.stderr
+    if not re.search(r"^make|^\.ci", text, re.MULTILINE):
+        pytest.skip(f"parsed, and not run: {why_not_run(snippet)}")
+
+
+@pytest.mark.parametrize("snippet", COMMANDS, ids=str)
 def test_a_shell_snippet_names_targets_that_exist(snippet):
     named = set(re.findall(r"\bmake ((?:[a-z]+(?:\s|$))+)", re.sub(r"#.*", "", snippet.text)))
     assert {target for words in named for target in words.split()} <= TARGETS
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kind"),
+    [("torchrun", "torch"), ("srun", "slurm"), ("mpirun", "openmpi"), ("mpiexec", "pmi")],
+)
+def test_a_launcher_that_is_documented_is_recognised_by_what_it_sets(launcher, kind):
+    assert any(re.search(rf"^{launcher} ", s.text, re.MULTILINE) for s in snippets(*SHELL, document=LAUNCHING))
+    start = detect(recorded({"mpirun": "openmpi", "mpiexec": "mpich"}.get(launcher, launcher)))
+    assert start is not None
+    assert start.kind == kind
+
+
+def test_the_kubernetes_manifest_makes_pods_that_know_their_place():
+    (manifest,) = snippets("yaml", document=LAUNCHING)
+    service, job = yaml.safe_load_all(manifest.text)
+    pod, name = job["spec"]["template"]["spec"], job["metadata"]["name"]
+    (container,) = pod["containers"]
+    environment = {entry["name"]: entry.get("value", "from a secret") for entry in container["env"]}
+    last = job["spec"]["completions"] - 1
+    start = detect({**environment, "JOB_COMPLETION_INDEX": str(last)})
+    assert start is not None
+    assert (start.kind, start.rank, start.size) == ("kubernetes", last, job["spec"]["parallelism"])
+    assert start.master_addr == f"{name}-0.{service['metadata']['name']}"
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nexar.config import Config
 from nexar.environment import effective, inherited
+from nexar.errors import InternalError, NexarError
 from nexar.launch.detect import detect
 from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
 from nexar.launch.handover import offered, take
@@ -22,7 +25,30 @@ from nexar.types import UNKNOWN_NODE
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
 
+_log = logging.getLogger(__name__)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
+
+def _plainly(join: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Errors come out without the way they took through our code: everything there is to know is in their message, and
+    the traceback of an uncaught one ends with the caller's own line. Bugs of ours come whole.
+    """
+
+    @wraps(join)
+    def joined(*arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Result:
+        try:
+            return join(*arguments, **more)
+        except InternalError:
+            raise
+        except NexarError as error:
+            _log.debug("this is where it came from", exc_info=error)
+            raise error.with_traceback(None) from None
+
+    return joined
+
+
+@_plainly
 def init(config: Config | None = None, **settings: Any) -> Communicator:
     """Join the cluster this process was started for, and return when everybody is there.
 
@@ -43,6 +69,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
         return bootstrap(chosen, invitation, rank=rank, launcher=launcher, size=size)
 
 
+@_plainly
 def connect(ticket: str, config: Config | None = None, **settings: Any) -> Communicator:
     """Join the cluster of a ticket, whoever started this process; the seed gives the rank. Errors as for `init`."""
     from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a wrong ticket is refused without it

@@ -1,8 +1,9 @@
 import sys
+import traceback
 
 import pytest
 
-from nexar import Config, ConfigError, UsageError
+from nexar import Config, ConfigError, InternalError, UsageError
 from nexar.launch.init import connect, init
 from tests.processes import stand_ins
 from tests.unit.launch.recorded import recorded
@@ -58,3 +59,22 @@ def test_a_mistyped_setting_is_refused():
 def test_a_process_that_nobody_started_is_told_how_to_start_it():
     with pytest.raises(UsageError, match="nexar run"):
         init()
+
+
+@pytest.mark.parametrize("join", [init, lambda: connect("nonsense")])
+def test_an_error_does_not_show_the_way_it_took_through_our_code(join):
+    with pytest.raises(UsageError) as raised:
+        join()
+    ours = [frame for frame in traceback.extract_tb(raised.value.__traceback__) if "/nexar/" in frame.filename]
+    assert len(ours) == 1
+    assert (raised.value.__cause__, raised.value.__suppress_context__) == (None, True)
+
+
+def test_a_bug_of_ours_comes_whole(monkeypatch):
+    def broken(*_, **__):
+        raise InternalError("impossible")
+
+    monkeypatch.setattr("nexar.launch.init.choose_config", broken)
+    with pytest.raises(InternalError) as raised:
+        init()
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "broken"

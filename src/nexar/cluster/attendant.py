@@ -61,7 +61,7 @@ class Attendant:
         try:
             self._line.send(ChildDied(rank=rank, cause=cause))
         except LineLost as lost:
-            _log.warning("cannot report that rank %d died: %s", rank, lost)
+            _log.info("cannot report that rank %d died: %s", rank, lost)
 
     def close(self) -> None:
         """Idempotent."""

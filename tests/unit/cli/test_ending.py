@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from nexar import ConfigError, InternalError, SeedUnreachable, UsageError
@@ -35,3 +37,17 @@ def test_an_interruption_ends_as_a_shell_expects():
 def test_a_bug_of_ours_is_shown_as_one():
     with pytest.raises(InternalError):
         exit_code_of(failing(InternalError("impossible")))
+
+
+def test_warnings_of_ours_are_marked_while_a_command_runs_and_only_then(capsys):
+    logger = logging.getLogger("nexar.seed")
+
+    def action():
+        logger.info("somebody joined")
+        logger.warning("somebody was refused")
+        return 0
+
+    handlers = list(logging.getLogger("nexar").handlers)
+    exit_code_of(action)
+    assert capsys.readouterr().err == "nexar: somebody was refused\n"
+    assert logging.getLogger("nexar").handlers == handlers

@@ -11,6 +11,7 @@ import typer
 from nexar.cli.ending import exit_code_of
 from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
 from nexar.cli.way_in import Ticket, TicketFile, way_in
+from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.output import Console, standard_console
@@ -46,6 +47,7 @@ def run(
         config = effective({**given, **way_in(ticket, ticket_file, seed)}, variables).config
         command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
         _check(count, command)
+        _check_port(count, config)
         wishes = Wishes(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
@@ -70,6 +72,12 @@ def _check(count: int, command: Command) -> None:
         raise UsageError(f"the program {command.target} does not exist or cannot be executed")
     if command.form == "module" and not _is_module(command.target):
         raise UsageError(f"there is no module {command.target}; python -m {command.target} would not find it either")
+
+
+def _check_port(count: int, config: Config) -> None:
+    if count > 1 and config.port:
+        allowed = "one rank on this host: several cannot have the same port"
+        raise ConfigError(variable="NEXAR_PORT", value=config.port, allowed=allowed, hint="give NEXAR_PORT_RANGE")
 
 
 def _is_module(name: str) -> bool:

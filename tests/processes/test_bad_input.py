@@ -1,0 +1,117 @@
+"""What cannot work, with a real cluster behind the command: one clear message, an exit code, no traceback of ours."""
+
+import socket
+
+import pytest
+
+from nexar.security.invitation import Invitation
+from nexar.security.join_ticket import format_ticket, make_secret
+from tests.processes.launcher import script
+from tests.processes.nexar_command import Nexar, Python
+
+TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
+NOBODY = "127.0.0.1:9"
+TICKET = format_ticket(Invitation((NOBODY,), make_secret(), bytes(32)))
+INIT = "import nexar\nnexar.init()\n"
+SHORT = {"NEXAR_FORMATION_TIMEOUT_SECS": "2"}
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Run it; what it says on standard error."""
+    (tmp_path / "join.py").write_text(INIT)
+
+    def run(kind, *arguments, code=1, **variables):
+        with kind(*arguments, cwd=tmp_path, **variables) as running:
+            assert running.end() == code, running.stderr
+        return running.stderr
+
+    return run
+
+
+@pytest.fixture(params=["tcp", "udp"])
+def taken(request):
+    """A port that somebody else has, for one of the two protocols."""
+    kind = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}[request.param]
+    with socket.socket(socket.AF_INET, kind) as other:
+        other.bind(("127.0.0.1", 0))
+        if kind == socket.SOCK_STREAM:
+            other.listen()
+        yield other.getsockname()[1]
+
+
+def complaint(said):
+    """The one message of a command."""
+    (line,) = said.splitlines()
+    assert line.startswith("nexar: ")
+    return line
+
+
+def last_of(said):
+    """The message of an uncaught error; before it are the user's own line, and the one of ours that it called."""
+    assert said.count("Traceback") == 1
+    assert said.count("  File ") == 2
+    return said.splitlines()[-1]
+
+
+def test_a_seed_that_cannot_be_reached_is_named(refused):
+    said = complaint(refused(Nexar, "run", "-n", 2, "--ticket", TICKET, "join.py", **SHORT))
+    assert f"no seed at {NOBODY}" in said
+    assert "Connection refused" in said
+    assert "check that the seed runs" in said
+    assert TICKET not in said
+
+
+def test_the_name_of_a_seed_that_cannot_be_found_is_said_to_be_the_reason(refused):
+    variables = {"NEXAR_SEED": "nobody.invalid:4000", "NEXAR_CLUSTER_TOKEN": TOKEN}
+    said = complaint(refused(Nexar, "run", "join.py", **variables, **SHORT))
+    assert "no seed at nobody.invalid:4000" in said
+
+
+def test_a_script_that_cannot_reach_the_seed_shows_its_own_line_and_the_reason(refused):
+    said = last_of(refused(Python, "join.py", NEXAR_TICKET=TICKET, **SHORT))
+    assert said.startswith("nexar.errors.joining.SeedUnreachable: no seed at")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"NEXAR_TICKET": "nonsense"}, "ticket"),
+        ({"NEXAR_TICKET": TICKET, "NEXAR_TOPOLOGY": "donut"}, "NEXAR_TOPOLOGY = 'donut' is refused"),
+        ({"NEXAR_TICKET": TICKET, "NEXAR_PORT": "abc"}, "NEXAR_PORT = 'abc' is refused"),
+        ({"NEXAR_SEED": NOBODY}, "NEXAR_CLUSTER_TOKEN"),
+        ({}, "nexar run"),
+    ],
+)  # fmt: skip
+def test_a_script_with_wrong_settings_shows_its_own_line_and_the_reason(refused, variables, words):
+    assert words in last_of(refused(Python, "join.py", **variables))
+
+
+def test_a_seed_is_told_that_its_port_is_taken(refused, taken):
+    said = complaint(refused(Nexar, "seed", "--size", 2, "--listen", f"127.0.0.1:{taken}", code=2))
+    assert f"cannot listen on 127.0.0.1:{taken}: Address already in use" in said
+    assert "take another port" in said
+
+
+def test_a_rank_is_told_that_its_port_is_taken(refused, taken):
+    said = refused(Nexar, "run", "join.py", NEXAR_PORT=str(taken), NEXAR_BIND="127.0.0.1")
+    assert f"NEXAR_PORT = {taken} is refused; allowed: a port that is free for UDP and TCP" in said.splitlines()[-1]
+
+
+def test_ranks_of_one_host_cannot_have_one_port(refused):
+    said = complaint(refused(Nexar, "run", "-n", 2, "join.py", NEXAR_PORT="4000", code=2))
+    assert "give NEXAR_PORT_RANGE" in said
+
+
+def test_a_world_that_does_not_become_complete_says_who_is_there(refused):
+    said = refused(Nexar, "seed", "--size", 2, "--listen", "127.0.0.1:0", **SHORT)
+    assert "0 of 2 nodes joined in 2 s" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+def test_the_rank_that_raised_is_shown_last_though_the_others_failed_because_of_it(refused, tmp_path):
+    text = "import nexar\nwith nexar.init() as comm:\n    if comm.rank == 2: raise ValueError('on purpose')\n"
+    said = refused(Nexar, "run", "-n", 4, script(tmp_path, text + "    comm.barrier()\n")).splitlines()
+    begin = said.index("nexar: rank 2 ended with exit code 1, the first to fail:")
+    assert said[begin + 1] == "Traceback (most recent call last):"
+    assert said[-1] == "ValueError: on purpose"

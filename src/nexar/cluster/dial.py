@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Final
 
 from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.introduction import Dialed
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
+from nexar.cluster.recall import Recalled
 from nexar.links.link import Link
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.types import Rank, format_node
 from nexar.wire.messages import Declined, Introduce, Introduced
 
 _log = logging.getLogger(__name__)
-
-_A_MOMENT: Final = 5.0
 
 
 class DialFailed(Exception):
@@ -39,40 +37,44 @@ class Dial:
         self._link = link
         self._introduce = introduce
         self._claim = (rank, introduce.epoch)
-        self._lock = threading.Lock()
-        self._given_up = False  # under the lock
+        self._lock = threading.Lock()  # over the next two
+        self._over = False  # from now on no answer is taken
+        self.opened = False
+        """The link has a carrier."""
         self._answered = threading.Event()
         self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
 
     def run(self, deadline: float) -> None:
-        """Raises DialFailed or Superseded; nothing is left open then."""
+        """Raises DialFailed or Superseded. Whatever it raises: the carrier is the link's (`opened`), or it is gone."""
         carrier = self._connect(deadline)
-        if not self._answered.wait(max(0.0, deadline - time.monotonic())) and self._give_up():
-            carrier.abort("no answer to the introduction")
-            raise DialFailed("it accepted the connection and did not answer")
-        self._answered.wait(_A_MOMENT)  # it came just before the deadline, and is being taken
-        answer = self._answer
-        if isinstance(answer, Introduced) and self._claims_rightly(answer):
-            self._share_memory(answer.shared_memory, deadline)
-            return
-        # Whoever said no may not close its side: what was said is here, so this side waits for nothing.
-        carrier.abort("the introduction came to nothing")
-        raise self._explain(answer)
+        try:
+            with self._node.recall.waking(self._answered.set):
+                self._answered.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            self._end(carrier)
+        if not self.opened:
+            raise self._explain(self._answer)
+        if isinstance(self._answer, Introduced):
+            self._share_memory(self._answer.shared_memory, deadline)
 
-    def _give_up(self) -> bool:
-        """From now on no answer is taken; False: one is."""
+    def _end(self, carrier: Carrier) -> None:
         with self._lock:
-            self._given_up = self._answer is None
-            return self._given_up
+            self._over = True
+        if not self.opened:
+            # Whoever said no may not close its side: what was said is here, so this side waits for nothing.
+            carrier.abort("the introduction came to nothing")
 
     def _explain(self, answer: Introduced | Declined | CarrierLost | None) -> DialFailed | Superseded:
+        if answer is None:
+            closed = self._node.recall.made
+            return DialFailed(str(Recalled()) if closed else "it accepted the connection and did not answer")
         if isinstance(answer, Introduced):
             rank, epoch = self._claim
             claim = f"rank {answer.rank} at epoch {answer.epoch}"
             return DialFailed(f"it claims {claim}, and should have rank {rank} at epoch {epoch}")
         if isinstance(answer, Declined):
             return Superseded() if answer.superseded else DialFailed(f"it declined: {brief(answer.reason)}")
-        return DialFailed(f"the connection broke at once: {brief(answer.reason) if answer else 'for no reason'}")
+        return DialFailed(f"the connection broke at once: {brief(answer.reason)}")
 
     def _connect(self, deadline: float) -> Carrier:
         expected = Expected(self._member.node, self._member.fingerprint)
@@ -83,19 +85,20 @@ class Dial:
             raise DialFailed(f"cannot connect: {error.reason}") from error
         except TimeoutError as error:
             raise DialFailed(f"cannot connect: {error}") from error
+        except Recalled as recalled:
+            raise DialFailed(str(recalled)) from recalled
         return carrier
 
     def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
         """The driving thread, inside the sink: here the link takes over, or nobody does."""
-        with self._lock:
-            if self._given_up:
+        with self._lock:  # in one step with the end of the dial: a carrier is never both the link's and aborted
+            if self._over:
                 return
             self._answer = answer
-        try:
             if isinstance(answer, Introduced) and self._claims_rightly(answer):
                 self._link.adopt(carrier)
-        finally:
-            self._answered.set()
+                self.opened = True
+        self._answered.set()
 
     def _claims_rightly(self, answer: Introduced) -> bool:
         return (answer.rank, answer.epoch) == self._claim

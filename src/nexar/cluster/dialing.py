@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from nexar.cluster.recall import Recall, Recalled
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 
 STAGGER: Final = 1.0
@@ -22,28 +23,34 @@ STAGGER: Final = 1.0
 class Dialer:
     """Dials for one node. Its threads are its own: `close` it after the transports, which ends their dials."""
 
-    def __init__(self, transports: Mapping[str, Transport], stagger: float = STAGGER) -> None:
+    def __init__(self, transports: Mapping[str, Transport], recall: Recall, stagger: float = STAGGER) -> None:
         self._transports = transports
+        self._recall = recall
         self._stagger = stagger
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
 
     def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
         """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred.
-        ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic). May run in several threads at
-        once.
+        ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic), Recalled when the node
+        closes. May run in several threads at once.
         """
         schemes = [scheme for scheme in addresses if addresses[scheme] and scheme in self._transports]
         if not schemes:
             offered, ours = ", ".join(addresses) or "none", ", ".join(self._transports) or "none"
             raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")
-        race = _Race(len(schemes))
-        for number, scheme in enumerate(schemes):
-            self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
-            is_last = number == len(schemes) - 1
-            if race.wait_for_news(deadline if is_last else min(deadline, time.monotonic() + self._stagger), number + 1):
-                break
-        return race.result(deadline)
+        race = _Race()
+        try:
+            with self._recall.waking(race.recall):
+                for scheme in schemes:
+                    self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
+                    is_last = scheme == schemes[-1]
+                    if race.is_settled(deadline if is_last else min(deadline, time.monotonic() + self._stagger)):
+                        break
+            return race.result(deadline)
+        except BaseException:
+            race.give_up()
+            raise
 
     def _start(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         thread = threading.Thread(
@@ -51,6 +58,7 @@ class Dialer:
         )
         with self._lock:
             self._threads.add(thread)
+        race.enter(scheme)
         thread.start()
 
     def _attempt(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
@@ -73,12 +81,17 @@ class Dialer:
 class _Race:
     """What several attempts at one peer have come to."""
 
-    def __init__(self, entered: int) -> None:
-        self._condition = threading.Condition()
-        self._entered = entered
-        self._winner: Carrier | None = None
-        self._over = False
+    def __init__(self) -> None:
+        self._condition = threading.Condition()  # over everything below
+        self._entered: list[str] = []
         self._failures: dict[str, Exception] = {}
+        self._winner: Carrier | None = None
+        self._recalled = False
+        self._over = False
+
+    def enter(self, scheme: str) -> None:
+        with self._condition:
+            self._entered.append(scheme)
 
     def succeeded(self, carrier: Carrier) -> None:
         with self._condition:
@@ -94,22 +107,43 @@ class _Race:
             self._failures[scheme] = error
             self._condition.notify_all()
 
-    def wait_for_news(self, until: float, started: int) -> bool:
-        """Until somebody won (True), all that started have failed, or the time is up."""
+    def recall(self) -> None:
+        """Whoever waits for the result waits no longer."""
+        with self._condition:
+            self._recalled = True
+            self._condition.notify_all()
+
+    def is_settled(self, until: float) -> bool:
+        """Wait until somebody won (True), all that started have failed, or the time is up; or nobody asks any more."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._winner is not None or len(self._failures) >= started, until - time.monotonic()
+                lambda: self._settled() or len(self._failures) == len(self._entered), until - time.monotonic()
             )
-            return self._winner is not None
+            return self._settled()
+
+    def _settled(self) -> bool:
+        return self._winner is not None or self._recalled
 
     def result(self, deadline: float) -> Carrier:
         """The winner, or the reasons why there is none. From now on nobody can win any more."""
         with self._condition:
             self._over = True
-            if self._winner is not None:
-                return self._winner
-            failures = dict(self._failures)
+            winner, self._winner = self._winner, None
+            missing = {scheme: TimeoutError("no answer in time") for scheme in self._entered}
+            failures = {**missing, **self._failures}
+        if winner is not None:
+            return winner
+        if self._recalled:
+            raise Recalled
         raise _explain(failures, late=time.monotonic() >= deadline)
+
+    def give_up(self) -> None:
+        """Nobody wants a result any more. Idempotent, and without effect on one that was given."""
+        with self._condition:
+            self._over = True
+            winner, self._winner = self._winner, None
+        if winner is not None:
+            winner.abort("nobody waits for this connection any more")
 
 
 def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
@@ -120,6 +154,6 @@ def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
     refused = {scheme: error for scheme, error in failures.items() if isinstance(error, ConnectRefused)}
     text = "; ".join(f"{scheme}: {getattr(error, 'reason', None) or error}" for scheme, error in failures.items())
     if late and not refused:
-        return TimeoutError(text or "no answer in time")
+        return TimeoutError(text)
     address = ", ".join(dict.fromkeys(error.address for error in refused.values())) or "the peer"
     return ConnectRefused(address, text, verification=any(error.verification for error in refused.values()))

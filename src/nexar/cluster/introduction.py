@@ -96,12 +96,12 @@ class _Stage(Enum):
 class Answering:
     """The answerer's sink until the connection is a link, or nothing. `introduced` is called with the first word;
     then, at once or later and from any thread, `welcome` or `decline` says the answer. `confirmed` is called when a
-    dialer that was welcomed goes on: it must hand the carrier over, and gets the frame for the new sink. `ended` is
-    called when there is nothing left to wait for.
+    dialer that was welcomed goes on: it must hand the carrier over, and gets the frame for the new sink. If it never
+    comes to that, `ended` is called.
     """
 
     def __init__(
-        self, carrier: Carrier, introduced: Heard, confirmed: Confirmed, ended: Callable[[Carrier], None]
+        self, carrier: Carrier, introduced: Heard, confirmed: Confirmed, ended: Callable[[Answering], None]
     ) -> None:
         self.carrier: Final = carrier
         self._introduced = introduced
@@ -129,8 +129,7 @@ class Answering:
             self._read_introduction(frame, body)
         elif self._stage is _Stage.WELCOME:
             self._stage = _Stage.OVER
-            self._ended(carrier)
-            self._confirmed(carrier, frame, body)
+            self._confirmed(self, frame, body)
         else:
             self._end("you went on without having been welcomed")
 
@@ -152,17 +151,17 @@ class Answering:
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
         """See Sink. Nothing depended on it yet."""
         self._stage = _Stage.OVER
-        self._ended(carrier)
+        self._ended(self)
 
     def _end(self, reason: str) -> None:
         self._stage = _Stage.OVER
         self.carrier.abort(reason)
-        self._ended(self.carrier)
+        self._ended(self)
 
 
 Answered = Callable[[Carrier, Introduced | Declined | CarrierLost], None]
 Heard = Callable[[Answering, Introduce], None]
-Confirmed = Callable[[Carrier, Frame, memoryview], None]
+Confirmed = Callable[[Answering, Frame, memoryview], None]
 
 
 def _read(frame: Frame, body: memoryview) -> Message | Unknown | None:

@@ -1,8 +1,7 @@
 """My links to the other members: opened when first needed, or all at once where the world is small.
 
-Law of two dials: when two members dial each other at the same moment, the dial of the lower node id stays. The lower
-one lets the other's introduction wait until its own dial has come to something; the higher one accepts at once. So
-both keep the same connection, and if only one direction gets through, that one is used.
+When two members dial each other at the same moment, both keep the same connection: `decisions.pairing` has the law. If
+only one direction gets through, that one is used.
 
 A link belongs to a pair of members for good; what connects it may be several carriers (the network's first, then shared
 memory, whose address is told to the peer over it). Node, key and rank of the other end are checked on both sides
@@ -20,12 +19,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from nexar.cluster.arrivals import Arrivals
+from nexar.cluster.decisions.pairing import Fate, Pairing, Turn
 from nexar.cluster.dial import Dial, DialFailed, Superseded
 from nexar.cluster.introduction import Answering
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
-from nexar.errors import NexarError, PeerLost, UsageError
+from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
 from nexar.links.router import Router
 from nexar.transport.base import Carrier
@@ -37,7 +37,11 @@ _log = logging.getLogger(__name__)
 
 _CLOSED: Final = "this node is closed"
 _TOO_MANY: Final = "you have dialed too often without becoming a link"
+_LOST: Final = "the link between us was lost"
 _LONGEST_DIAL: Final = 20.0
+_HEAD_START: Final = 3.0
+"""Seconds that the lower rank has to open a link of a small world, before the higher one dials too; after a dial that
+failed, the lower one waits a little longer than that for the other's."""
 _CLOSE_TIMEOUT: Final = 2.0
 _OPENERS: Final = 8  # links opened at the same time
 
@@ -47,10 +51,7 @@ class _Pair:
     """One peer, under the mesh's lock."""
 
     link: Link
-    open: bool = False
-    dialing: bool = False
-    held: Answering | None = None
-    """Its introduction waits for the end of our own dial."""
+    state: Pairing[Answering]
 
 
 class Mesh:
@@ -94,78 +95,77 @@ class Mesh:
         """The link to this rank; opened if it is not open yet. PeerLost says why it cannot be."""
         membership = self._known()
         member = membership.member(rank)
+        pair = self._pairs.get(member.node)
+        if pair is not None and pair.state.open:  # the way of every message: without the lock
+            return pair.link
         with self._changed:
             pair = self._pair(membership, member)
-            opened, mine = pair.open, not (pair.open or pair.dialing)
-            pair.dialing = pair.dialing or mine
-        if opened:
+            failures = pair.state.failures
+        while (turn := self._turn(pair, failures, deadline)) is Turn.DIAL:
+            self._dial(pair, rank, member, deadline)
+        if turn is Turn.OPEN:
             return pair.link
-        cause = self._dial(pair, rank, member, deadline) if mine else None
+        cause = pair.state.cause or "no connection came about in time"
+        raise PeerLost(rank=rank, node=member.node, address=_place(member), cause=cause)
+
+    def _turn(self, pair: _Pair, failures: int, deadline: float) -> Turn:
+        """When nothing is under way any more. WAIT: but not any longer, it has failed since."""
         with self._changed:
-            settled = lambda: pair.open or not pair.dialing or self._closed  # noqa: E731
-            self._changed.wait_for(settled, max(0.0, deadline - time.monotonic()))
-            opened = pair.open
-            if mine:
-                pair.dialing = False  # if not open: the peer's dial, which was to win, has not come either
-        if opened:
-            return pair.link
-        raise PeerLost(
-            rank=rank,
-            node=member.node,
-            address=_place(member),
-            cause=cause or "no connection came about in time",
-        )
+            self._wait(lambda: not pair.state.pending, deadline)
+            tried = pair.state.pending or pair.state.failures > failures
+            return Turn.WAIT if tried and not pair.state.open else pair.state.want()
+
+    def _wait(self, true: Callable[[], bool], deadline: float) -> bool:
+        """Under the lock. UsageError when the mesh is closed meanwhile."""
+        self._changed.wait_for(lambda: true() or self._closed, max(0.0, deadline - time.monotonic()))
+        self._check_open()
+        return true()
 
     def open_all(self, deadline: float) -> None:
-        """Every link at once. The lower rank of a pair dials. Raises the first failure, when all have ended."""
+        """Every link at once. Raises the first failure, when all have ended."""
+        size = self._known().size
+        dialing_first = [*range(self._rank + 1, size), *range(self._rank)]
+        with ThreadPoolExecutor(min(_OPENERS, size), thread_name_prefix="nexar-open") as pool:
+            openings = [pool.submit(self._open, rank, deadline) for rank in dialing_first]
+        for opening in openings:
+            opening.result()
+
+    def _open(self, rank: Rank, deadline: float) -> None:
+        """The lower rank dials, so that a small world needs no second dial; where it does not get through, perhaps the
+        higher one does.
+        """
+        if rank < self._rank and self._is_open(rank, min(deadline, time.monotonic() + _HEAD_START)):
+            return
+        try:
+            self.link(rank, deadline)
+        except PeerLost:
+            if not self._is_open(rank, min(deadline, time.monotonic() + 2 * _HEAD_START)):
+                raise
+
+    def _is_open(self, rank: Rank, until: float) -> bool:
+        """Wait for it without dialing."""
         membership = self._known()
-        higher = range(self._rank + 1, membership.size)
-        with ThreadPoolExecutor(max_workers=min(_OPENERS, len(higher) or 1), thread_name_prefix="nexar-open") as pool:
-            dials = [pool.submit(self.link, rank, deadline) for rank in higher]
-        for dial in dials:
-            dial.result()
-        for rank in range(self._rank):
-            self._await(membership, rank, deadline)
-
-    def _await(self, membership: Membership, rank: Rank, deadline: float) -> None:
-        member = membership.member(rank)
         with self._changed:
-            pair = self._pair(membership, member)
-            if self._changed.wait_for(lambda: pair.open, max(0.0, deadline - time.monotonic())):
-                return
-        raise PeerLost(rank=rank, node=member.node, address=_place(member), cause="it has not connected in time")
+            pair = self._pair(membership, membership.member(rank))
+            return self._wait(lambda: pair.state.open, until)
 
-    def _dial(self, pair: _Pair, rank: Rank, member: Member, deadline: float) -> str | None:
-        """Why it failed; None if it did not, or if the peer's own dial has won."""
+    def _dial(self, pair: _Pair, rank: Rank, member: Member, deadline: float) -> None:
         introduce = Introduce(rank=self._rank, epoch=self._known().epoch)
         dial = Dial(self._node, member, rank, pair.link, introduce)
-        opened = superseded = False
+        cause: str | None = "it was interrupted"
         try:
             dial.run(min(deadline, time.monotonic() + _LONGEST_DIAL))
-            opened = True
+            cause = None
         except Superseded:
-            superseded = True
+            cause = None
         except DialFailed as failed:
-            return str(failed)
+            cause = str(failed)
         finally:
-            self._dialed(pair, rank, opened=opened, superseded=superseded)
-        return None
-
-    def _dialed(self, pair: _Pair, rank: Rank, *, opened: bool, superseded: bool) -> None:
-        """The dial is over, however it went. Superseded: the pair still counts as dialing, by the peer's dial."""
-        with self._changed:
-            pair.open = pair.open or opened
-            pair.dialing = superseded and not pair.open
-            held, pair.held = pair.held, None
-            self._changed.notify_all()
-        if held is not None:
-            self._answer_held(pair, held, rank)
-
-    def _answer_held(self, pair: _Pair, held: Answering, rank: Rank) -> None:
-        if pair.open:
-            held.decline("your peer's own dial has won", superseded=True)
-        else:
-            self._accept(held, rank)
+            with self._changed:
+                sentences = pair.state.dialed(opened=dial.opened, cause=None if dial.opened else cause)
+                self._changed.notify_all()
+            for sentence in sentences:
+                self._answer(pair, sentence.dialer, sentence.fate)
 
     # -- Acceptor: the driving thread --------------------------------------------------------------------
 
@@ -200,12 +200,21 @@ class Mesh:
             self._arrived(carrier)
             self._use(carrier, membership)
         else:
-            Answering(carrier, self._introduced, self._confirmed, self._arrived)
+            Answering(carrier, self._introduced, self._confirmed, self._ended)
 
     def _arrived(self, carrier: Carrier) -> None:
         """It is something else now: a link, or nothing."""
         with self._changed:
             self._arrivals.remove(carrier)
+
+    def _ended(self, dialer: Answering) -> None:
+        """It came to nothing: whoever counted on it begins anew."""
+        self._arrived(dialer.carrier)
+        with self._changed:
+            pair = self._pairs.get(dialer.carrier.peer.node)
+            if pair is not None:
+                pair.state.ended(dialer)
+                self._changed.notify_all()
 
     def _introduced(self, dialer: Answering, introduce: Introduce) -> None:
         membership, peer = self._known(), dialer.carrier.peer
@@ -216,32 +225,47 @@ class Mesh:
             reason = f"it claims {claim}, the membership gives it {place} at epoch {membership.epoch}"
             self.candidate_refused(peer.address, reason)
             dialer.decline(reason)
-        elif not self._hold(dialer, membership, rank):
-            self._accept(dialer, rank)
+        else:
+            self._judge(dialer, membership, rank)
 
-    def _hold(self, dialer: Answering, membership: Membership, rank: Rank) -> bool:
-        """Whether it waits for the end of our own dial; an earlier one that does waits no longer."""
+    def _judge(self, dialer: Answering, membership: Membership, rank: Rank) -> None:
         with self._changed:
             if self._closed:
-                return False  # its carrier is about to be aborted
+                return  # its carrier is about to be aborted
             pair = self._pair(membership, membership.members[rank])
-            if not pair.dialing or pair.open or self._node.id > dialer.carrier.peer.node:
-                return False
-            before, pair.held = pair.held, dialer
-        if before is not None:
-            before.decline("you have dialed anew")
-        return True
+            fate = pair.state.introduced(dialer)
+        self._answer(pair, dialer, fate)
 
-    def _accept(self, dialer: Answering, rank: Rank) -> None:
-        membership = self._known()
-        same_host = membership.member(rank).host == membership.member(self._rank).host
-        address = self._node.memory_address_for(dialer.carrier.peer.node) if same_host else ""
+    def _answer(self, pair: _Pair, dialer: Answering, fate: Fate) -> None:
+        """Any thread."""
+        if fate is Fate.WELCOME:
+            self._welcome(dialer)
+        elif fate is Fate.SUPERSEDED and pair.link.failure is not None:
+            dialer.decline(_LOST)
+        elif fate is Fate.SUPERSEDED:
+            dialer.decline("your peer's own dial has won", superseded=True)
+
+    def _welcome(self, dialer: Answering) -> None:
+        membership, peer = self._known(), dialer.carrier.peer.node
+        rank = membership.rank_of(peer)
+        same_host = rank in membership.ranks_on(membership.member(self._rank).host)
+        address = self._node.memory_address_for(peer) if same_host else ""
         dialer.welcome(Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address))
 
-    def _confirmed(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        link = self._use(carrier, self._known())
-        if link is not None:
-            link.frame_arrived(carrier, frame, body)
+    def _confirmed(self, dialer: Answering, frame: Frame, body: memoryview) -> None:
+        carrier = dialer.carrier
+        with self._changed:
+            self._arrivals.remove(carrier)
+            pair = None if self._closed else self._pairs[carrier.peer.node]
+            welcome = pair is not None and pair.state.welcomes(dialer)
+        if pair is None or not welcome:
+            carrier.abort(_CLOSED if pair is None else "you have another connection to this node")
+            return
+        pair.link.adopt(carrier)
+        with self._changed:
+            pair.state.confirmed(dialer)
+            self._changed.notify_all()
+        pair.link.frame_arrived(carrier, frame, body)
 
     # -- pairs -----------------------------------------------------------------------------------------
 
@@ -252,8 +276,7 @@ class Mesh:
 
     def _pair(self, membership: Membership, member: Member) -> _Pair:
         """Under the lock."""
-        if self._closed:
-            raise UsageError("this node is closed; make a new one with nexar.init()")
+        self._check_open()
         if member.node not in self._pairs:
             rank = membership.rank_of(member.node)
             link = Link(
@@ -262,35 +285,30 @@ class Mesh:
                 rank=rank,
                 address=_place(member),
                 on_control=self._on_control,
-                on_lost=self._lost,
             )
-            self._pairs[member.node] = _Pair(link)
+            self._pairs[member.node] = _Pair(link, Pairing(lower=self._node.id < member.node))
         return self._pairs[member.node]
 
-    def _use(self, carrier: Carrier, membership: Membership) -> Link | None:
-        """This carrier connects the pair. None: not any more, for this node is closed."""
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{_CLOSED}; make a new one with nexar.init()")
+
+    def _use(self, carrier: Carrier, membership: Membership) -> None:
+        """One more carrier of a link."""
         rank = membership.rank_of(carrier.peer.node)
         assert rank is not None  # it was checked when it came
         with self._changed:
             pair = None if self._closed else self._pair(membership, membership.members[rank])
         if pair is None:
             carrier.abort(_CLOSED)
-            return None
-        pair.link.adopt(carrier)
-        with self._changed:
-            pair.open = True
-            self._changed.notify_all()
-        return pair.link
-
-    def _lost(self, link: Link, error: NexarError) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        else:
+            pair.link.adopt(carrier)
 
     def links(self) -> dict[Rank, Link]:
         """Those that are, or were, open."""
         membership = self._known()
         with self._changed:
-            opened = [(membership.rank_of(node), pair.link) for node, pair in self._pairs.items() if pair.open]
+            opened = [(membership.rank_of(node), pair.link) for node, pair in self._pairs.items() if pair.state.open]
         return {rank: link for rank, link in opened if rank is not None}
 
     def close(self) -> None:
@@ -300,6 +318,7 @@ class Mesh:
             pairs = list(self._pairs.values())
             arrivals = self._arrivals.listed()
             self._changed.notify_all()
+        self._node.recall.make()
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         for carrier in arrivals:
             carrier.abort(_CLOSED)

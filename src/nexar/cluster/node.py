@@ -13,6 +13,7 @@ from nexar.cluster.dialing import Dialer
 from nexar.cluster.host_id import host_id
 from nexar.cluster.interfaces import read_interfaces
 from nexar.cluster.membership import Member
+from nexar.cluster.recall import Recall
 from nexar.cluster.transports import NETWORK, Transports, open_transports
 from nexar.config import Config
 from nexar.links.progress import Progress, spin_of
@@ -42,7 +43,9 @@ class Node:
         self.progress: Final = Progress(
             self._transports.sleeper, list(self._by_scheme.values()), spin=spin_of(config.spin_microsecs)
         )
-        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.network_schemes})
+        self.recall: Final = Recall()
+        """Made when this node begins to close: nobody dials for it any more."""
+        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.network_schemes}, self.recall)
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
@@ -140,6 +143,7 @@ class Node:
 
     def close(self) -> None:
         """Links must have been closed before. Idempotent."""
+        self.recall.make()
         self.progress.close()
         self.dialer.close()
         self._transports.close_sleeper()

@@ -1,7 +1,7 @@
 import pytest
 
 from nexar.cluster.introduction import Answering, Dialed
-from nexar.transport.base import Buffer, Carrier, CarrierLost
+from nexar.transport.base import Buffer, CarrierLost
 from nexar.wire.frame import Frame, Kind, Lane
 from nexar.wire.messages import Declined, Introduce, Introduced, Message, Ping, Unknown, decode, encode
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
@@ -38,11 +38,11 @@ class Answerer:
         assert answering.carrier is as_carrier(self.line)
         self.introduced.append(introduce)
 
-    def _confirmed(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        assert self.ended == 1
+    def _confirmed(self, answering: Answering, frame: Frame, body: memoryview) -> None:
+        assert self.ended == 0
         self.confirmed.append(bytes(body))
 
-    def _ended(self, carrier: Carrier) -> None:
+    def _ended(self, answering: Answering) -> None:
         self.ended += 1
 
 

@@ -1,0 +1,196 @@
+"""Schemes side by side, with transports that do as they are told."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+
+from nexar.cluster.dialing import Dialer
+from nexar.cluster.recall import Recall, Recalled
+from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
+from tests.ranks import PATIENCE
+from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
+
+WHERE = {"quick": ("q:1", "q:2"), "slow": ("s:1",)}
+WHOM = Expected(7)
+A_MOMENT = 0.02
+LONG = 600.0
+
+
+class Told:
+    """A transport whose dials end as a test says."""
+
+    def __init__(self, answer: Callable[[], FakeCarrier] | None = None) -> None:
+        self.dialed: list[str] = []
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self._answer = answer
+        if answer is not None:
+            self.go.set()
+
+    def hangs_then(self, answer: Callable[[], FakeCarrier]) -> "Told":
+        self._answer = answer
+        return self
+
+    def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
+        assert expected is WHOM
+        self.dialed.append(address)
+        self.begun.set()
+        if not self.go.wait(max(0.0, min(deadline - time.monotonic(), PATIENCE))):
+            raise TimeoutError("nothing came back")
+        assert self._answer is not None
+        return as_carrier(self._answer())
+
+
+def refuse(reason: str, *, verification: bool = False) -> Callable[[], FakeCarrier]:
+    def raising() -> FakeCarrier:
+        raise ConnectRefused("there", reason, verification=verification)
+
+    return raising
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.recall = Recall()
+        self._dialers: list[tuple[Dialer, tuple[Told, ...]]] = []
+
+    def dialer(self, quick: Told, slow: Told, stagger: float = LONG) -> Dialer:
+        transports = cast(dict[str, Transport], {"quick": quick, "slow": slow})
+        self._dialers.append((Dialer(transports, self.recall, stagger), (quick, slow)))
+        return self._dialers[-1][0]
+
+    def close(self) -> None:
+        for dialer, transports in self._dialers:
+            for transport in transports:  # as transports do when they are closed
+                if not transport.go.is_set():
+                    transport.hangs_then(refuse("this side is closed")).go.set()
+            dialer.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.close()
+
+
+def soon(seconds: float = PATIENCE) -> float:
+    return time.monotonic() + seconds
+
+
+def test_the_preferred_scheme_wins_and_the_next_is_not_even_tried(scene: Scene) -> None:
+    carrier, slow = FakeCarrier(), Told(FakeCarrier)
+    quick = Told(lambda: carrier)
+    assert scene.dialer(quick, slow).dial(WHERE, WHOM, soon()) is as_carrier(carrier)
+    assert (quick.dialed, slow.dialed) == (["q:1,q:2"], [])
+    assert carrier.aborted is None
+
+
+def test_the_order_of_the_addresses_is_the_preference(scene: Scene) -> None:
+    quick, slow = Told(FakeCarrier), Told(FakeCarrier)
+    scene.dialer(quick, slow).dial({"slow": ("s:1",), "quick": ("q:1",)}, WHOM, soon())
+    assert (quick.dialed, slow.dialed) == ([], ["s:1"])
+
+
+def test_when_one_refuses_the_next_is_tried_at_once(scene: Scene) -> None:
+    carrier = FakeCarrier()
+    dialer = scene.dialer(Told(refuse("no")), Told(lambda: carrier), stagger=LONG)
+    assert dialer.dial(WHERE, WHOM, soon()) is as_carrier(carrier)
+
+
+def test_while_the_preferred_one_hangs_the_next_wins_and_the_late_winner_is_aborted(scene: Scene) -> None:
+    winner, late, ended = FakeCarrier(), FakeCarrier(), threading.Event()
+    late.abort = lambda _: ended.set()  # type: ignore[method-assign]
+    hanging = Told().hangs_then(lambda: late)
+    dialer = scene.dialer(hanging, Told(lambda: winner), stagger=A_MOMENT)
+    assert dialer.dial(WHERE, WHOM, soon()) is as_carrier(winner)
+    hanging.go.set()
+    assert ended.wait(PATIENCE)
+    assert winner.aborted is None
+
+
+def test_the_preferred_one_may_still_win_after_the_next_has_begun(scene: Scene) -> None:
+    winner = FakeCarrier()
+    quick, slow = Told().hangs_then(lambda: winner), Told()
+    dialer = scene.dialer(quick, slow, stagger=A_MOMENT)
+    with ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dialer.dial, WHERE, WHOM, soon())
+        assert slow.begun.wait(PATIENCE)
+        quick.go.set()
+        assert dialing.result(PATIENCE) is as_carrier(winner)
+
+
+def test_when_all_refuse_every_reason_is_told(scene: Scene) -> None:
+    dialer = scene.dialer(Told(refuse("a firewall")), Told(refuse("nobody listens")))
+    with pytest.raises(ConnectRefused) as raised:
+        dialer.dial(WHERE, WHOM, soon())
+    assert raised.value.reason == "quick: a firewall; slow: nobody listens"
+    assert not raised.value.verification
+
+
+def test_a_certificate_that_was_refused_by_one_is_not_forgotten_over_the_other(scene: Scene) -> None:
+    dialer = scene.dialer(Told(refuse("who?", verification=True)), Told(refuse("nobody listens")))
+    with pytest.raises(ConnectRefused) as raised:
+        dialer.dial(WHERE, WHOM, soon())
+    assert raised.value.verification
+
+
+def test_who_hangs_is_named_beside_who_refused(scene: Scene) -> None:
+    dialer = scene.dialer(Told(), Told(refuse("nobody listens")), stagger=0.001)
+    with pytest.raises(ConnectRefused) as raised:
+        dialer.dial(WHERE, WHOM, soon(A_MOMENT))
+    assert "slow: nobody listens" in raised.value.reason
+    assert raised.value.reason.startswith("quick: no")
+
+
+def test_when_all_hang_it_is_a_timeout_that_names_them(scene: Scene) -> None:
+    dialer = scene.dialer(Told(), Told(), stagger=0.001)
+    with pytest.raises(TimeoutError, match=r"quick: .*; slow: "):
+        dialer.dial(WHERE, WHOM, soon(A_MOMENT))
+
+
+def test_what_is_our_own_fault_comes_out_as_it_is(scene: Scene) -> None:
+    def fault() -> FakeCarrier:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scene.dialer(Told(fault), Told(refuse("no"))).dial(WHERE, WHOM, soon())
+
+
+@pytest.mark.parametrize("addresses", [{}, {"quick": ()}, {"carrier pigeon": ("north",)}])
+def test_without_a_scheme_in_common_both_sides_are_named(scene: Scene, addresses: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(ConnectRefused, match="this node has quick, slow"):
+        scene.dialer(Told(), Told()).dial(addresses, WHOM, soon())
+
+
+def test_a_recall_ends_a_dial_that_hangs_and_what_it_still_brings_is_aborted(scene: Scene) -> None:
+    late, ended = FakeCarrier(), threading.Event()
+    late.abort = lambda _: ended.set()  # type: ignore[method-assign]
+    hanging = Told().hangs_then(lambda: late)
+    dialer = scene.dialer(hanging, Told())
+    with ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dialer.dial, WHERE, WHOM, soon())
+        assert hanging.begun.wait(PATIENCE)
+        scene.recall.make()
+        with pytest.raises(Recalled):
+            dialing.result(PATIENCE)
+    hanging.go.set()
+    assert ended.wait(PATIENCE)
+
+
+def test_after_a_recall_nobody_gets_through(scene: Scene) -> None:
+    scene.recall.make()
+    with pytest.raises(Recalled):
+        scene.dialer(Told(), Told()).dial(WHERE, WHOM, soon())
+
+
+def test_closing_waits_for_the_threads(scene: Scene) -> None:
+    hanging = Told().hangs_then(refuse("this side is closed"))
+    dialer = scene.dialer(hanging, Told(FakeCarrier), stagger=0.001)
+    dialer.dial(WHERE, WHOM, soon())
+    threading.Timer(A_MOMENT, hanging.go.set).start()
+    dialer.close()
+    assert not dialer._threads

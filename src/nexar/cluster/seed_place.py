@@ -10,6 +10,7 @@ from typing import Final, cast
 
 from nexar.cluster.addresses import candidate_addresses
 from nexar.cluster.interfaces import read_interfaces
+from nexar.cluster.membership import MAX_MEMBERS
 from nexar.cluster.ports import bind_ports
 from nexar.config import Config
 from nexar.errors import UsageError
@@ -28,6 +29,9 @@ _SIGN_OF_LIFE: Final = 2.5
 
 _MAX_STREAMS: Final = 16
 """A join line takes a handful, and a stranger gets no more."""
+_STRANGERS: Final = 4
+"""Handshakes under way, for each that may wait to authenticate. When a quarter of all connections are handshakes, the
+native package lets strangers show first that they receive at the address they send from."""
 _WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
 """What may wait to be read: the largest message, and the beginning of the next."""
 
@@ -115,7 +119,14 @@ def _make(
     if "quic" in schemes:
         from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415  # only where there is QUIC
 
-        settings = QuicSettings(handshake_timeout=timeout, idle_timeout=_SILENCE, keep_alive_interval=_SIGN_OF_LIFE)
+        settings = QuicSettings(
+            handshake_timeout=timeout,
+            idle_timeout=_SILENCE,
+            keep_alive_interval=_SIGN_OF_LIFE,
+            max_streams=_MAX_STREAMS,
+            max_connections=MAX_MEMBERS + _STRANGERS * config.join_max_pending,
+            stream_window_bytes=_WINDOW_BYTES,
+        )
         made.append(load("quic")(credentials, trust, bind=address, settings=settings))
         undo.callback(made[0].close)
     sleeper = cast(Sleeper, made[0]) if made else _poll_sleeper(undo)

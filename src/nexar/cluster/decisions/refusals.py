@@ -1,8 +1,10 @@
-"""Who was turned away, and why: the newest, and how many there were. A flood of strangers fills no memory."""
+"""Who was turned away, and why: the newest, and how many there were. A flood of strangers fills no memory, and one
+that is turned away again and again hides nobody else.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Final
 
 from nexar.wire.joining import MAX_REFUSALS
@@ -19,7 +21,7 @@ class Refusals:
     """A list that forgets its oldest."""
 
     def __init__(self) -> None:
-        self._newest: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+        self._newest: OrderedDict[str, str] = OrderedDict()  # by who, the last time they came
         self.count = 0
         """All that ever were."""
 
@@ -28,7 +30,10 @@ class Refusals:
 
     def add(self, who: str, why: str) -> None:
         """One more."""
-        self._newest.append((who, brief(why)))
+        self._newest[who] = brief(why)
+        self._newest.move_to_end(who)
+        if len(self._newest) > MAX_REFUSALS:
+            self._newest.popitem(last=False)
         self.count += 1
 
     def listed(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The ground floor of nexar, in ten seconds: two processes exchange NumPy arrays over every transport that works here.
+"""The ground floor of nexar, in seconds: two processes exchange NumPy arrays over every transport that works here.
 
 What happens, for each transport:
 
@@ -9,7 +9,8 @@ What happens, for each transport:
    Receives and sends are *posted*, and then waited for together; the waiting thread itself moves the bytes.
 4. Arrays of several types go over and come back negated, straight from and into the arrays' own memory.
 
-Nobody writes links by hand later on: `nexar.init()` will, and `comm.send(x, dest=1)` is what one types.
+Nobody writes links by hand: `nexar.init()` opens them, and `comm.send(x, dest=1)` is what one types; see
+first_cluster.py.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ PINGS = 2000
 
 
 INTRODUCTION = """\
-Two nodes of one cluster, each a process with a certificate of its own.
-They verify each other, exchange NumPy arrays over a link, and check
-every element that came back. One line per transport:
+What moves the arrays: two processes, each with a certificate of its own,
+verify each other, exchange NumPy arrays over a link, and check every
+element that came back. One line per transport:
 """
 
 

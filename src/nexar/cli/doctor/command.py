@@ -35,7 +35,7 @@ def doctor(
     listen: Annotated[str | None, typer.Option(help="With --size: HOST:PORT to open it at; port 0: any.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
-    """Say what is wrong with this machine, or between machines, and what to change.
+    """Find what stands in a cluster's way, and what to change.
 
     Alone: versions, interfaces, ports, limits, real round trips inside this machine. Between machines: `nexar doctor
     --size N` on one of them, `nexar doctor --ticket T` on each other one. The exit code is 0 if there is nothing to

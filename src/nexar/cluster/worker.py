@@ -96,7 +96,9 @@ class Worker:
                 if failed.verification:
                     raise self._unreachable(failed) from failed
                 cause = failed
-            except (TimeoutError, LineLost) as failed:
+            except TimeoutError as failed:
+                cause = cause or failed  # the last attempt runs out of time, and knows less than the one before
+            except LineLost as failed:
                 cause = failed
         raise self._unreachable(cause) from cause
 

@@ -2,7 +2,7 @@
 
 Law: a node has at most `most_of_one` of them and everybody together `most`. When one more comes, the oldest goes: of
 that node if it has too many, else of all. So a member that dials and never says a word keeps nobody else out, and an
-honest one, whose dial may come over two transports at the same moment, always gets its turn.
+honest one, whose dial may come to all our addresses at the same moment, always gets its turn.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from nexar.cluster.addresses import MAX_ADDRESSES
 from nexar.transport.base import Carrier
 from nexar.types import NodeId
 
 MAX_ARRIVALS: Final = 1024
-MAX_OF_ONE_NODE: Final = 4
-"""Two transports side by side, and a dial begun anew before the end of the last one has been noticed."""
+MAX_OF_ONE_NODE: Final = 2 * 2 * MAX_ADDRESSES
+"""A dial goes to every address of ours, on two transports, and on a busy host most of these connections come about
+before the first one has won; twice that, because a dial may begin anew before the end of the last has been noticed."""
 
 
 class Arrivals:

@@ -1,5 +1,6 @@
 from typing import cast
 
+from nexar.cluster.addresses import MAX_ADDRESSES
 from nexar.cluster.arrivals import Arrivals
 from nexar.transport.base import Carrier, Peer
 
@@ -39,3 +40,7 @@ def test_who_has_become_something_else_makes_room() -> None:
     assert not arrivals.remove(first)
     come(arrivals, 1)
     assert len(arrivals) == 2
+
+
+def test_there_is_room_for_a_dial_that_reaches_every_address_over_every_transport() -> None:
+    come(Arrivals(), *[1] * 2 * MAX_ADDRESSES)

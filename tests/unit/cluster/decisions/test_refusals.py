@@ -27,3 +27,12 @@ def test_the_last_reason_for_the_same_stranger_counts() -> None:
     refusals.add("somebody", "second")
     assert refusals.listed() == {"somebody": "second"}
     assert refusals.count == 2
+
+
+def test_one_that_is_turned_away_again_and_again_hides_nobody() -> None:
+    refusals = Refusals()
+    refusals.add("somebody", "no")
+    for _ in range(1000):
+        refusals.add("a flood", "no")
+    assert refusals.listed() == {"somebody": "no", "a flood": "no"}
+    assert refusals.count == 1001

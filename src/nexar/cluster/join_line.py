@@ -28,6 +28,7 @@ from nexar.wire.joining import (
 )
 
 _CONTROL: Final = int(Kind.CONTROL)
+_MOST_WAITING: Final = 64  # messages that nobody has taken: a seed says a handful in all
 _Said = TypeVar("_Said")
 _Received: TypeAlias = JoinMessage | NexarError | ConnectionError
 
@@ -139,6 +140,9 @@ class JoinLine:
         """See Sink."""
         if frame.kind != _CONTROL:
             self._end(LineLost(f"the seed sent a frame of kind {frame.kind} on the join line"))
+            return
+        if self._received.qsize() >= _MOST_WAITING:
+            self._end(LineLost("the seed says more than anybody asked for"))
             return
         try:
             self._received.put(decode_join(body, MAX_JOIN_BYTES))

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from nexar.cluster.join_line import JoinLine, LineLost, RefusedBySeed
 from nexar.cluster.node import Node
+from nexar.cluster.recall import Recalled
 from nexar.errors import JoinRefused, NexarError
 from nexar.security.authority import make_credentials
 from nexar.security.credentials import Trust
@@ -58,10 +59,13 @@ class Standing:
         self._thread.start()
 
     def close(self, reason: str = "") -> None:
-        """Leave: tell the seed, and end the thread. Idempotent."""
+        """Leave: tell the seed, and end the thread, also one that knocks; the node dials nobody from now on.
+        Idempotent.
+        """
         if self._stop.is_set():
             return
         self._stop.set()
+        self._node.recall.make()
         self._line.interrupt()
         self._thread.join()
         self._line.leave(reason)
@@ -91,11 +95,14 @@ class Standing:
             self._take(message.certificate)
 
     def _take(self, certificate: bytes) -> None:
-        loaded = x509.load_pem_x509_certificate(certificate)
-        credentials = make_credentials(self._node.id, self._cluster, self._node.key, loaded)
-        self._node.certify(credentials, Trust(self._authority))
+        try:
+            loaded = x509.load_pem_x509_certificate(certificate)
+            credentials = make_credentials(self._node.id, self._cluster, self._node.key, loaded)
+            self._node.certify(credentials, Trust(self._authority))
+            self._renew_at = self._next_renewal(certificate)
+        except ValueError as error:
+            raise LineLost(f"the certificate that the seed gave cannot be used: {error}") from error
         self._asked = False
-        self._renew_at = self._next_renewal(certificate)
         _log.info("certificate renewed; the next renewal is due %s", self._renew_at.isoformat(timespec="seconds"))
 
     def _next_renewal(self, certificate: bytes) -> datetime:
@@ -112,6 +119,8 @@ class Standing:
                 self._line = self._knock()
             except JoinRefused as refused:
                 _log.warning("%s", refused)
+                return False
+            except Recalled:
                 return False
             except (OSError, NexarError) as error:
                 _log.debug("no seed: %s", error)

@@ -64,18 +64,22 @@ class Worker:
         self.attempts = 0
 
     def join(self, place: Place) -> Joined:
-        """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout."""
+        """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout.
+        Recalled when the node closes meanwhile.
+        """
         deadline = time.monotonic() + self._timeout
         while True:
             line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline)
             try:
-                return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE))
+                return self._complete(line, welcome, deadline)
             except LineLost as lost:  # the seed may come back: knock again
-                line.close("knocking again")
                 _log.info("%s; knocking again", lost)
-            except BaseException:
-                line.close("giving up")
-                raise
+
+    def rejoin(self, place: Place) -> Joined:
+        """One attempt to be known again to a seed that was gone. As `join`, or why it came to nothing: an OSError."""
+        deadline = time.monotonic() + self._timeout
+        line, welcome = self._attempt("candidate", lambda proof: self._apply(proof, place), deadline)
+        return self._complete(line, welcome, deadline)
 
     def enter(self, role: Role, ask: Ask) -> tuple[JoinLine, Welcome]:
         """Knock until the seed has said welcome, and take the certificate it gives. Errors as for `join`."""
@@ -84,23 +88,26 @@ class Worker:
     def _enter(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
         cause: Exception | None = None
         while self.attempts == 0 or time.monotonic() < deadline:
-            time.sleep(self._pause(deadline))
-            self.attempts += 1
+            self._node.recall.pause(self._pause(deadline))
             try:
-                return self._knock(role, ask, min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
-            except RefusedBySeed as refused:
-                raise JoinRefused(reason=refused.reason, address=", ".join(self._invitation.addresses)) from refused
-            except Impostor as impostor:
-                raise self._unreachable(impostor) from impostor
-            except ConnectRefused as failed:
-                if failed.verification:
-                    raise self._unreachable(failed) from failed
-                cause = failed
-            except TimeoutError as failed:
-                cause = cause or failed  # the last attempt runs out of time, and knows less than the one before
-            except LineLost as failed:
+                return self._attempt(role, ask, min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
+            except (ConnectRefused, TimeoutError, LineLost) as failed:
                 cause = failed
         raise self._unreachable(cause) from cause
+
+    def _attempt(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
+        """What another attempt would not change is raised as the user reads it; the rest is an OSError."""
+        self.attempts += 1
+        try:
+            return self._knock(role, ask, deadline)
+        except RefusedBySeed as refused:
+            raise JoinRefused(reason=refused.reason, address=", ".join(self._invitation.addresses)) from refused
+        except Impostor as impostor:
+            raise self._unreachable(impostor) from impostor
+        except ConnectRefused as failed:
+            if failed.verification:
+                raise self._unreachable(failed) from failed
+            raise
 
     def _pause(self, deadline: float) -> float:
         return min(pause_before(self.attempts, self._random), max(0.0, deadline - time.monotonic()))
@@ -116,9 +123,10 @@ class Worker:
         expected = Expected(UNKNOWN_NODE, invitation.fingerprint, anonymous=True)
         line = JoinLine(node.dialer.dial(self._addresses(), expected, deadline))
         try:
-            proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
-            line.send(ask(proof))
-            welcome = line.expect(Welcome, deadline)
+            with node.recall.waking(line.interrupt):
+                proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
+                line.send(ask(proof))
+                welcome = line.expect(Welcome, deadline)
             self._take_certificate(welcome)
         except BaseException:
             line.close("giving up")
@@ -144,9 +152,20 @@ class Worker:
         )
 
     def _take_certificate(self, welcome: Welcome) -> None:
-        certificate = x509.load_pem_x509_certificate(welcome.certificate)
-        credentials = make_credentials(self._node.id, welcome.cluster, self._node.key, certificate)
-        self._node.certify(credentials, Trust(welcome.authority))
+        try:
+            certificate = x509.load_pem_x509_certificate(welcome.certificate)
+            credentials = make_credentials(self._node.id, welcome.cluster, self._node.key, certificate)
+            self._node.certify(credentials, Trust(welcome.authority))
+        except ValueError as error:
+            raise LineLost(f"the certificate that the seed gave cannot be used: {error}") from error
+
+    def _complete(self, line: JoinLine, welcome: Welcome, deadline: float) -> Joined:
+        try:
+            with self._node.recall.waking(line.interrupt):
+                return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE))
+        except BaseException:
+            line.close("giving up")
+            raise
 
     def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float) -> Membership:
         try:

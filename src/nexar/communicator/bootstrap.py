@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
+from nexar.cluster.join_line import JoinLine
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.standing import Standing
@@ -56,10 +57,10 @@ def bootstrap(
 
 
 def _stand(node: Node, invitation: Invitation, place: Place, joined: Joined, config: Config) -> Standing:
-    def knock() -> Joined:
-        return Worker(node, invitation, timeout=config.join_auth_timeout).join(place)
+    def knock() -> JoinLine:
+        return Worker(node, invitation, timeout=config.join_auth_timeout).rejoin(place).line
 
-    return Standing(node, joined.line, joined.welcome, lambda: knock().line)
+    return Standing(node, joined.line, joined.welcome, knock)
 
 
 def _check_size(joined: Joined, size: int | None) -> None:

@@ -1,0 +1,233 @@
+"""The line to the seed is kept, and the certificate renewed, without anybody waiting for it."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from nexar.cluster.join_line import JoinLine
+from nexar.cluster.recall import Recalled
+from nexar.cluster.standing import Standing
+from nexar.errors import JoinRefused
+from nexar.security.authority import Authority
+from nexar.security.request import make_request
+from nexar.transport.base import ConnectRefused
+from nexar.wire.joining import JoinMessage, Leave, Refused, Renew, Renewed, Welcome
+from tests.ranks import PATIENCE
+from tests.unit.cluster.fake_carrier import as_carrier
+from tests.unit.cluster.seed_side import AtOnce, FakeNode, SeedSide, as_node, certificate_for
+
+
+class Line(SeedSide):
+    """A line on which everybody has been proven already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hello = object()  # type: ignore[assignment]
+
+
+class Certified(FakeNode):
+    """Says when it shows another certificate."""
+
+    def __init__(self) -> None:
+        super().__init__(Line)
+        self.news: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def certify(self, credentials: Any, trust: Any) -> None:
+        super().certify(credentials, trust)
+        self.news.put(credentials.certificate_chain)
+
+
+class Scene:
+    """A node in good standing; `again` is what comes of knocking once more."""
+
+    def __init__(self) -> None:
+        self.authority = Authority.create("ours")
+        self.node = Certified()
+        self.seed = Line()
+        self.knocks = 0
+        self.knocked = threading.Event()
+        self.again: Callable[[], Line] = self.nobody
+        self._made: list[Standing] = []
+
+    def certificate(self, seconds: float) -> bytes:
+        return certificate_for(self.authority, make_request(self.node.id, self.node.key), self.node.id, seconds)
+
+    def stand(self, seconds: float = 3600.0, random: Random | None = None) -> Standing:
+        authority = self.authority
+        welcome = Welcome(authority.cluster, self.certificate(seconds), authority.certificate_pem, "10.0.0.9:9", 1)
+        line = JoinLine(as_carrier(self.seed))
+        self._made.append(Standing(as_node(self.node), line, welcome, self._knock, random or AtOnce()))
+        return self._made[-1]
+
+    def _knock(self) -> JoinLine:
+        self.knocks += 1
+        try:
+            return JoinLine(as_carrier(self.again()))
+        finally:
+            self.knocked.set()
+
+    @staticmethod
+    def nobody() -> Line:
+        raise ConnectRefused("seed:1", "nobody listens")
+
+    def close(self) -> None:
+        for standing in self._made:
+            standing.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.close()
+
+
+def hear(line: Line, kind: type[JoinMessage]) -> JoinMessage:
+    message = line.hear()
+    assert isinstance(message, kind), message
+    return message
+
+
+# ---------------------------------------------------------------- renewing
+
+
+def test_a_certificate_is_renewed_before_it_expires(scene: Scene) -> None:
+    scene.stand(seconds=1.0)
+    request = hear(scene.seed, Renew)
+    assert isinstance(request, Renew)
+    renewed = certificate_for(scene.authority, request.request, scene.node.id)
+    scene.seed.say_message(Renewed(renewed))
+    assert scene.node.news.get(timeout=PATIENCE).startswith(renewed)
+
+
+def test_it_is_renewed_again_and_again(scene: Scene) -> None:
+    scene.stand(seconds=0.5)
+    for _ in range(3):
+        hear(scene.seed, Renew)
+        renewed = scene.certificate(0.5)
+        scene.seed.say_message(Renewed(renewed))
+        assert scene.node.news.get(timeout=PATIENCE).startswith(renewed)
+
+
+def test_other_words_of_the_seed_disturb_nobody(scene: Scene) -> None:
+    scene.stand(seconds=1.0)
+    scene.seed.say_message(Leave("nothing"))
+    hear(scene.seed, Renew)
+
+
+def test_a_certificate_that_is_none_costs_the_line_and_nothing_else(scene: Scene) -> None:
+    new = Line()
+    scene.again = lambda: new
+    scene.stand(seconds=1.0)
+    hear(scene.seed, Renew)
+    scene.seed.say_message(Renewed(b"-----BEGIN CERTIFICATE-----"))
+    hear(new, Renew)
+    assert scene.node.certified == []
+
+
+def test_a_seed_that_does_not_answer_is_knocked_at_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.cluster.standing._PATIENCE", 0.05)
+    new = Line()
+    scene.again = lambda: new
+    scene.stand(seconds=1.0)
+    hear(scene.seed, Renew)
+    hear(new, Renew)
+    assert scene.seed.aborted is not None
+
+
+# ---------------------------------------------------------------- a seed that is gone
+
+
+@pytest.mark.parametrize("end", [SeedSide.lose, SeedSide.half_close, lambda seed: seed.say_message(Refused("you?"))])
+def test_a_line_that_ended_is_opened_anew_and_left_politely_at_the_end(
+    scene: Scene, end: Callable[[SeedSide], None]
+) -> None:
+    new = Line()
+    scene.again = lambda: new
+    standing = scene.stand()
+    end(scene.seed)
+    assert scene.knocked.wait(PATIENCE)
+    standing.close("done")
+    assert (new.sent, new.finished) == ([Leave("done")], True)
+    assert Leave("done") not in scene.seed.sent
+
+
+def test_a_seed_that_is_gone_is_knocked_at_until_it_is_back(scene: Scene) -> None:
+    new, tries = Line(), iter(range(3))
+
+    def again() -> Line:
+        return new if next(tries, None) is None else scene.nobody()
+
+    scene.again = again
+    scene.stand(seconds=1.5)
+    scene.seed.lose()
+    hear(new, Renew)  # the new line serves
+    assert scene.knocks == 4
+
+
+def test_pauses_between_knocks_grow_up_to_a_bound(scene: Scene) -> None:
+    bounds: list[float] = []
+    enough = threading.Event()
+
+    class Recording(AtOnce):
+        def uniform(self, a: float, b: float) -> float:
+            bounds.append(b)
+            if len(bounds) >= 8:
+                enough.set()
+            return 0.001
+
+    scene.stand(random=Recording())
+    scene.seed.lose()
+    assert enough.wait(PATIENCE)
+    assert bounds[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_who_is_refused_when_it_knocks_again_knocks_no_more(scene: Scene) -> None:
+    def refuse() -> Line:
+        raise JoinRefused(reason="another cluster has formed", address="seed:1")
+
+    scene.again = refuse
+    standing = scene.stand()
+    scene.seed.lose()
+    assert scene.knocked.wait(PATIENCE)
+    standing._thread.join(PATIENCE)
+    assert not standing._thread.is_alive()
+    assert scene.knocks == 1
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_closing_tells_the_seed_and_ends_the_thread(scene: Scene) -> None:
+    standing = scene.stand()
+    standing.close("bye")
+    standing.close("bye")
+    assert (scene.seed.sent, scene.seed.finished) == ([Leave("bye")], True)
+    assert not standing._thread.is_alive()
+
+
+def test_closing_while_the_seed_is_gone_is_prompt(scene: Scene) -> None:
+    standing = scene.stand(random=Random(1))
+    scene.seed.lose()
+    standing.close()
+    assert not standing._thread.is_alive()
+
+
+def test_closing_while_somebody_knocks_calls_it_back(scene: Scene) -> None:
+    def knocking() -> Line:
+        scene.knocked.set()
+        scene.node.recall.pause(PATIENCE)
+        raise AssertionError("it was not called back")
+
+    scene.again = knocking
+    standing = scene.stand()
+    scene.seed.lose()
+    assert scene.knocked.wait(PATIENCE)
+    standing.close()
+    assert not standing._thread.is_alive()
+    with pytest.raises(Recalled):
+        scene.node.recall.pause(0)

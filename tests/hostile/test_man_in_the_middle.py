@@ -1,0 +1,140 @@
+"""Somebody who ends the encryption between worker and seed: the worker goes no further, and nothing that passed lets
+anybody in.
+"""
+
+import base64
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from nexar.cluster.seed import Seed
+from nexar.communicator.bootstrap import bootstrap
+from nexar.config import Config
+from nexar.errors import SeedUnreachable
+from nexar.security.invitation import Invitation, invitation_from_token
+from nexar.security.join_ticket import format_ticket, parse_ticket
+from nexar.wire.handshake import decode_hello
+from nexar.wire.joining import MAX_JOIN_BYTES, Challenge, Refused, decode_join
+from tests.cluster.guests import PATIENCE, knocking, wait_for_event
+from tests.hostile.middle import Middle, between
+from tests.hostile.strangers import connect_tls
+from tests.processes.scale import measured, schemes
+
+TOKEN = "a-token-that-nobody-else-could-guess-4711"
+AT_ONCE = 5.0
+"""Seconds. The worker has a minute; it must not need it to see that something is wrong."""
+
+
+@pytest.fixture
+def seed() -> Iterator[Seed]:
+    with Seed("127.0.0.1:0", 1, cluster_token=TOKEN) as made:
+        yield made
+
+
+def knock(invitation: Invitation, scheme: str) -> tuple[SeedUnreachable, float]:
+    """What a worker with this invitation raises, and after how many seconds."""
+    begin = time.monotonic()
+    with pytest.raises(SeedUnreachable) as raised:
+        bootstrap(Config(transports=(scheme,)), invitation)
+    return raised.value, time.monotonic() - begin
+
+
+def by_token(middle: Middle) -> Invitation:
+    return invitation_from_token(TOKEN, [middle.address])
+
+
+def by_ticket(seed: Seed, middle: Middle) -> Invitation:
+    known = parse_ticket(seed.ticket)
+    return parse_ticket(format_ticket(Invitation((middle.address,), known.secret, known.fingerprint)))
+
+
+def forms_of(secret: bytes) -> list[bytes]:
+    """The secret as it might show."""
+    return [secret, secret.hex().encode(), base64.b64encode(secret)[:-2], base64.b32encode(secret)[:-4], TOKEN.encode()]
+
+
+def the_honest_one_gets_in(seed: Seed, scheme: str) -> None:
+    with bootstrap(Config(transports=(scheme,)), parse_ticket(seed.ticket)) as comm:
+        assert comm.size == 1
+
+
+@schemes("quic", "tls")
+def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
+    seed: Seed, scheme: str, record_property: object
+) -> None:
+    with between(scheme, seed.address) as middle:
+        error, seconds = knock(by_token(middle), scheme)
+    assert "cannot prove that it knows the secret" in error.cause
+    assert "stands between" in error.cause
+    assert seconds < AT_ONCE
+    measured(record_property, refused_after_s=round(seconds, 2))  # type: ignore[arg-type]
+    said = middle.control_bodies("worker")
+    assert len(said) == 1  # a hello, and nothing that depends on the secret
+    assert decode_hello(said[0]).role == "candidate"
+    for seen in middle.saw.values():
+        assert not any(form in seen for form in forms_of(by_token(middle).secret))
+    the_honest_one_gets_in(seed, scheme)
+
+
+@schemes("quic", "tls")
+def test_a_worker_with_a_ticket_sees_another_key(seed: Seed, scheme: str, record_property: object) -> None:
+    with between(scheme, seed.address) as middle:
+        error, seconds = knock(by_ticket(seed, middle), scheme)
+    assert "key" in error.cause
+    assert "the seed with the key in the ticket" in error.cause
+    assert seconds < AT_ONCE
+    measured(record_property, refused_after_s=round(seconds, 2))  # type: ignore[arg-type]
+    assert not middle.control_bodies("worker")  # not even a hello
+    the_honest_one_gets_in(seed, scheme)
+
+
+@schemes("quic", "tls")
+def test_nothing_that_passed_lets_anybody_in(seed: Seed, scheme: str) -> None:
+    with between(scheme, seed.address) as middle, knocking(scheme) as knocker:
+        knock(by_token(middle), scheme)
+        hello = decode_hello(middle.control_bodies("worker")[0])
+        (passed,) = [decode_join(body, MAX_JOIN_BYTES) for body in middle.control_bodies("seed")]
+        assert isinstance(passed, Challenge)
+        for proof in (passed.proof, passed.proof[::-1], passed.nonce):  # the only things that were ever made of it
+            line = knocker.knock(seed, hello.node)
+            line.nonce = hello.nonce
+            line.hello()
+            line.hear(Challenge)
+            line.send(line.application(proof))
+            assert "does not open" in line.hear(Refused).reason
+        wait_for_event(seed, "refused", "does not open", 3)
+    assert seed.membership is None
+    the_honest_one_gets_in(seed, scheme)
+
+
+def test_the_recorded_bytes_said_again_lead_to_another_challenge_and_no_further(seed: Seed) -> None:
+    """As they were, on connections like those they were said on."""
+    with between("tls", seed.address) as middle:
+        knock(by_token(middle), "tls")
+    (old,) = [decode_join(body, MAX_JOIN_BYTES) for body in middle.control_bodies("seed")]
+    heard = bytearray()
+    with ExitStack() as stack:
+        lines = [stack.enter_context(connect_tls(place(seed))) for _ in middle.said_by("worker")]
+        for line, said in zip(lines, middle.said_by("worker"), strict=True):
+            line.sendall(said)
+        deadline = time.monotonic() + PATIENCE
+        while b"challenge" not in heard:
+            assert time.monotonic() < deadline
+            for line in lines:
+                line.settimeout(0.05)
+                try:
+                    heard += line.recv(1 << 12)
+                except TimeoutError:
+                    continue
+    assert isinstance(old, Challenge)
+    assert old.nonce not in heard
+    assert old.proof not in heard
+    assert seed.membership is None
+    the_honest_one_gets_in(seed, "tls")
+
+
+def place(seed: Seed) -> tuple[str, int]:
+    host, _, port = seed.address.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,302 @@
+"""Links between members, on memory and in all weathers."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nexar.cluster.membership import Membership
+from nexar.cluster.mesh import Mesh
+from nexar.errors import PeerLost, UsageError
+from nexar.links.link import Link
+from nexar.testing.faults import Cut, Delay, DoubleDial, RefuseDial, SilentDial, Stall
+from nexar.wire.messages import Introduce
+from tests.ranks import PATIENCE, on_every
+from tests.unit.cluster.memory_mesh import Meshes, eventually, member_of, soon
+
+LOW, HIGH = 0, 1
+SHORT = 0.1
+
+
+@pytest.fixture
+def pair() -> Iterator[Meshes]:
+    made = Meshes(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", SHORT)
+
+
+def both(pair: Meshes, timeout: float = PATIENCE) -> None:
+    """Each opens its link to the other."""
+    links = on_every([LOW, HIGH], lambda rank: pair.link(rank, 1 - rank, timeout))
+    assert links == [pair.meshes[LOW].links()[HIGH], pair.meshes[HIGH].links()[LOW]]
+    eventually(lambda: pair.linked(LOW, HIGH), "one link")
+
+
+# ---------------------------------------------------------------- one dials
+
+
+@pytest.mark.parametrize("rank", [LOW, HIGH])
+def test_a_link_is_opened_when_it_is_first_wanted_and_stays(pair: Meshes, rank: int) -> None:
+    assert pair.meshes[rank].links() == {}
+    link = pair.link(rank, 1 - rank)
+    assert pair.link(rank, 1 - rank) is link
+    eventually(lambda: pair.linked(LOW, HIGH), "a link at both ends")
+    assert pair.link(1 - rank, rank).peer == pair.nodes[rank].id
+
+
+def test_many_threads_that_want_it_at_once_get_one_link(pair: Meshes) -> None:
+    links = on_every([LOW] * 8, lambda rank: pair.link(rank, HIGH))
+    assert len(set(map(id, links))) == 1
+    assert pair.linked(LOW, HIGH) or eventually(lambda: pair.linked(LOW, HIGH), "a link") is None
+
+
+def test_a_dial_that_is_heard_of_twice_makes_one_link(pair: Meshes) -> None:
+    pair.faults.add(DoubleDial())
+    both(pair)
+
+
+def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(pair: Meshes) -> None:
+    pair.faults.add(SilentDial())
+    begin = time.monotonic()
+
+    def fails(rank: int) -> str:
+        with pytest.raises(PeerLost) as raised:
+            pair.link(rank, HIGH, 0.3)
+        return raised.value.cause
+
+    assert len(set(on_every([LOW] * 4, fails))) == 1
+    assert time.monotonic() - begin < PATIENCE / 2
+
+
+def test_where_nobody_can_be_reached_the_error_says_who_where_and_why(pair: Meshes) -> None:
+    pair.faults.add(RefuseDial())
+    with pytest.raises(PeerLost, match="the network refuses") as raised:
+        pair.link(LOW, HIGH)
+    assert (raised.value.rank, raised.value.node) == (HIGH, pair.nodes[HIGH].id)
+    assert raised.value.address == pair.nodes[HIGH].addresses()["memory"][0]
+    pair.faults.clear()
+    both(pair)  # what could not be opened then can be opened now
+
+
+def test_a_peer_that_never_answers_costs_no_more_than_the_deadline(pair: Meshes) -> None:
+    pair.faults.add(pair.on_way(Stall, HIGH, LOW))
+    with pytest.raises(PeerLost, match="did not answer"):
+        pair.link(LOW, HIGH, SHORT)
+
+
+def test_a_connection_that_breaks_at_once_is_a_failure_at_once(pair: Meshes) -> None:
+    pair.faults.add(pair.on_way(Cut, LOW, HIGH))
+    with pytest.raises(PeerLost, match="broke at once"):
+        pair.link(LOW, HIGH)
+
+
+# ---------------------------------------------------------------- both dial
+
+
+def test_two_that_dial_each_other_again_and_again_keep_one_connection() -> None:
+    for _ in range(20):
+        pair = Meshes(2)
+        try:
+            both(pair)
+        finally:
+            pair.close()
+
+
+@pytest.mark.parametrize("slow", [LOW, HIGH])
+def test_two_that_dial_each_other_while_one_way_is_slow_keep_one_connection(pair: Meshes, slow: int) -> None:
+    pair.faults.add(Delay(0.05, source=pair.nodes[slow].id))
+    both(pair)
+
+
+@pytest.mark.parametrize("blocked", [LOW, HIGH])
+@pytest.mark.parametrize("fault", [RefuseDial, SilentDial])
+def test_where_one_direction_is_blocked_the_other_is_used(
+    pair: Meshes, blocked: int, fault: Callable[..., RefuseDial | SilentDial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", SHORT)
+    pair.faults.add(pair.on_way(fault, blocked, 1 - blocked))
+    on_every(pair.meshes, lambda mesh: mesh.open_all(soon()))
+    eventually(lambda: pair.linked(LOW, HIGH), "a link")
+
+
+def test_when_the_lower_ones_dial_fails_while_the_others_waits_that_one_is_used(
+    pair: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", 0.3)
+    pair.faults.add(pair.on_way(SilentDial, LOW, HIGH))
+    both(pair)
+
+
+def test_who_was_welcomed_and_falls_silent_does_not_stop_the_other_for_good(
+    pair: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", SHORT)
+    stall = pair.on_way(Stall, HIGH, LOW)  # what the higher says does not arrive: its welcome, its introduction
+    pair.faults.add(stall)
+    with pytest.raises(PeerLost):
+        pair.link(LOW, HIGH)
+    pair.faults.clear()
+    both(pair)
+
+
+# ---------------------------------------------------------------- who is let in
+
+
+def test_connections_that_come_before_the_membership_is_known_are_answered_then() -> None:
+    pair = Meshes(2, adopt=False)
+    try:
+        pair.meshes[LOW].adopt(pair.membership)
+        timer = threading.Timer(0.05, pair.meshes[HIGH].adopt, (pair.membership,))
+        timer.start()
+        pair.link(LOW, HIGH)
+        timer.join()
+        eventually(lambda: pair.linked(LOW, HIGH), "a link")
+    finally:
+        pair.close()
+
+
+def test_a_node_that_is_not_in_the_membership_is_refused() -> None:
+    world = Meshes(3, adopt=False)
+    try:
+        without = Membership("ours", 1, world.membership.members[:2])
+        for rank in (0, 1):
+            world.meshes[rank].adopt(without)
+        world.meshes[2].adopt(world.membership)
+        with pytest.raises(PeerLost):
+            world.link(2, 0)
+        eventually(lambda: any("not in the membership" in reason for reason in world.refused), "a refusal")
+        assert world.meshes[0].links() == {}
+        with pytest.raises(UsageError, match="not in the membership"):
+            world.meshes[2].adopt(without)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("introduce", "words"), [(Introduce(rank=7, epoch=1), "rank 7"), (Introduce(rank=0, epoch=9), "epoch 9")]
+)
+def test_who_claims_another_place_is_declined_with_both(
+    pair: Meshes, introduce: Introduce, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.cluster.mesh.Introduce", lambda **_: introduce)
+    with pytest.raises(PeerLost, match=words):
+        pair.link(LOW, HIGH)
+    assert "rank 0 at epoch 1" in pair.refused[0]
+
+
+def test_who_answers_from_another_place_is_left(pair: Meshes) -> None:
+    members = pair.membership.members
+    pair.meshes[LOW].adopt(Membership("ours", 1, (members[0], member_of(pair.nodes[0], node_id=5), members[1])))
+    with pytest.raises(PeerLost, match="claims rank 1 at epoch 1, and should have rank 2"):
+        pair.link(LOW, 2)
+
+
+def test_before_the_membership_is_known_there_are_no_links() -> None:
+    lonely = Meshes(1, adopt=False)
+    try:
+        for ask in (lambda: lonely.link(0, 0), lambda: lonely.meshes[0].open_all(soon()), lonely.meshes[0].links):
+            with pytest.raises(UsageError, match="does not know its membership"):
+                ask()
+    finally:
+        lonely.close()
+
+
+# ---------------------------------------------------------------- all at once
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 12])
+def test_every_link_of_a_small_world_is_opened_at_once(size: int) -> None:
+    world = Meshes(size)
+    try:
+        on_every(world.meshes, lambda mesh: mesh.open_all(soon()))
+        for rank, mesh in enumerate(world.meshes):
+            assert sorted(mesh.links()) == [other for other in range(size) if other != rank]
+        assert all(world.linked(one, other) for one in range(size) for other in range(one))
+    finally:
+        world.close()
+
+
+def test_a_link_that_cannot_be_opened_is_reported_by_both_ends_and_the_others_are_open() -> None:
+    world = Meshes(3)
+    try:
+        blocked = [world.on_way(RefuseDial, one, other) for one, other in ((1, 2), (2, 1))]
+        world.faults.add(*blocked)
+
+        def opens(mesh: Mesh) -> int | None:
+            try:
+                mesh.open_all(soon())
+            except PeerLost as lost:
+                return lost.rank
+            return None
+
+        assert on_every(world.meshes, opens) == [None, 2, 1]
+        assert world.linked(0, 1)
+        assert world.linked(0, 2)
+    finally:
+        world.close()
+
+
+# ---------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("fault", [SilentDial(), Stall()], ids=["connecting", "introducing"])
+def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial | Stall) -> None:
+    pair.faults.add(fault)
+    raised: list[BaseException] = []
+
+    def dial() -> None:
+        try:
+            pair.link(LOW, HIGH, 600)
+        except (UsageError, PeerLost) as error:
+            raised.append(error)
+
+    dialing = threading.Thread(target=dial)
+    dialing.start()
+    eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._pairs.values()), "a dial")
+    pair.meshes[LOW].close()
+    dialing.join(PATIENCE)
+    assert not dialing.is_alive()
+    assert isinstance(raised[0], UsageError)
+
+
+def test_ctrl_c_ends_a_dial_and_the_next_one_works(pair: Meshes) -> None:
+    pair.faults.add(SilentDial())
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pair.link(LOW, HIGH, 600)
+    pair.faults.clear()
+    both(pair)
+
+
+def test_a_dial_that_comes_while_the_other_closes_is_refused_and_harms_nobody(pair: Meshes) -> None:
+    pair.meshes[HIGH].close()
+    with pytest.raises(PeerLost):
+        pair.link(LOW, HIGH)
+    pair.meshes[HIGH].close()
+    with pytest.raises(UsageError, match="closed"):
+        pair.link(HIGH, LOW)
+
+
+def test_closing_tells_the_others(pair: Meshes) -> None:
+    both(pair)
+    pair.meshes[LOW].close()
+    link: Link = pair.meshes[HIGH].links()[LOW]
+    eventually(lambda: link.failure is not None, "the news")
+    assert isinstance(link.failure, PeerLost)
+
+
+def test_who_dials_although_its_link_was_lost_is_told_so(pair: Meshes) -> None:
+    both(pair)
+    pair.meshes[HIGH].links()[LOW].abort("broken")
+    eventually(lambda: pair.meshes[LOW].links()[HIGH].failure is not None, "the loss")
+    pair.meshes[HIGH]._pairs.clear()  # as if it had never been open there
+    with pytest.raises(PeerLost, match="link between us was lost"):
+        pair.link(HIGH, LOW)

@@ -91,7 +91,9 @@ class Worker:
             self._node.recall.pause(self._pause(deadline))
             try:
                 return self._attempt(role, ask, min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
-            except (ConnectRefused, TimeoutError, LineLost) as failed:
+            except TimeoutError as failed:
+                cause = cause or failed  # the last attempt has little time: the one before knew more
+            except (ConnectRefused, LineLost) as failed:
                 cause = failed
         raise self._unreachable(cause) from cause
 

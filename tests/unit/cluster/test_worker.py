@@ -127,6 +127,13 @@ def test_a_seed_that_never_comes_is_reported_with_all_that_was_tried() -> None:
     assert "nobody listens" in raised.value.cause
 
 
+def test_an_attempt_that_ran_out_of_time_does_not_hide_why_the_one_before_it_failed() -> None:
+    node = FakeNode(refused(), raising(TimeoutError("no answer")))
+    with pytest.raises(SeedUnreachable) as raised:
+        join(node, SHORT)
+    assert "nobody listens" in raised.value.cause
+
+
 def test_pauses_grow_with_the_attempts_and_never_go_beyond_the_deadline() -> None:
     node = FakeNode(refused())
     worker = Worker(as_node(node), INVITATION, timeout=0.5)

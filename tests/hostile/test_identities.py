@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from nexar.cluster.arrivals import MAX_OF_ONE_NODE
 from nexar.cluster.introduction import say
 from nexar.cluster.membership import Member, Membership
 from nexar.errors import PeerLost
@@ -263,24 +264,48 @@ def test_who_never_answers_costs_no_more_than_the_deadline(stack: ExitStack, sch
     eventually(lambda: answerer.heard[0].over, "the end of the connection")
 
 
+TOO_MANY = 4
+"""More than a node may have on their way to becoming a link."""
+
+
+def dial_too_often(liar: Party, honest: Party) -> list[Listening]:
+    """As often as it may, and a little more; until the oldest have gone for the newest."""
+    silent = [Listening(liar.dial(honest)) for _ in range(MAX_OF_ONE_NODE + TOO_MANY)]
+    eventually(lambda: sum(each.over is not None for each in silent) == TOO_MANY, "the end of the oldest")
+    return silent
+
+
 @schemes("quic", "tls")
-def test_a_member_that_dials_and_says_nothing_holds_a_few_connections_and_keeps_nobody_out(
+def test_a_member_that_dials_and_says_nothing_holds_some_connections_and_keeps_nobody_out(
     stack: ExitStack, scheme: str
 ) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
-    silent = [Listening(liar.dial(honest)) for _ in range(12)]
-    eventually(lambda: sum(each.over is not None for each in silent) >= 8, "the end of the oldest")
-    assert all("too often" in reason for reason in honest.refused)
+    dial_too_often(liar, honest)
+    assert honest.refused == ["it has dialed too often without becoming a link"] * TOO_MANY
     liar.mesh.adopt(two(honest.member(), liar.member()))
     assert liar.mesh.link(HONEST, soon()).schemes == (scheme,)
+
+
+@schemes("quic", "tls")
+def test_a_member_that_introduces_itself_and_never_goes_on_is_remembered_a_few_times(
+    stack: ExitStack, scheme: str
+) -> None:
+    honest, liar, _ = stand_opposite(stack, scheme, genuine)
+    for _ in range(MAX_OF_ONE_NODE + TOO_MANY):
+        carrier = liar.dial(honest)
+        heard = Listening(carrier)
+        say(carrier, Introduce(rank=OTHER, epoch=1))
+        eventually(lambda heard=heard: heard.frames, "the answer")  # type: ignore[misc]
+    (pair,) = honest.mesh._pairs.values()
+    assert len(pair.state.waiting) == MAX_OF_ONE_NODE
+    assert no_link(honest)
 
 
 @schemes("quic", "tls")
 def test_certified_nodes_that_come_before_the_membership_is_known_are_few(stack: ExitStack, scheme: str) -> None:
     honest = stack.enter_context(opened(scheme, OURS))
     eager = stack.enter_context(opened(scheme, OURS))
-    early = [Listening(eager.dial(honest)) for _ in range(12)]
-    eventually(lambda: sum(each.over is not None for each in early) >= 8, "the end of the oldest")
+    dial_too_often(eager, honest)
     honest.mesh.adopt(two(honest.member(), eager.member()))
     eager.mesh.adopt(two(honest.member(), eager.member()))
     assert eager.mesh.link(HONEST, soon()).schemes == (scheme,)

@@ -178,10 +178,20 @@ class Mesh:
             carrier.abort(_CLOSED)
             return
         if displaced is not None:
-            self.candidate_refused(displaced.peer.address, "it has dialed too often without becoming a link")
-            displaced.abort(_TOO_MANY)
+            self._displace(displaced)
         if membership is not None:
             self._receive(carrier, membership)
+
+    def _displace(self, carrier: Carrier) -> None:
+        """It has to go for another one. Its sink hears nothing of that, so whoever counts on it is told here."""
+        with self._changed:
+            pair = self._pairs.get(carrier.peer.node)
+            if pair is not None:
+                for dialer in [each for each in pair.state.waiting if each.carrier is carrier]:
+                    pair.state.ended(dialer)
+                self._changed.notify_all()
+        self.candidate_refused(carrier.peer.address, "it has dialed too often without becoming a link")
+        carrier.abort(_TOO_MANY)
 
     def candidate_refused(self, address: str, reason: str) -> None:
         """See Acceptor."""

@@ -68,6 +68,11 @@ class Pairing(Generic[Dialer]):
         """Whether something is under way that may open it."""
         return not self.open and (self._dialing or bool(self._welcomed))
 
+    @property
+    def waiting(self) -> list[Dialer]:
+        """The peer's dials that may still become the link, or are still to be answered."""
+        return [*self._welcomed, *self._held]
+
     def want(self) -> Turn:
         """Somebody wants the link."""
         if self.open:

@@ -217,3 +217,16 @@ def test_dials_that_are_given_up_at_any_moment_never_lead_to_two_links(data: st.
     low, high = world.sides
     assert len(low.links) == len(high.links) == 1
     assert low.links[0] is high.links[0]
+
+
+def test_dials_of_the_peer_are_waiting_until_they_end_or_are_the_link() -> None:
+    pairing: Pairing[str] = Pairing(lower=True)
+    pairing.want()
+    pairing.introduced("held")
+    assert pairing.waiting == ["held"]
+    pairing.dialed(opened=False, cause="no")
+    pairing.introduced("another")
+    assert pairing.waiting == ["held", "another"]
+    pairing.ended("another")
+    pairing.confirmed("held")
+    assert pairing.waiting == []

@@ -183,4 +183,12 @@ class GuestLine:
             raise _Nonsense("it asked for a new certificate before it was let in")
         if fingerprint(read_request(message.request, self.node)) != fingerprint(self._key):
             raise _Nonsense("it asked for a certificate for another key than the one it joined with")
+        if self._unread_bytes() > MAX_JOIN_BYTES:
+            raise _Nonsense("it asks for certificates and does not read the answers")
         self.send(Renewed(self._notary.certify(self.node, self._key)))
+
+    def _unread_bytes(self) -> int:
+        try:
+            return self._carrier.queued_bytes(Lane.CONTROL)
+        except CarrierLost:
+            return 0  # the loss is an event of its own

@@ -18,6 +18,8 @@ class FakeCarrier:
         self.admitted = False
         self.finished = False
         self.aborted: str | None = None
+        self.queued = 0
+        """Bytes that the other side has not taken."""
         self.lost = False
         """Verbs raise from now on."""
 
@@ -31,6 +33,10 @@ class FakeCarrier:
         assert not self.finished
         self._check()
         self.sent.append(decode_join(b"".join(body), MAX_JOIN_BYTES))
+
+    def queued_bytes(self, lane: Lane) -> int:
+        self._check()
+        return self.queued
 
     def finish(self) -> None:
         self._check()

@@ -11,7 +11,18 @@ from nexar.security.proof import make_nonce, prove
 from nexar.security.request import make_request
 from nexar.wire.frame import Kind
 from nexar.wire.handshake import Hello, encode_hello
-from nexar.wire.joining import Apply, Challenge, ChildDied, Leave, Refused, Renew, Renewed, Reserve, Welcome
+from nexar.wire.joining import (
+    MAX_JOIN_BYTES,
+    Apply,
+    Challenge,
+    ChildDied,
+    Leave,
+    Refused,
+    Renew,
+    Renewed,
+    Reserve,
+    Welcome,
+)
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
 SECRET = bytes(range(32))
@@ -102,6 +113,22 @@ def test_who_was_let_in_may_renew(scene: Scene) -> None:
     assert scene.carrier.admitted
     scene.carrier.say_message(Renew(REQUEST))
     assert isinstance(scene.carrier.sent[-1], Renewed)
+
+
+def test_who_renews_and_never_reads_is_thrown_out(scene: Scene) -> None:
+    scene.apply()
+    scene.line.admit()
+    scene.carrier.queued = MAX_JOIN_BYTES + 1
+    scene.carrier.say_message(Renew(REQUEST))
+    assert isinstance(said := scene.events[-1], events.BadMessage)
+    assert "does not read" in said.reason
+
+
+def test_who_renews_and_is_gone_costs_nothing(scene: Scene) -> None:
+    scene.apply()
+    scene.line.admit()
+    scene.carrier.lost = True
+    scene.carrier.say_message(Renew(REQUEST))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from nexar.types import UNKNOWN_NODE, NodeId, Rank, describe_peer, format_node, 
 from nexar.wire.handshake import Hello
 
 WRONG_SECRET: Final = "the ticket or token does not open this cluster"
+_MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted, the last ones
 _CROWDED: Final = "too many connections wait to authenticate; try again"
 _REPLACED: Final = "the node has come back on another connection"
 
@@ -301,7 +302,7 @@ class Admission:
             raise Refusal("it reported the end of a child, and is no launcher")
         if not self._is_child(guest.node, event.rank):
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
-        died = Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause)
+        died = Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause[-_MAX_CAUSE:])
         return [died] if self._formation is None else [died, *self._fail_without(event.rank, event.cause)]
 
     def _fail_without(self, rank: Rank, cause: str) -> list[Action]:

@@ -10,6 +10,7 @@ from typing import Final
 from nexar_quic import ConnectionLost, EndpointClosed, ForkedError, QuicError
 
 from nexar.transport.base import CarrierLost
+from nexar.transport.foreign_text import one_line
 
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)$")
 MAX_REASON_BYTES: Final = 512
@@ -100,4 +101,4 @@ def _reason(lost: ConnectionLost) -> str:
     if lost.kind != "peer_closed":
         return lost.reason or lost.kind
     told = _TOLD.get(lost.code or 0, "the peer closed the connection")  # type: ignore[call-overload]
-    return f"{told}: {lost.reason}" if lost.reason else str(told)
+    return f"{told}: {one_line(lost.reason)}" if lost.reason else str(told)

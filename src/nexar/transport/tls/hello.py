@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from nexar.transport.foreign_text import one_line
 from nexar.wire.frame import Frame, Kind, encode
 
 TOKEN_BYTES: Final = 16
@@ -64,7 +65,7 @@ def decode_hello(frame: Frame, body: bytes | memoryview) -> Hello:
     if frame.kind != Kind.HELLO or not _LAYOUT.size <= len(body) <= MAX_HELLO_BYTES:
         raise HelloError(f"the first frame is of kind {frame.kind} with {len(body)} bytes, not a hello")
     half, verdict, plain, token = _LAYOUT.unpack_from(body)
-    reason = bytes(body[_LAYOUT.size :]).decode(errors="replace")
+    reason = one_line(bytes(body[_LAYOUT.size :]).decode(errors="replace"))
     try:
         return Hello(Half(half), token, bool(plain), Verdict(verdict), reason)
     except ValueError as error:

@@ -200,3 +200,10 @@ def test_a_stranger_gets_a_few_streams_and_no_more(scene):
     for communicator in range(1, MAX_STREAMS_OF_A_STRANGER + 1):
         send(carrier, b"and more of this", communicator=communicator)
     assert "has not proven who it is" in condemned(scene, seed)
+
+
+def test_the_reason_of_a_close_writes_nothing_into_our_logs_but_itself(scene, victim, attacker):
+    attacker.close(2, "no\nWARNING all is well\x1b[2J")
+    sink = victim.door.sinks[0]
+    scene.drive(lambda: sink.lost)
+    assert sink.lost[0].reason == "the peer aborted: no WARNING all is well [2J"

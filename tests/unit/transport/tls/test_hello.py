@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexar.transport.foreign_text import one_line
 from nexar.transport.tls.hello import MAX_HELLO_BYTES, Half, Hello, HelloError, Verdict, decode_hello, encode_hello
 from nexar.wire.frame import HEADER_BYTES, Frame, Kind, decode
 
@@ -11,7 +12,7 @@ hellos = st.builds(
     token=st.binary(min_size=16, max_size=16),
     plain=st.booleans(),
     verdict=st.sampled_from(Verdict),
-    reason=st.text(max_size=60),
+    reason=st.text(max_size=60).map(one_line),
 )
 
 
@@ -29,6 +30,11 @@ def test_a_long_reason_is_cut_to_what_fits() -> None:
     frame = encode_hello(hello)
     assert len(frame) == HEADER_BYTES + MAX_HELLO_BYTES
     assert read(frame).reason.startswith("éééé")
+
+
+def test_a_reason_writes_nothing_into_our_logs_but_itself() -> None:
+    hello = Hello(Half.DATA, b"t" * 16, False, Verdict.REFUSED, "no\nWARNING all is well\x1b[2J")
+    assert read(encode_hello(hello)).reason == "no WARNING all is well [2J"
 
 
 @given(st.binary(max_size=MAX_HELLO_BYTES + 10))

@@ -1,0 +1,8 @@
+"""Text that somebody else wrote and that will stand in our errors and logs."""
+
+from __future__ import annotations
+
+
+def one_line(text: str) -> str:
+    """`text` with a space for whatever does not print: nobody writes a second line, or a colour, into our logs."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 _CLOSED: Final = "this node is closed"
 _TOO_MANY: Final = "you have dialed too often without becoming a link"
 _LOST: Final = "the link between us was lost"
-_LONGEST_DIAL: Final = 20.0
+_LONGEST_DIAL: Final = 10.0
+"""Seconds, of the lower node of two; the higher one's takes twice as long: it may have to wait for the end of the
+other's, which hangs where the network lets only one direction through."""
 _HEAD_START: Final = 3.0
 """Seconds that the lower rank has to open a link of a small world, before the higher one dials too; after a dial that
 failed, the lower one waits a little longer than that for the other's."""
@@ -154,7 +156,8 @@ class Mesh:
         dial = Dial(self._node, member, rank, pair.link, introduce)
         cause: str | None = "it was interrupted"
         try:
-            dial.run(min(deadline, time.monotonic() + _LONGEST_DIAL))
+            longest = _LONGEST_DIAL if self._node.id < member.node else 2 * _LONGEST_DIAL
+            dial.run(min(deadline, time.monotonic() + longest))
             cause = None
         except Superseded:
             cause = None

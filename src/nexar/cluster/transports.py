@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
@@ -14,6 +15,8 @@ from nexar.security.credentials import Credentials, Trust
 from nexar.transport.base import Acceptor, Sleeper, Transport
 from nexar.transport.registry import load
 from nexar.transport.sleep import PollSleeper
+
+_log = logging.getLogger(__name__)
 
 NETWORK: Final = ("quic", "tls")
 """Schemes that lead to other hosts, and to the seed."""
@@ -123,7 +126,8 @@ class _Opening:
         """A host without room for shared memory, or with a CPU that cannot, does without."""
         try:
             self._opened["shm"].listen("", self._acceptor)
-        except OSError:
+        except OSError as error:
+            _log.info("no shared memory, the network serves instead: %s", error)
             self._opened.pop("shm").close()
 
     def _close(self, sleeper: Sleeper) -> None:

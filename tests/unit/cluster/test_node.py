@@ -1,0 +1,135 @@
+"""One process in a cluster, before it knows anybody."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nexar.cluster.membership import Member
+from nexar.cluster.node import Node
+from nexar.cluster.recall import Recalled
+from nexar.config import Config
+from nexar.security.authority import Authority, make_credentials
+from nexar.security.credentials import Trust
+from nexar.security.identity import fingerprint
+from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
+from nexar.transport.memory import MemoryNetwork
+from nexar.wire.frame import Frame
+from tests.ranks import PATIENCE
+from tests.unit.cluster.memory_mesh import eventually
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+class Hall:
+    """Whoever is let in."""
+
+    def __init__(self) -> None:
+        self.came: list[Carrier] = []
+        self.refused: list[str] = []
+
+    def carrier_accepted(self, carrier: Carrier) -> None:
+        self.came.append(carrier)
+
+    def candidate_refused(self, address: str, reason: str) -> None:
+        self.refused.append(reason)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node(Config(transports=("shm", "tls"), bind="127.0.0.1", host_id="here")) as made:
+        yield made
+
+
+def certify(node: Node, authority: Authority) -> None:
+    certificate = authority.issue(node.id, node.key.public_key())
+    node.certify(make_credentials(node.id, "ours", node.key, certificate), Trust(authority.certificate_pem))
+
+
+def member(node: Node, host: str = "here") -> Member:
+    return Member(node.id, host, fingerprint(node.key.public_key()), node.addresses(), node.capabilities)
+
+
+def test_two_nodes_are_never_the_same() -> None:
+    network = MemoryNetwork()
+    with Node(Config(), network) as one, Node(Config(), network) as other:
+        assert one.id != other.id
+        assert fingerprint(one.key.public_key()) != fingerprint(other.key.public_key())
+        assert one.network_schemes == ("memory",)
+
+
+def test_it_says_what_it_can_and_where_it_is(node: Node) -> None:
+    assert node.capabilities == {"shm", "tls"}
+    assert node.network_schemes == ("tls",)
+    ((address,),) = node.addresses().values()
+    assert address.startswith("127.0.0.1:")
+    assert node.host == "here"
+
+
+def test_nobody_is_let_in_before_it_is_certified(node: Node) -> None:
+    authority = Authority.create("ours")
+    hall = Hall()
+    node.listen(hall)
+    with Node(Config(transports=("tls",), bind="127.0.0.1")) as other:
+        certify(other, authority)
+        with pytest.raises(ConnectRefused):
+            other.dialer.dial(node.addresses(), Expected(node.id), soon())
+        eventually(lambda: hall.refused, "a refusal")
+        certify(node, authority)
+        other.dialer.dial(other.ways_to(member(node)), Expected(node.id, member(node).fingerprint), soon())
+        eventually(lambda: hall.came, "a carrier")
+        assert hall.came[0].peer.node == other.id
+
+
+class Ending:
+    """A sink that waits for the end."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.over = threading.Event()
+        carrier.attach(self)
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        raise AssertionError("a word from a node that listens to nobody")
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        raise AssertionError("a payload from a node that listens to nobody")
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        self.over.set()
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        self.over.set()
+
+
+def test_who_comes_before_anybody_listens_is_sent_away() -> None:
+    network = MemoryNetwork()
+    with Node(Config(), network) as deaf, Node(Config(), network) as other:
+        dialed = Ending(other.dialer.dial(deaf.addresses(), Expected(deaf.id), soon()))
+        assert dialed.over.wait(PATIENCE)
+        deaf.candidate_refused("somewhere", "nobody is there to be told")
+
+
+def test_memory_is_shared_by_an_address_that_is_each_peers_own(node: Node) -> None:
+    one, other = node.memory_address_for(1), node.memory_address_for(2)
+    assert one
+    assert one != other
+    with Node(Config(transports=("tls",), bind="127.0.0.1")) as without:
+        assert without.memory_address_for(1) == ""
+        with pytest.raises(ConnectRefused, match="does without"):
+            without.connect_memory(one, node.id, soon())
+
+
+def test_closing_recalls_whoever_dials_and_can_be_repeated(node: Node) -> None:
+    node.close()
+    with pytest.raises(Recalled):
+        node.dialer.dial({"tls": ("127.0.0.1:1",)}, Expected(1), soon())
+    node.close()
+
+
+def test_ten_nodes_leave_nothing_behind() -> None:
+    for _ in range(10):
+        with Node(Config(bind="127.0.0.1")):
+            pass

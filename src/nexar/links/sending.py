@@ -77,7 +77,8 @@ class Sending:
         space, tag, dtype, sequence, step, operation, reduce_op, root, elements = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
-        body = len(extents) + length
+        whole = length <= self._eager_limit
+        body = len(extents) + length if whole else len(extents)  # an array may be longer than the field of a body
         line = self._line
         try:
             with self.lock:
@@ -93,7 +94,7 @@ class Sending:
                     flow.message += 1
                 self.messages += 1
                 self.bytes += length
-                whole = length <= self._eager_limit and not flow.waiting and flow.take_whole(HEADER_BYTES + body)
+                whole = whole and not flow.waiting and flow.take_whole(HEADER_BYTES + body)
                 if not whole:
                     send = self._post_large(flow, Send(self, Frame(*unpack_header(header)), extents, data))
             if not whole:

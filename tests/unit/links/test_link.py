@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import threading
 import time
 
@@ -89,6 +90,18 @@ def test_sends_that_waited_go_on_when_the_peer_allows_more_than_was_assumed(
     pair.left.router.outbox.flush()
     assert [receive(pair.right, 1)[0] for _ in sends] == [n % 251 for n in range(4000)]
     pair.left.wait(*sends)
+
+
+def test_an_array_of_more_than_4_gib_is_announced_with_its_length(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    with mmap.mmap(-1, 5 << 30) as nothing, memoryview(nothing) as data:  # pages nobody touches cost nothing
+        send = pair.to_right.post_send(0, data, about=TAG)
+        pair.to_right.post_send(0, memoryview(b"small"), about=About(space=Space.TAGGED, tag=8))
+        receive(pair.right, 1, tag=8)
+        message = pair.right.matching.probe(source=1, space=Space.TAGGED, tag=7)
+        assert message is not None
+        assert message.frame.length == 5 << 30
+        send.cancel()
 
 
 def test_a_send_that_nobody_receives_times_out_and_names_the_missing_receive(make_pair: MakePair) -> None:

@@ -1,0 +1,233 @@
+"""From an invitation to a communicator: a seed and its members in one process, over real sockets."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nexar.cluster.node import Node
+from nexar.cluster.seed import Seed
+from nexar.communicator.bootstrap import EAGER_WORLD, bootstrap
+from nexar.communicator.communicator import Communicator
+from nexar.config import Config
+from nexar.errors import FormationTimeout, JoinRefused, NexarError, SeedUnreachable, UsageError
+from nexar.security.credentials import Credentials, Trust
+from nexar.security.invitation import Invitation
+from nexar.security.join_ticket import parse_ticket
+from nexar.testing.availability import why_absent
+from tests.cluster.guests import PATIENCE, wait_for_event
+from tests.ranks import on_every
+
+HERE = "127.0.0.1:0"
+QUIC = pytest.param(("quic",), marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic"))))
+NETWORKS = [pytest.param(("tls",)), QUIC, pytest.param(("shm", "tls"))]
+
+
+def config(transports: tuple[str, ...] = ("tls",), **settings: object) -> Config:
+    return Config(transports=transports, bind="127.0.0.1", **settings)  # type: ignore[arg-type]
+
+
+class Cluster:
+    """A seed and as many members as it wants, each made by a thread of its own. Close it."""
+
+    def __init__(self, size: int, members: Config | None = None, **seed: object) -> None:
+        self.config = members or config()
+        self._undo = ExitStack()
+        transports = tuple(scheme for scheme in self.config.transports if scheme != "shm")
+        self.seed = Seed(HERE, size, transports=transports, **seed)  # type: ignore[arg-type]
+        self._undo.callback(lambda: self.seed.close())
+        self.invitation = parse_ticket(self.seed.ticket)
+        try:
+            made = on_every(range(size), lambda _: bootstrap(self.config, self.invitation))
+        except BaseException:
+            self._undo.close()
+            raise
+        for comm in made:
+            self._undo.callback(comm.close)
+        self.ranks = sorted(made, key=lambda comm: comm.rank)
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+@pytest.fixture
+def form() -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def forming(*args: object, **kwargs: object) -> Cluster:
+        made.append(Cluster(*args, **kwargs))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield forming
+    for cluster in made:
+        cluster.close()
+
+
+def everybody_talks(ranks: list[Communicator]) -> None:
+    def talk(comm: Communicator) -> list[int]:
+        comm.barrier()
+        for dest in range(comm.size):
+            comm.send(np.full(20_000, comm.rank), dest=dest, tag=3)
+        return [int(comm.recv(source=source, tag=3)[-1]) for source in range(comm.size)]
+
+    assert on_every(ranks, talk) == [list(range(len(ranks)))] * len(ranks)
+
+
+# ---------------------------------------------------------------- forming
+
+
+@pytest.mark.parametrize("transports", NETWORKS, ids="+".join)
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_world_forms_and_everybody_talks_to_everybody(
+    form: Callable[..., Cluster], transports: tuple[str, ...], size: int
+) -> None:
+    cluster = form(size, config(transports))
+    assert [comm.rank for comm in cluster.ranks] == list(range(size))
+    assert all(comm.membership == cluster.seed.membership for comm in cluster.ranks)
+    everybody_talks(cluster.ranks)
+    if size > 1:
+        (link, *_) = cluster.ranks[0]._group._mesh.links().values()
+        assert set(link.schemes) == set(transports)
+
+
+def test_a_large_world_opens_links_when_they_are_needed_though_both_ends_need_them_at_once(
+    form: Callable[..., Cluster],
+) -> None:
+    size = EAGER_WORLD + 4
+    cluster = form(size)
+    assert all(comm._group._mesh.links() == {} for comm in cluster.ranks)
+    on_every(cluster.ranks, Communicator.barrier)
+    opened = sum(len(comm._group._mesh.links()) for comm in cluster.ranks) // 2
+    assert opened < size * (size - 1) // 2
+    for _ in range(3):
+        everybody_talks(cluster.ranks)
+
+
+def test_who_brings_a_rank_gets_it() -> None:
+    with Seed(HERE, 2, transports=("tls",)) as seed:
+        invitation = parse_ticket(seed.ticket)
+        made = on_every([1, 0], lambda rank: bootstrap(config(), invitation, rank=rank, size=2))
+        assert [comm.rank for comm in made] == [1, 0]
+        for comm in made:
+            comm.close()
+        assert seed.wait_empty(PATIENCE)
+
+
+def test_ten_formations_and_closings_leave_nothing_behind() -> None:
+    for _ in range(10):
+        Cluster(2, config(("shm", "tls"))).close()
+
+
+# ---------------------------------------------------------------- what goes wrong, and leaves nothing open
+
+
+def test_a_world_of_another_size_than_was_said_is_refused_with_both() -> None:
+    with Seed(HERE, 1, transports=("tls",)) as seed, pytest.raises(UsageError, match=r"one of 4, .* has 1 members"):
+        bootstrap(config(), parse_ticket(seed.ticket), size=4)
+
+
+def test_a_seed_that_is_not_there_is_named() -> None:
+    with Seed(HERE, 1, transports=("tls",)) as seed:
+        address = seed.address
+    with pytest.raises(SeedUnreachable) as raised:
+        bootstrap(config(formation_timeout=0.3), Invitation((address,), bytes(32), None))
+    assert raised.value.addresses == (address,)
+
+
+def test_a_wrong_secret_is_found_out_by_the_worker() -> None:
+    with Seed(HERE, 1, transports=("tls",)) as seed, pytest.raises(SeedUnreachable, match="cannot prove"):
+        bootstrap(config(), Invitation((seed.address,), bytes(32), None))
+
+
+def test_the_key_of_another_seed_is_final() -> None:
+    with Seed(HERE, 1, transports=("tls",)) as seed, Seed(HERE, 1, transports=("tls",)) as other:
+        genuine = parse_ticket(other.ticket)
+        with pytest.raises(SeedUnreachable) as raised:
+            bootstrap(config(), Invitation((seed.address,), genuine.secret, genuine.fingerprint))
+        assert raised.value.attempts == 1
+
+
+def test_a_rank_that_is_taken_is_refused() -> None:
+    with Seed(HERE, 2, transports=("tls",), formation_timeout=2) as seed:
+        invitation = parse_ticket(seed.ticket)
+
+        def come(_: int) -> NexarError:
+            with pytest.raises(NexarError) as raised:
+                bootstrap(config(), invitation, rank=0)
+            return raised.value
+
+        ends = on_every([1, 2], come)
+        assert {type(error) for error in ends} == {JoinRefused, FormationTimeout}
+
+
+def test_when_not_everybody_comes_who_came_hears_of_it() -> None:
+    with (
+        Seed(HERE, 2, transports=("tls",), formation_timeout=0.5) as seed,
+        pytest.raises(FormationTimeout) as raised,
+    ):
+        bootstrap(config(), parse_ticket(seed.ticket))
+    assert (len(raised.value.joined), raised.value.expected) == (1, 2)
+
+
+def test_ctrl_c_ends_the_wait_for_the_others() -> None:
+    with Seed(HERE, 2, transports=("tls",)) as seed:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            bootstrap(config(), parse_ticket(seed.ticket))
+
+
+# ---------------------------------------------------------------- without the seed
+
+
+def test_members_without_a_link_open_one_when_the_seed_is_gone(form: Callable[..., Cluster]) -> None:
+    cluster = form(EAGER_WORLD + 1)
+    cluster.seed.close()
+    everybody_talks(cluster.ranks)
+
+
+def test_closing_while_the_seed_is_gone_is_prompt(form: Callable[..., Cluster]) -> None:
+    cluster = form(2)
+    cluster.seed.close()
+    on_every(cluster.ranks, Communicator.barrier)
+    begin = time.monotonic()
+    on_every(cluster.ranks, Communicator.close)
+    assert time.monotonic() - begin < 5.0
+
+
+def test_a_seed_that_comes_back_with_its_state_finds_its_members_again(
+    form: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = form(2, state_dir=tmp_path)
+    cluster.seed.close()
+    cluster.seed = Seed(HERE, 2, state_dir=tmp_path, transports=("tls",))
+    wait_for_event(cluster.seed, "returned", count=2)
+    everybody_talks(cluster.ranks)
+    for comm in cluster.ranks:
+        comm.close()
+    assert cluster.seed.wait_empty(PATIENCE)
+
+
+def test_links_are_opened_with_certificates_that_were_renewed_when_the_first_had_expired(
+    form: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifetime, shown, certify = 2.0, Counter[int](), Node.certify
+
+    def counting(node: Node, credentials: Credentials, trust: Trust) -> None:
+        certify(node, credentials, trust)
+        shown[node.id] += 1
+
+    monkeypatch.setattr(Node, "certify", counting)
+    begin = time.monotonic()
+    cluster = form(EAGER_WORLD + 1, certificate_lifetime=lifetime)
+    while len(shown) <= EAGER_WORLD or min(shown.values()) < 4:  # each renewal comes at two thirds of a life
+        assert time.monotonic() - begin < PATIENCE, shown
+        time.sleep(0.01)
+    assert time.monotonic() - begin > lifetime
+    everybody_talks(cluster.ranks)

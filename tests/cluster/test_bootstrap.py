@@ -42,7 +42,7 @@ class Cluster:
         self._undo = ExitStack()
         transports = tuple(scheme for scheme in self.config.transports if scheme != "shm")
         self.seed = Seed(HERE, size, transports=transports, **seed)  # type: ignore[arg-type]
-        self._undo.callback(lambda: self.seed.close())
+        self._undo.callback(lambda: self.seed.close())  # noqa: PLW0108 - a test may have made it anew
         self.invitation = parse_ticket(self.seed.ticket)
         try:
             made = on_every(range(size), lambda _: bootstrap(self.config, self.invitation))
@@ -181,6 +181,37 @@ def test_ctrl_c_ends_the_wait_for_the_others() -> None:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             bootstrap(config(), parse_ticket(seed.ticket))
+
+
+# ---------------------------------------------------------------- forking
+
+
+@pytest.mark.parametrize("transports", NETWORKS, ids="+".join)
+def test_a_forked_child_that_leaves_the_block_disturbs_nobody(
+    form: Callable[..., Cluster], transports: tuple[str, ...]
+) -> None:
+    cluster = form(2, config(transports))
+    everybody_talks(cluster.ranks)
+    child = os.fork()
+    if child == 0:
+        os._exit(_use_and_close(cluster.ranks))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    everybody_talks(cluster.ranks)
+    assert {"left", "gone"} & {note.kind for note in cluster.seed.events} == set()
+
+
+def _use_and_close(ranks: list[Communicator]) -> int:
+    """In the child: 0 if every verb said whose this is, and closing cost no time."""
+    begin, wrong = time.monotonic(), 0
+    for comm in ranks:
+        try:
+            comm.send(1, dest=1 - comm.rank)
+        except UsageError as error:
+            wrong += "forked child" not in str(error)
+        else:
+            wrong += 10
+        comm.close()
+    return wrong + 100 * (time.monotonic() - begin > 2.0)
 
 
 # ---------------------------------------------------------------- without the seed

@@ -35,7 +35,12 @@ class Launch:
 
     def end(self) -> int:
         """Wait for it; what it wrote is in `stdout` and `stderr` then."""
-        self.stdout, self.stderr = self.process.communicate(timeout=PATIENCE)
+        try:
+            self.stdout, self.stderr = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            said = "\n".join(self.process.communicate(timeout=PATIENCE))
+            raise AssertionError(f"{self.process.args} has not ended in {PATIENCE} s; it said:\n{said}") from None
         return self.process.returncode
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nexar.cluster.decisions.admission import Admission
-from nexar.cluster.decisions.admission_events import Applied, Event, Greeted, Knocked, Reserved
+from nexar.cluster.decisions.admission_events import Applied, Event, Greeted, Knocked, Ready, Reserved
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.wire.handshake import Hello
 from nexar.wire.joining import Apply, Reserve
@@ -82,6 +82,7 @@ def story(origin: str, size: int) -> list[Event]:
     for number in range(size):
         events += knock(number, "candidate")
         events.append(Applied(number, application(origin, size, number), True, fingerprint(number)))
+        events.append(Ready(number))
     return events
 
 

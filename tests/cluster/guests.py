@@ -27,6 +27,7 @@ from nexar.wire.joining import (
     Challenge,
     Committed,
     JoinMessage,
+    Ready,
     Reserve,
     Welcome,
     decode_join,
@@ -85,7 +86,9 @@ class Line:
 
     def join(self, **more: Any) -> Welcome:
         self.apply(**more)
-        return self.hear(Welcome)
+        welcome = self.hear(Welcome)
+        self.send(Ready())
+        return welcome
 
     def reserve(self, count: int, first_rank: int | None = None) -> Welcome:
         proof = self.prove(self.greet("launcher"), "launcher")

@@ -165,10 +165,9 @@ def test_closing_a_seed_right_after_the_commit_loses_no_membership(knocker: Knoc
     with Seed(HERE, 4) as seed:
         lines = [knocker.knock(seed, 100 + number) for number in range(4)]
         for line in lines:
-            line.apply()
+            line.join()
         seed.wait_formed(20)
     for line in lines:
-        line.heard.get(timeout=20)  # the welcome
         assert line.hear_membership().size == 4
         line.hear_end()
 

@@ -20,6 +20,7 @@ from nexar.cluster.decisions.admission_events import (
     Greeted,
     Knocked,
     Left,
+    Ready,
     Refuse,
     Reserved,
     SendChallenge,
@@ -47,6 +48,7 @@ single: st.SearchStrategy[list[Event]] = st.one_of(
     st.builds(lambda *facts: [Greeted(*facts)], connections, hellos),
     st.builds(lambda *facts: [Applied(*facts)], connections, applications, proofs, keys),
     st.builds(lambda *facts: [Reserved(*facts)], connections, reservations, proofs, keys),
+    st.builds(lambda connection: [Ready(connection)], connections),
     st.builds(lambda connection: [BadMessage(connection, "nonsense")], connections),
     st.builds(lambda connection: [Gone(connection, "killed")], connections),
     st.builds(lambda connection: [Left(connection)], connections),
@@ -57,7 +59,7 @@ single: st.SearchStrategy[list[Event]] = st.one_of(
 
 def _joins(connection: int, node: int, asked: Apply, proof: bool, shown: bytes) -> list[Event]:
     knock = Knocked(connection, f"10.0.0.1:{connection}")
-    return [knock, Greeted(connection, hello(node)), Applied(connection, asked, proof, shown)]
+    return [knock, Greeted(connection, hello(node)), Applied(connection, asked, proof, shown), Ready(connection)]
 
 
 def _reserves(connection: int, node: int, asked: Reserve, shown: bytes) -> list[Event]:
@@ -245,12 +247,14 @@ def test_nothing_a_stranger_does_changes_what_honest_ones_get(data: st.DataObjec
     for node in (1, 2, 3):
         asked = application(data.draw(st.sampled_from("ab")), data.draw(st.sampled_from([None, None, 0, 1])))
         alone.greet(node)
-        alone.tell(Applied(node, asked, True, key(node)))
+        alone.tell(Applied(node, asked, True, key(node)), Ready(node))
         disturb()
         crowded.greet(node)
         for silent in range(1000 * node, 1000 * node + 2 * MAX_PENDING):
             crowded.tell(Knocked(silent, "10.6.6.6:2"))  # while the honest one computes its proof
         crowded.tell(Applied(node, asked, True, key(node)))
+        disturb()
+        crowded.tell(Ready(node))
         disturb()
     assert _honest(crowded.actions) == _honest(alone.actions)
     assert crowded.machine.membership == alone.machine.membership

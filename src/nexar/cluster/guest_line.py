@@ -26,6 +26,7 @@ from nexar.wire.joining import (
     ChildDied,
     JoinMessage,
     Leave,
+    Ready,
     Renew,
     Renewed,
     Reserve,
@@ -160,6 +161,13 @@ class GuestLine:
                 return events.Applied(self.connection, message, *self._examine(message, "candidate", self.hello))
             case Reserve():
                 return events.Reserved(self.connection, message, *self._examine(message, "launcher", self.hello))
+        return self._read_insider(message)
+
+    def _read_insider(self, message: JoinMessage) -> events.Event | None:
+        """What only those say who are in; admission refuses it from the others."""
+        match message:
+            case Ready():
+                return events.Ready(self.connection)
             case Leave():
                 return events.Left(self.connection, message.reason)
             case ChildDied():

@@ -23,7 +23,7 @@ from nexar.security.proof import Role
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
-from nexar.wire.joining import Apply, Committed, FormationFailed, Reserve, Welcome
+from nexar.wire.joining import Apply, Committed, FormationFailed, Ready, Reserve, Welcome
 
 _log = logging.getLogger(__name__)
 
@@ -164,6 +164,7 @@ class Worker:
     def _complete(self, line: JoinLine, welcome: Welcome, deadline: float) -> Joined:
         try:
             with self._node.recall.waking(line.interrupt):
+                line.send(Ready())
                 return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE))
         except BaseException:
             line.close("giving up")

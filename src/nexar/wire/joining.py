@@ -5,6 +5,7 @@
           ←───────────────────────────────── Challenge    the seed proves that it knows the secret, first
     Apply, Reserve ────────────────────────→              then the other side does
           ←───────────────────────────────── Welcome      certificate and authority
+    Ready ─────────────────────────────────→              a candidate shows its certificate: others may dial it
           ←───────────────────────────────── Committed or FormationFailed
     Renew, ChildDied, Leave ───────────────→
           ←───────────────────────────────── Renewed
@@ -136,6 +137,10 @@ class Welcome(_Base, frozen=True, tag="welcome"):
     """The place of a launcher among the launchers."""
 
 
+class Ready(_Base, frozen=True, tag="ready"):
+    """A candidate has its certificate in place. Before everybody has, nobody is told whom to dial."""
+
+
 class Committed(_Base, frozen=True, tag="committed"):
     """Everybody is there."""
 
@@ -188,10 +193,10 @@ class Leave(_Base, frozen=True, tag="leave"):
 
 
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Challenge, Apply, Reserve, Welcome, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave
+    Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave
 ]
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
-    Challenge, Apply, Reserve, Welcome, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
+    Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
 )  # fmt: skip
 
 _FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Refused)

@@ -16,7 +16,7 @@ from nexar.security.authority import Authority, make_key
 from nexar.security.proof import make_nonce, prove
 from nexar.security.request import make_request
 from nexar.wire.handshake import Hello, encode_hello
-from nexar.wire.joining import Apply, Challenge, Committed, FormationFailed, Refused, Welcome
+from nexar.wire.joining import Apply, Challenge, Committed, FormationFailed, Ready, Refused, Welcome
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
 SECRET = bytes(range(32))
@@ -50,6 +50,7 @@ class Scene:
         assert isinstance(challenge, Challenge)
         proof = prove(SECRET, "candidate", nonce, challenge.nonce, b"leaf")
         carrier.say_message(Apply(proof, make_request(node, make_key()), "h", {}))
+        carrier.say_message(Ready())
         return carrier
 
 

@@ -15,7 +15,17 @@ from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused
 from nexar.types import UNKNOWN_NODE
 from nexar.wire.handshake import PROTOCOL_VERSION
-from nexar.wire.joining import Apply, Committed, FormationFailed, JoinMessage, Refused, Renewed, Reserve, encode_join
+from nexar.wire.joining import (
+    Apply,
+    Committed,
+    FormationFailed,
+    JoinMessage,
+    Ready,
+    Refused,
+    Renewed,
+    Reserve,
+    encode_join,
+)
 from tests.ranks import PATIENCE
 from tests.unit.cluster.fake_carrier import FakeCarrier
 from tests.unit.cluster.seed_side import INVITATION, AtOnce, FakeNode, Opening, SeedSide, as_node
@@ -64,8 +74,9 @@ def test_who_is_let_in_shows_the_certificate_and_believes_the_authority(authorit
     ((credentials, trust),) = node.certified
     assert (credentials.node, credentials.cluster) == (FakeNode.id, "ours")
     assert trust.authorities == authority.certificate_pem
-    (application,) = seed.sent
+    application, ready = seed.sent
     assert isinstance(application, Apply)
+    assert isinstance(ready, Ready)
     assert (application.rank, application.launcher, application.host) == (2, 5, "here")
     assert application.addresses == {"tls": ("10.0.0.9:9",)}
     assert seed.aborted is None

@@ -12,6 +12,7 @@ from nexar.wire.joining import (
     FormationFailed,
     JoinMessage,
     Leave,
+    Ready,
     Refused,
     Renew,
     Renewed,
@@ -35,6 +36,7 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Apply, proofs, blobs, words, addresses, maybe_ranks, launchers),
     st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks),
     st.builds(Welcome, words, blobs, blobs, lines, counts, maybe_ranks, maybe_ranks),
+    st.builds(Ready),
     st.builds(Committed, blobs),
     st.builds(
         FormationFailed,

@@ -10,7 +10,8 @@ Laws:
 - The node id counts only from the proof on: nobody keeps a node out by saying its name first.
 - A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
   membership pins: that node has lost its old line, though we may not have noticed.
-- The membership is committed once, with epoch 1, as soon as `size` candidates are in; launchers do not count.
+- The membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
+  whoever hears of it can dial everybody in it. Launchers do not count.
 - Every event costs the same however large the world is, but for the commit, which is paid for once.
 """
 
@@ -36,13 +37,14 @@ from nexar.cluster.decisions.admission_events import (
     Left,
     Note,
     NoteKind,
+    Ready,
     Refuse,
     Reserved,
     SendChallenge,
     Tick,
 )
 from nexar.cluster.decisions.formation import Formation
-from nexar.cluster.decisions.refusals import Refusal, Refusals, brief
+from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.membership import FINGERPRINT_BYTES, MAX_MEMBERS, Attendant, Member, Membership
 from nexar.errors import InternalError, UsageError
@@ -164,7 +166,7 @@ class Admission:
             return self._refuse(guest, str(reason))
 
     def _heard(
-        self, guest: _Guest, event: Greeted | Applied | Reserved | BadMessage | Gone | ChildDied | Left
+        self, guest: _Guest, event: Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left
     ) -> list[Action]:
         """Refusal if the guest has to go for it."""
         match event:
@@ -172,6 +174,8 @@ class Admission:
                 actions = self._greeted(guest, event.hello)
             case Applied():
                 actions = self._applied(guest, event)
+            case Ready():
+                actions = self._ready(guest)
             case Reserved():
                 actions = self._reserved(guest, event)
             case BadMessage():
@@ -236,7 +240,15 @@ class Admission:
         self._formation.admit(member, asked.rank)
         self._members[hello.node] = guest
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
-        return [admit, self._note("admitted", guest), *self._commit_when_full(self._formation)]
+        return [admit, self._note("admitted", guest)]
+
+    def _ready(self, guest: _Guest) -> list[Action]:
+        if guest.node is None or self._members.get(guest.node) is not guest:
+            raise Refusal("it said that it is ready, and has not joined")
+        if self._formation is None:
+            return []  # it came back to a cluster that has formed
+        self._formation.make_ready(guest.node)
+        return self._commit(self._formation) if self._formation.is_complete else []
 
     def _reserved(self, guest: _Guest, event: Reserved) -> list[Action]:
         hello, asked = self._authenticate(guest, "launcher", event), event.reservation
@@ -260,9 +272,7 @@ class Admission:
         if present is not None:
             raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")
 
-    def _commit_when_full(self, formation: Formation) -> list[Action]:
-        if not formation.is_full:
-            return []
+    def _commit(self, formation: Formation) -> list[Action]:
         self._membership = formation.make_membership()
         self._formation = None
         return [Commit(self._membership, self._insiders()), Note("committed", reason=f"{self.size} members")]
@@ -303,13 +313,14 @@ class Admission:
         if not self._is_child(guest.node, event.rank):
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
         died = Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause[-_MAX_CAUSE:])
-        return [died] if self._formation is None else [died, *self._fail_without(event.rank, event.cause)]
+        formation = self._formation
+        return [died] if formation is None else [died, *self._fail_without(formation, event.rank, event.cause)]
 
-    def _fail_without(self, rank: Rank, cause: str) -> list[Action]:
+    def _fail_without(self, formation: Formation, rank: Rank, cause: str) -> list[Action]:
         """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
-        self._refusals.add(f"rank {rank}", f"it died before the cluster had formed: {_last_line(cause)}")
+        self._refusals.add(f"rank {rank}", f"it died before the cluster had formed: {last_line(cause)}")
         self._failure = f"rank {rank} died before the cluster had formed"
-        return self._fail()
+        return self._fail(formation)
 
     def _is_child(self, launcher: NodeId, rank: Rank) -> bool:
         if self._formation is not None:
@@ -327,13 +338,13 @@ class Admission:
         actions = [action for guest in expired for action in self._drop(guest, late)]
         if self._formation is not None and now >= self._deadline:
             self._failure = f"the cluster did not form within {format_seconds(self._formation_timeout)}"
-            actions += self._fail()
+            actions += self._fail(self._formation)
         return actions
 
-    def _fail(self) -> list[Action]:
+    def _fail(self, formation: Formation) -> list[Action]:
         """Everybody is told: those who are in, the facts; the others, that it is over."""
         insiders = self._insiders()
-        joined = tuple(self._who(guest) for guest in self._members.values())
+        joined = tuple(self._who(guest) + formation.flaw_of(node) for node, guest in self._members.items())
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
         refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
         self._formation = None
@@ -387,8 +398,3 @@ class Admission:
 
     def _note(self, kind: NoteKind, guest: _Guest, reason: str = "") -> Note:
         return Note(kind, guest.address, guest.node, self._rank(guest), brief(reason))
-
-
-def _last_line(cause: str) -> str:
-    """Of a traceback, what was raised."""
-    return next((line.strip() for line in reversed(cause.splitlines()) if line.strip()), "no reason was given")

@@ -47,6 +47,13 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """A candidate that was let in has its certificate in place: others may dial it."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reserved:
     """It asked for a block of ranks."""
 
@@ -94,7 +101,7 @@ class Tick:
     """Time has passed: at the latest when `due` said."""
 
 
-Event: TypeAlias = Knocked | Greeted | Applied | Reserved | BadMessage | Gone | ChildDied | Left | Tick
+Event: TypeAlias = Knocked | Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left | Tick
 
 # ---------------------------------------------------------------- actions
 

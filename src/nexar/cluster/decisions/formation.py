@@ -26,11 +26,12 @@ class Formation:
         self._allowed_bytes = allowed_share_bytes(size)
         self._candidates: dict[NodeId, Member] = {}  # in the order of arrival, like the launchers
         self._launchers: dict[NodeId, Attendant] = {}
+        self._ready: set[NodeId] = set()  # candidates that show their certificate
 
     @property
-    def is_full(self) -> bool:
-        """Everybody is there."""
-        return self._places.is_full
+    def is_complete(self) -> bool:
+        """Everybody is there, and can be dialed."""
+        return self._places.is_full and len(self._ready) == len(self._candidates)
 
     def admit(self, member: Member, rank: Rank | None) -> None:
         """A candidate, with the rank it brought. Refusal if there is no place for it, or not that one."""
@@ -38,6 +39,14 @@ class Formation:
         self._check_share(member)
         self._places.claim(member.node, rank, member.launcher)
         self._candidates[member.node] = member
+
+    def make_ready(self, node: NodeId) -> None:
+        """A candidate that was admitted can be dialed from now on."""
+        self._ready.add(node)
+
+    def flaw_of(self, node: NodeId) -> str:
+        """What keeps a candidate that was let in from being a member, in brackets; empty: nothing does."""
+        return "" if node in self._ready else " (let in, but not ready)"
 
     def reserve(self, launcher: Attendant, count: int, first_rank: Rank | None) -> Block:
         """A block of ranks for the children of this launcher. Refusal if it fits nowhere, or not there."""
@@ -52,6 +61,7 @@ class Formation:
             self._places.release(node)
         else:
             del self._candidates[node]
+            self._ready.discard(node)
             self._places.give_up(node)
 
     def make_membership(self) -> Membership:

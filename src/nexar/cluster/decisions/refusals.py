@@ -45,3 +45,8 @@ def brief(text: str, most: int = _MAX_TEXT) -> str:
     """One line of at most `most` characters, whatever was in it: fit for a log and for a Refused message."""
     line = "".join(character if character.isprintable() else " " for character in text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def last_line(text: str) -> str:
+    """Of a traceback, what was raised."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

@@ -13,6 +13,7 @@ from nexar.cluster.decisions.admission_events import (
     Greeted,
     Knocked,
     Note,
+    Ready,
     Refuse,
     Reserved,
 )
@@ -72,7 +73,8 @@ class Door:
         node = connection if node is None else node
         shown = key(node) if fingerprint is None else fingerprint
         asked = application(host, rank, launcher)
-        return self.greet(connection, node) + self.tell(Applied(connection, asked, knows_secret, shown))
+        applied = Applied(connection, asked, knows_secret, shown)
+        return self.greet(connection, node) + self.tell(applied, Ready(connection))
 
     def reserve(
         self, connection: int, count: int, first_rank: int | None = None, *, node: int | None = None, ok: bool = True

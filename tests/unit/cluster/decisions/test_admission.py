@@ -16,6 +16,7 @@ from nexar.cluster.decisions.admission_events import (
     Knocked,
     Left,
     Note,
+    Ready,
     Refuse,
     Reserved,
     SendChallenge,
@@ -143,6 +144,43 @@ def test_a_child_that_dies_before_the_commit_fails_the_formation_at_once_and_is_
     assert only(door.tell(Knocked(7, "10.0.0.9:7")), Refuse).reason == "rank 0 died before the cluster had formed"
 
 
+def test_nobody_hears_of_the_others_before_all_of_them_can_be_dialed() -> None:
+    door = a_door(2)
+    door.join(1)
+    assert not every(door.greet(2) + door.tell(Applied(2, application(), True, key(2))), Commit)
+    assert set(only(door.tell(Ready(2)), Commit).connections) == {1, 2}
+    assert door.tell(Ready(2)) == []
+
+
+def test_who_was_ready_and_goes_is_waited_for_again() -> None:
+    door = a_door(2)
+    door.join(1)
+    door.tell(Gone(1, "killed"))
+    door.join(2)
+    door.greet(3)
+    assert not every(door.tell(Applied(3, application(), True, key(3))), Commit)
+    assert every(door.tell(Ready(3)), Commit)
+
+
+def test_who_never_became_ready_is_named_when_the_formation_fails() -> None:
+    door = a_door(2)
+    door.join(1)
+    door.greet(2)
+    door.tell(Applied(2, application(), True, key(2)))
+    door.now = 60.0
+    first, second = only(door.tell(Tick()), Fail).joined
+    assert not first.endswith("(let in, but not ready)")
+    assert second.endswith("(let in, but not ready)")
+
+
+def test_only_who_has_joined_can_be_ready() -> None:
+    door = a_door(2)
+    door.greet(1)
+    assert "has not joined" in only(door.tell(Ready(1)), Refuse).reason
+    door.reserve(2, 1)
+    assert "has not joined" in only(door.tell(Ready(2)), Refuse).reason
+
+
 def test_a_launcher_reports_its_dead_children_after_the_commit() -> None:
     door = a_door(1)
     door.reserve(51, 1)
@@ -263,7 +301,7 @@ def test_when_too_many_wait_the_oldest_silent_one_is_dropped_and_may_come_again(
     assert "too many" in only(actions, Drop).reason
     assert ends(actions) == [2]
     assert door.machine.pending == 3
-    assert every(door.tell(Applied(1, application(), True, key(1))), Commit)
+    assert every(door.tell(Applied(1, application(), True, key(1)), Ready(1)), Commit)
 
 
 def test_two_hundred_silent_ones_delay_nobody() -> None:

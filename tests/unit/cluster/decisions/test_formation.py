@@ -16,9 +16,12 @@ def test_it_becomes_a_membership_when_everybody_is_there() -> None:
     formation = Formation("cluster", 2, SEED)
     block = formation.reserve(Attendant(9, key(9)), 1, None)
     formation.admit(member(1), None)
-    assert not formation.is_full
+    assert not formation.is_complete
     formation.admit(member(2, launcher=9), block.first_rank)
-    assert formation.is_full
+    formation.make_ready(1)
+    assert not formation.is_complete
+    formation.make_ready(2)
+    assert formation.is_complete
     made = formation.make_membership()
     assert (made.epoch, made.members, made.attendants, made.seed) == (
         1, (member(2, launcher=9), member(1)), (Attendant(9, key(9)),), SEED,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -24,7 +23,6 @@ from nexar.types import Rank
 
 DIAL_TIMEOUT: Final = 5.0
 """Seconds for one dial: where packets are thrown away, nothing but time says so."""
-_PAUSE: Final = 0.2
 _AT_ONCE: Final = 8
 _CLOSE_TIMEOUT: Final = 2.0
 _FIRST: Final[Rank] = 0
@@ -75,7 +73,7 @@ class Consultation:
             return Reach(source, dest, scheme, problem=NOT_OFFERED)
         expected = Expected(member.node, member.fingerprint)
         try:
-            carrier = self._dial({scheme: ways}, expected, time.monotonic() + DIAL_TIMEOUT)
+            carrier = self._node.dialer.dial({scheme: ways}, expected, time.monotonic() + DIAL_TIMEOUT)
             conversation = self._begin(carrier, dest)
             found = conversation.sound(time.monotonic() + DIAL_TIMEOUT)
         except (ConnectRefused, CarrierLost, TimeoutError) as error:
@@ -83,18 +81,6 @@ class Consultation:
             return Reach(source, dest, scheme, problem=problem.removeprefix(f"{scheme}: "))
         mtu = conversation.mtu_bytes()
         return Reach(source, dest, scheme, round_trip=found.round_trip, mtu_bytes=mtu, skew=found.skew)
-
-    def _dial(self, ways: Mapping[str, tuple[str, ...]], expected: Expected, deadline: float) -> Carrier:
-        """Again where certificates are refused: the cluster is complete when the last one has asked for its
-        certificate, and it may take a moment longer until it shows it.
-        """
-        while True:
-            try:
-                return self._node.dialer.dial(ways, expected, deadline)
-            except ConnectRefused as refused:
-                if not refused.verification or time.monotonic() + _PAUSE > deadline:
-                    raise
-            time.sleep(_PAUSE)
 
     # -- what all have seen ------------------------------------------------------------------------------
 

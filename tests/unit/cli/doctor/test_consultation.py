@@ -1,6 +1,6 @@
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +11,7 @@ from nexar.cli.doctor.reachability import NOT_OFFERED
 from nexar.cluster.introduction import say
 from nexar.cluster.membership import FINGERPRINT_BYTES, Member, Membership
 from nexar.cluster.node import Node
-from nexar.transport.base import CarrierLost, ConnectRefused, Expected
+from nexar.transport.base import CarrierLost, Expected
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.messages import Introduce
 from tests.unit.cli.doctor.seen import report
@@ -120,21 +120,3 @@ def test_a_question_to_who_has_left_is_not_waited_for(practice):
 
 def test_patience_grows_with_the_number_of_doctors():
     assert patience(2) < patience(64) < 600
-
-
-@pytest.mark.parametrize(("verification", "dials"), [(True, 2), (False, 1)])
-def test_only_a_certificate_that_is_not_shown_yet_is_dialed_for_again(practice, monkeypatch, verification, dials):
-    practice.adopt()
-    near, far = practice.nodes
-    really, asked = near.dialer.dial, []
-
-    def dial(*arguments):
-        asked.append(arguments)
-        if len(asked) == 1:
-            raise ConnectRefused("b:1", "not believed", verification=verification)
-        return really(*arguments)
-
-    monkeypatch.setattr(near.dialer, "dial", dial)
-    with suppress(ConnectRefused):
-        practice.doctors[0]._dial(far.addresses(), Expected(far.id), time.monotonic() + SOON)
-    assert len(asked) == dials

@@ -146,7 +146,7 @@ class Node:
         self.recall.make()
         self.progress.close()
         self.dialer.close()
-        self._transports.close_sleeper()
+        self._transports.close()
 
     def __enter__(self) -> Self:
         return self

@@ -86,7 +86,7 @@ class Seed:
             self.ticket: Final = format_ticket(invitation)
             """The one string that lets a node in."""
             undo.pop_all()
-        self._progress = Progress(self._place.sleeper, self._place.transports, spin=0.0)
+        self._progress = Progress(self._place.sleeper, list(self._place.by_scheme.values()), spin=0.0)
 
     def _make_doorway(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None

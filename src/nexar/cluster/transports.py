@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from nexar.cluster.ports import bind_ports
 from nexar.config import Config
@@ -20,11 +21,12 @@ _log = logging.getLogger(__name__)
 
 NETWORK: Final = ("quic", "tls")
 """Schemes that lead to other hosts, and to the seed."""
+_USUAL: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """Opened and listening. Whoever drives them closes them (Progress), then the sleeper, by `close_sleeper`."""
+    """Opened and listening. Nothing comes in before somebody drives them. Close them."""
 
     by_scheme: Mapping[str, Transport]
     """In the order of preference."""
@@ -32,10 +34,9 @@ class Transports:
     address: str
     """Where the network ones listen: host:port, the same for UDP and TCP."""
 
-    def close_sleeper(self) -> None:
-        """After the transports."""
-        if isinstance(self.sleeper, PollSleeper):
-            self.sleeper.close()
+    def close(self) -> None:
+        """When nobody drives them any more. Idempotent."""
+        _close(self.by_scheme, self.sleeper)
 
 
 def usable(config: Config) -> tuple[str, ...]:
@@ -58,15 +59,23 @@ def has_native() -> bool:
 
 
 def open_transports(
-    config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, listen: str | None = None
+    config: Config,
+    credentials: Credentials,
+    trust: Trust,
+    acceptor: Acceptor,
+    *,
+    listen: str | None = None,
+    schemes: Sequence[str] | None = None,
+    quic: Mapping[str, Any] = _USUAL,
 ) -> Transports:
-    """Every usable scheme, listening for `acceptor`. `listen`, host:port, goes before the settings. Errors as for
-    `bind_ports` and `usable`; nothing is left open then.
+    """Every usable scheme (or those of `schemes`), listening for `acceptor`. `listen`, host:port, goes before the
+    settings; `quic` are fields of QuicSettings that differ from the usual ones. Errors as for `bind_ports` and
+    `usable`; nothing is left open then.
     """
-    schemes = usable(config)
+    chosen = usable(config) if schemes is None else tuple(schemes)
 
     def open_at(address: str) -> Transports:
-        return _Opening(config, credentials, trust, acceptor).open(schemes, address)
+        return _Opening(config, credentials, trust, acceptor, quic).open(chosen, address)
 
     return bind_ports(config, open_at, listen=listen)
 
@@ -74,8 +83,11 @@ def open_transports(
 class _Opening:
     """One attempt at one address: all of it, or nothing."""
 
-    def __init__(self, config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor) -> None:
+    def __init__(
+        self, config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, quic: Mapping[str, Any]
+    ) -> None:
         self._config = config
+        self._quic = quic
         self._credentials = credentials
         self._trust = trust
         self._acceptor = acceptor
@@ -93,7 +105,7 @@ class _Opening:
                 self._opened["shm"] = load("shm")(sleeper, self._credentials.node)
                 self._listen_in_memory()
         except BaseException:
-            self._close(sleeper)
+            _close(self._opened, sleeper)
             raise
         ordered = {scheme: self._opened[scheme] for scheme in schemes if scheme in self._opened}
         return Transports(ordered, sleeper, address)
@@ -101,7 +113,7 @@ class _Opening:
     def _open_quic(self, address: str) -> str:
         from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415 - needs the native package
 
-        settings = QuicSettings(handshake_timeout=self._config.join_auth_timeout)
+        settings = QuicSettings(handshake_timeout=self._config.join_auth_timeout, **self._quic)
         quic = load("quic")(self._credentials, self._trust, bind=address, settings=settings)
         try:
             address = quic.listen(address, self._acceptor)
@@ -130,8 +142,9 @@ class _Opening:
             _log.info("no shared memory, the network serves instead: %s", error)
             self._opened.pop("shm").close()
 
-    def _close(self, sleeper: Sleeper) -> None:
-        for transport in self._opened.values():
-            transport.close()
-        if isinstance(sleeper, PollSleeper):
-            sleeper.close()
+
+def _close(opened: Mapping[str, Transport], sleeper: Sleeper) -> None:
+    for transport in opened.values():
+        transport.close()
+    if isinstance(sleeper, PollSleeper):
+        sleeper.close()

@@ -1,7 +1,7 @@
 import pytest
 
-from nexar.cluster import seed_place
 from nexar.cluster.seed_place import open_place, same_place, seed_addresses
+from nexar.cluster.transports import Transports
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
 from nexar.security.authority import Authority
@@ -18,7 +18,7 @@ class Nobody:
         raise AssertionError("nobody was expected")
 
 
-def open_here(config: Config, listen: str = "127.0.0.1:0") -> seed_place.Place:
+def open_here(config: Config, listen: str = "127.0.0.1:0") -> Transports:
     authority = Authority.create("c")
     return open_place(
         config, authority.admit(7), Trust(authority.certificate_pem, allow_anonymous=True), Nobody(), listen=listen
@@ -27,26 +27,17 @@ def open_here(config: Config, listen: str = "127.0.0.1:0") -> seed_place.Place:
 
 def test_all_transports_have_one_port() -> None:
     place = open_here(Config())
-    assert [transport.scheme for transport in place.transports] == (["tls"] if why_absent("quic") else ["quic", "tls"])
-    assert {transport.address for transport in place.transports} == {place.address}
+    assert list(place.by_scheme) == (["tls"] if why_absent("quic") else ["quic", "tls"])
+    assert {transport.address for transport in place.by_scheme.values()} == {place.address}
     place.close()
     place.close()
 
 
-@pytest.mark.parametrize("wanted", [("tls",), ("shm",), ("shm", "tls")])
-def test_without_quic_there_is_tls(wanted: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("wanted", [("tls",), ("shm", "tls")])
+def test_nobody_joins_through_memory(wanted: tuple[str, ...]) -> None:
     place = open_here(Config(transports=wanted))
-    assert [transport.scheme for transport in place.transports] == ["tls"]
+    assert list(place.by_scheme) == ["tls"]
     place.close()
-
-
-def test_quic_that_cannot_be_used_is_left_out_or_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_place, "available", lambda: "it is not installed")
-    place = open_here(Config())
-    assert [transport.scheme for transport in place.transports] == ["tls"]
-    place.close()
-    with pytest.raises(UsageError, match="it is not installed"):
-        open_here(Config(transports=("quic",)))
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_stays_open() -> None:
@@ -91,7 +82,7 @@ def test_others_are_told_where_it_is() -> None:
 
 
 def test_without_any_address_there_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_place, "read_interfaces", tuple)
+    monkeypatch.setattr("nexar.cluster.seed_place.read_interfaces", tuple)
     assert seed_addresses(Config(), "0.0.0.0:5") == ("127.0.0.1:5",)
 
 

@@ -39,9 +39,7 @@ class Opened:
 
     def close(self) -> None:
         for made in self._made:
-            for transport in made.by_scheme.values():
-                transport.close()
-            made.close_sleeper()
+            made.close()
 
 
 @pytest.fixture

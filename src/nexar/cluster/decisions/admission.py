@@ -17,7 +17,6 @@ Laws:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.addresses import add_seen
@@ -44,6 +43,7 @@ from nexar.cluster.decisions.admission_events import (
     Tick,
 )
 from nexar.cluster.decisions.formation import Formation
+from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.membership import FINGERPRINT_BYTES, MAX_MEMBERS, Attendant, Member, Membership
@@ -57,21 +57,6 @@ _CROWDED: Final = "too many connections wait to authenticate; try again"
 _REPLACED: Final = "the node has come back on another connection"
 
 _Joining: TypeAlias = Literal["candidate", "launcher"]
-
-
-@dataclass(slots=True)
-class _Guest:
-    """One connection, from its knock to its end."""
-
-    connection: int
-    address: str
-    hello: Hello | None = None
-    fingerprint: bytes = b""
-    """Of its key; empty until it has proven that it knows the secret."""
-
-    @property
-    def node(self) -> NodeId | None:
-        return self.hello.node if self.hello else None
 
 
 class Admission:
@@ -97,14 +82,15 @@ class Admission:
         self.size = size
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
+        self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
         self._auth_timeout = auth_timeout
         self._formation: Formation | None = Formation(cluster, size, seed)  # until it succeeds or fails
         self._membership: Membership | None = None
-        self._guests: dict[int, _Guest] = {}
+        self._guests: dict[int, Guest] = {}
         self._pending = WaitingRoom(max_pending, auth_timeout)
-        self._members: dict[NodeId, _Guest] = {}
-        self._launchers: dict[NodeId, _Guest] = {}
+        self._members: dict[NodeId, Guest] = {}
+        self._launchers: dict[NodeId, Guest] = {}
         self._refusals = Refusals()
 
     @classmethod
@@ -153,6 +139,7 @@ class Admission:
 
         Events of a connection that has ended are ignored: they were under way when it did.
         """
+        self._now = now
         if isinstance(event, Knocked):
             return self._knocked(event, now)
         if isinstance(event, Tick):
@@ -166,7 +153,7 @@ class Admission:
             return self._refuse(guest, str(reason))
 
     def _heard(
-        self, guest: _Guest, event: Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left
+        self, guest: Guest, event: Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left
     ) -> list[Action]:
         """Refusal if the guest has to go for it."""
         match event:
@@ -193,7 +180,7 @@ class Admission:
     def _knocked(self, event: Knocked, now: float) -> list[Action]:
         if event.connection in self._guests:
             raise InternalError(f"connection {event.connection} knocked twice")
-        guest = self._guests[event.connection] = _Guest(event.connection, event.address)
+        guest = self._guests[event.connection] = Guest(event.connection, event.address)
         knocked = Note("knocked", event.address)
         if self.failed:
             return [knocked, *self._refuse(guest, self._failure)]
@@ -201,7 +188,7 @@ class Admission:
         dropped = [] if displaced is None else self._drop(self._guests[displaced], _CROWDED)
         return [*dropped, knocked]
 
-    def _greeted(self, guest: _Guest, hello: Hello) -> list[Action]:
+    def _greeted(self, guest: Guest, hello: Hello) -> list[Action]:
         if guest.hello is not None:
             raise Refusal("it said hello twice")
         if hello.role not in ("candidate", "launcher"):
@@ -212,7 +199,7 @@ class Admission:
         self._pending.spoke(guest.connection)
         return [SendChallenge(guest.connection)]
 
-    def _authenticate(self, guest: _Guest, role: _Joining, event: Applied | Reserved) -> Hello:
+    def _authenticate(self, guest: Guest, role: _Joining, event: Applied | Reserved) -> Hello:
         """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
         if guest.hello is None:
             raise Refusal("it asked to be let in before it said hello")
@@ -230,7 +217,7 @@ class Admission:
 
     # ------------------------------------------------------------ forming
 
-    def _applied(self, guest: _Guest, event: Applied) -> list[Action]:
+    def _applied(self, guest: Guest, event: Applied) -> list[Action]:
         hello, asked = self._authenticate(guest, "candidate", event), event.application
         if self._formation is None:
             return self._returned(guest, hello, self._members)
@@ -242,7 +229,7 @@ class Admission:
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
         return [admit, self._note("admitted", guest)]
 
-    def _ready(self, guest: _Guest) -> list[Action]:
+    def _ready(self, guest: Guest) -> list[Action]:
         if guest.node is None or self._members.get(guest.node) is not guest:
             raise Refusal("it said that it is ready, and has not joined")
         if self._formation is None:
@@ -250,7 +237,7 @@ class Admission:
         self._formation.make_ready(guest.node)
         return self._commit(self._formation) if self._formation.is_complete else []
 
-    def _reserved(self, guest: _Guest, event: Reserved) -> list[Action]:
+    def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
         hello, asked = self._authenticate(guest, "launcher", event), event.reservation
         if self._formation is None:
             return self._returned(guest, hello, self._launchers)
@@ -279,7 +266,7 @@ class Admission:
 
     # ------------------------------------------------------------ formed
 
-    def _returned(self, guest: _Guest, hello: Hello, circle: dict[NodeId, _Guest]) -> list[Action]:
+    def _returned(self, guest: Guest, hello: Hello, circle: dict[NodeId, Guest]) -> list[Action]:
         """Somebody with the secret came after the commit: one of us, or too late."""
         rank = self._check_known(guest.fingerprint, hello)
         dropped = self._replace(circle[hello.node]) if hello.node in circle else []
@@ -287,7 +274,7 @@ class Admission:
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=rank)
         return [*dropped, admit, self._note("returned", guest), Commit(self._formed(), (guest.connection,))]
 
-    def _replace(self, old: _Guest) -> list[Action]:
+    def _replace(self, old: Guest) -> list[Action]:
         return [Drop(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
 
     def _check_known(self, fingerprint: bytes, hello: Hello) -> Rank | None:
@@ -307,7 +294,7 @@ class Admission:
             raise InternalError("somebody spoke after the formation had failed and all connections had ended")
         return self._membership
 
-    def _child_died(self, guest: _Guest, event: ChildDied) -> list[Action]:
+    def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
         if guest.node is None or self._launchers.get(guest.node) is not guest:
             raise Refusal("it reported the end of a child, and is no launcher")
         if not self._is_child(guest.node, event.rank):
@@ -352,28 +339,29 @@ class Admission:
         self._members.clear()
         self._launchers.clear()
         listed, count = self._refusals.listed(), self._refusals.count
-        fail = Fail(joined, self.size, listed, count, self._formation_timeout, insiders)
+        elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
+        fail = Fail(joined, self.size, listed, count, elapsed, insiders)
         return [*refused, fail, Note("failed", reason=f"{len(joined)} of {self.size} joined")]
 
     # ------------------------------------------------------------ ends
 
-    def _refuse(self, guest: _Guest, reason: str) -> list[Action]:
+    def _refuse(self, guest: Guest, reason: str) -> list[Action]:
         reason = brief(reason)
         self._refusals.add(self._who(guest), reason)
         return [Refuse(guest.connection, reason), *self._end(guest, "refused", reason)]
 
-    def _drop(self, guest: _Guest, reason: str) -> list[Action]:
+    def _drop(self, guest: Guest, reason: str) -> list[Action]:
         self._refusals.add(self._who(guest), reason)
         return [Drop(guest.connection, reason), *self._end(guest, "dropped", reason)]
 
-    def _end(self, guest: _Guest, kind: NoteKind, reason: str) -> list[Action]:
+    def _end(self, guest: Guest, kind: NoteKind, reason: str) -> list[Action]:
         note = self._note(kind, guest, reason)
         del self._guests[guest.connection]
         self._pending.leave(guest.connection)
         self._withdraw(guest)
         return [note]
 
-    def _withdraw(self, guest: _Guest) -> None:
+    def _withdraw(self, guest: Guest) -> None:
         """What its node has claimed is free again, unless the membership has settled it."""
         for circle in (self._members, self._launchers):
             if guest.node is not None and circle.get(guest.node) is guest:
@@ -386,15 +374,15 @@ class Admission:
     def _insiders(self) -> tuple[int, ...]:
         return tuple(guest.connection for guest in (*self._members.values(), *self._launchers.values()))
 
-    def _rank(self, guest: _Guest) -> Rank | None:
+    def _rank(self, guest: Guest) -> Rank | None:
         """What it has claimed or holds; nobody has a rank by its hello alone."""
         book = self._formation or self._membership
         if book is None or guest.node is None or self._members.get(guest.node) is not guest:
             return None
         return book.rank_of(guest.node)
 
-    def _who(self, guest: _Guest) -> str:
+    def _who(self, guest: Guest) -> str:
         return describe_peer(self._rank(guest), guest.node, guest.address)
 
-    def _note(self, kind: NoteKind, guest: _Guest, reason: str = "") -> Note:
+    def _note(self, kind: NoteKind, guest: Guest, reason: str = "") -> Note:
         return Note(kind, guest.address, guest.node, self._rank(guest), brief(reason))

@@ -136,9 +136,11 @@ def test_a_child_that_dies_before_the_commit_fails_the_formation_at_once_and_is_
     door = a_door(2)
     door.reserve(51, 2)
     door.join(1, rank=1, launcher=51)
+    door.now = 3.0
     actions = door.tell(ChildDied(51, 0, "Traceback …\nImportError: no module named x\n"))
     assert actions[0].reason.startswith("Traceback")
     fail = only(actions, Fail)
+    assert fail.timeout == 3.0
     assert fail.refused == {"rank 0": "it died before the cluster had formed: ImportError: no module named x"}
     assert set(fail.connections) == {51, 1}
     assert only(door.tell(Knocked(7, "10.0.0.9:7")), Refuse).reason == "rank 0 died before the cluster had formed"

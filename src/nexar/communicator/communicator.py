@@ -129,9 +129,10 @@ class Communicator:
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
         timeout = self._config.barrier_timeout if timeout is None else timeout
-        sequence = next(self._sequence)
+        deadline = self._deadline(timeout)
+        sequence = next(self._sequence)  # a call that was refused takes none: the other ranks did not count it
         try:
-            barrier(self._group, sequence, self._deadline(timeout))
+            barrier(self._group, sequence, deadline)
         except OperationTimeout as late:
             raise CollectiveTimeout(
                 operation="barrier", sequence=sequence, waiting_for=late.waiting_for, timeout=timeout

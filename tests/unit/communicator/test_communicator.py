@@ -291,6 +291,12 @@ def test_a_barrier_that_one_rank_never_reaches_times_out_and_names_a_rank() -> N
         assert right.size == 2
 
 
+def test_a_barrier_that_was_refused_does_not_count(pair: list[Communicator]) -> None:
+    with pytest.raises(UsageError, match="leaves no time"):
+        pair[0].barrier(timeout=0)
+    on_every(pair, lambda comm: comm.barrier(timeout=PATIENCE))
+
+
 def test_many_barriers_in_a_row_stay_in_step() -> None:
     with local_communicators(3, Config()) as world:
         arrived = [0, 0, 0]

@@ -267,6 +267,26 @@ def test_a_seed_that_was_killed_after_the_cluster_had_formed_knows_its_members_a
     assert again.end() == 0, again.stderr
 
 
+def test_a_seed_that_is_terminated_tells_those_who_wait(start, open_seed):
+    seed, ticket = open_seed(2)
+    same_place = {"NEXAR_TICKET": ticket, "RANK": "0", "WORLD_SIZE": "2"}
+    candidates = [start(Python, INTRODUCE, **same_place) for _ in range(2)]
+    assert any("rank 0 is held" in line for line in seed.process.stderr)  # one of them is in, so the other is refused
+    seed.process.terminate()
+    assert seed.end() == 128 + signal.SIGTERM
+    assert all(candidate.end() != 0 for candidate in candidates)
+    said = sorted(candidate.stderr.splitlines()[-1].partition("refused this node: ")[2] for candidate in candidates)
+    assert said[1] == "the seed was closed before the cluster had formed"
+
+
+def test_an_elastic_seed_stays_until_it_is_stopped(start, open_seed):
+    seed, ticket = open_seed(1, "--elastic")
+    introductions(start(Python, INTRODUCE, NEXAR_TICKET=ticket))
+    assert seed.process.poll() is None
+    seed.process.terminate()
+    assert seed.end() == 128 + signal.SIGTERM
+
+
 # -- nothing is left -------------------------------------------------------------------------------------------------
 
 

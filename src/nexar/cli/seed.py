@@ -1,5 +1,6 @@
 """`nexar seed`: open the door of a cluster, and stay until everybody has left."""
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def seed(
         config = effective(given, without_outer_launch(inherited())).config
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
-        with Seed(listen, size, config=config, state_dir=None if state_dir is None else str(state_dir)) as door:
+        with Seed(listen, size, config=config, state_dir=state_dir) as door:
             _tell(door, config, ticket_file)
             _attend(door, size, config)
         return GOOD
@@ -57,7 +58,9 @@ def _tell(door: "Seed", config: Config, ticket_file: Path | None) -> None:
 
 
 def _attend(door: "Seed", size: int, config: Config) -> None:
-    door.wait_formed(config.formation_timeout)
+    door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
     complain(f"the cluster has formed with {size} members")
+    if config.elastic_enabled:
+        threading.Event().wait()  # others may come when all have left: it ends when it is stopped
     door.wait_empty()
     complain("every member has left")

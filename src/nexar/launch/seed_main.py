@@ -32,7 +32,7 @@ def main() -> int:
         formed = threading.Event()
         threading.Thread(target=_end_with_parent, args=(formed,), name="nexar-parent", daemon=True).start()
         try:
-            seed.wait_formed(config.formation_timeout)
+            seed.wait_formed()  # as long as the settings allow: the seed counts, and tells every candidate first
         except NexarError:
             return 1  # every candidate was told why
         formed.set()

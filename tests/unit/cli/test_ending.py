@@ -1,4 +1,5 @@
 import logging
+import signal
 
 import pytest
 
@@ -32,6 +33,28 @@ def test_an_error_is_one_line_and_a_code(error, code, capsys):
 
 def test_an_interruption_ends_as_a_shell_expects():
     assert exit_code_of(failing(KeyboardInterrupt())) == 130
+
+
+def test_being_terminated_closes_what_was_opened_and_ends_as_a_shell_expects():
+    former, closed = signal.getsignal(signal.SIGTERM), []
+
+    def action():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            closed.append(True)
+
+    assert exit_code_of(action) == 143
+    assert closed == [True]
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_a_command_that_was_started_to_ignore_termination_ignores_it():
+    former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert exit_code_of(lambda: signal.raise_signal(signal.SIGTERM) or 0) == 0
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def test_a_bug_of_ours_is_shown_as_one():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import MAX_MEMBERS, Membership
 from nexar.cluster.seed import Seed
 from nexar.config import Config
 from nexar.errors import ConfigError, FormationTimeout, UsageError
@@ -228,9 +228,9 @@ def test_who_waits_less_long_learns_who_has_come_so_far(knocker: Knocker) -> Non
 # ---------------------------------------------------------------- use and misuse
 
 
-@pytest.mark.parametrize("size", [None, 0, -1, 1 << 30])
+@pytest.mark.parametrize("size", [None, 0, -1, MAX_MEMBERS + 1])
 def test_a_seed_needs_a_size(size: int | None) -> None:
-    with pytest.raises(UsageError, match="size"):
+    with pytest.raises(UsageError, match=f"needs the size of its cluster, 1 to {MAX_MEMBERS} members"):
         Seed(HERE, size)
 
 

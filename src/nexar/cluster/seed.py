@@ -21,7 +21,7 @@ from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import Note
 from nexar.cluster.doorway import Doorway
-from nexar.cluster.membership import Attendant, Membership
+from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.cluster.notary import Notary
 from nexar.cluster.outcome import Outcome
 from nexar.cluster.seed_place import open_place, same_place, seed_addresses
@@ -34,7 +34,6 @@ from nexar.security.credentials import Trust
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
 from nexar.transport.address import parse_address
-from nexar.wire.joining import MAX_RANKS
 
 _NOWHERE: Final = "localhost:1"  # a token is the same secret wherever the seed is
 
@@ -229,8 +228,8 @@ def _check_size(size: int | None, membership: Membership | None) -> int:
                 "give that size, or another directory"
             )
         return membership.size
-    if size is None or not 1 <= size <= MAX_RANKS:
-        raise UsageError(f"a seed needs the size of its cluster, 1 to {MAX_RANKS} members, not {size}")
+    if size is None or not 1 <= size <= MAX_MEMBERS:
+        raise UsageError(f"a seed needs the size of its cluster, 1 to {MAX_MEMBERS} members, not {size}")
     return size
 
 

@@ -48,7 +48,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     raise _Terminated
 

@@ -68,12 +68,14 @@ class Worker:
         Recalled when the node closes meanwhile.
         """
         deadline = time.monotonic() + self._timeout
+        cause: LineLost | None = None
         while True:
-            line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline)
+            line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline, cause)
             try:
                 return self._complete(line, welcome, deadline)
             except LineLost as lost:  # the seed may come back: knock again
                 _log.info("%s; knocking again", lost)
+                cause = lost
 
     def rejoin(self, place: Place) -> Joined:
         """One attempt to be known again to a seed that was gone. As `join`, or why it came to nothing: an OSError."""
@@ -85,8 +87,8 @@ class Worker:
         """Knock until the seed has said welcome, and take the certificate it gives. Errors as for `join`."""
         return self._enter(role, ask, time.monotonic() + self._timeout)
 
-    def _enter(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
-        cause: Exception | None = None
+    def _enter(self, role: Role, ask: Ask, deadline: float, cause: Exception | None = None) -> tuple[JoinLine, Welcome]:
+        """`cause`: why it was not enough to have entered before."""
         while self.attempts == 0 or time.monotonic() < deadline:
             self._node.recall.pause(self._pause(deadline))
             try:
@@ -105,19 +107,25 @@ class Worker:
         except RefusedBySeed as refused:
             raise JoinRefused(reason=refused.reason, address=", ".join(self._invitation.addresses)) from refused
         except Impostor as impostor:
-            raise self._unreachable(impostor) from impostor
+            raise self._not_the_seed(impostor) from impostor
         except ConnectRefused as failed:
             if failed.verification:
-                raise self._unreachable(failed) from failed
+                raise self._not_the_seed(failed) from failed
             raise
 
     def _pause(self, deadline: float) -> float:
         return min(pause_before(self.attempts, self._random), max(0.0, deadline - time.monotonic()))
 
     def _unreachable(self, cause: Exception | None) -> SeedUnreachable:
-        text = str(getattr(cause, "reason", None) or cause or "no time was left")
         return SeedUnreachable(
-            addresses=self._invitation.addresses, attempts=self.attempts, cause=text, timeout=self._timeout
+            addresses=self._invitation.addresses, attempts=self.attempts, cause=_text(cause), timeout=self._timeout
+        )
+
+    def _not_the_seed(self, cause: Exception) -> SeedUnreachable:
+        """Somebody answered, at once, and it is not the seed we were invited by."""
+        remedy = "take the ticket, or the token and the address, of the seed that runs now"
+        return SeedUnreachable(
+            addresses=self._invitation.addresses, attempts=self.attempts, cause=_text(cause), remedy=remedy
         )
 
     def _knock(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
@@ -192,3 +200,7 @@ class Worker:
             return Membership.decode(message.membership)
         except MembershipError as error:
             raise LineLost(f"the seed sent a membership that is none: {error}") from error
+
+
+def _text(cause: Exception | None) -> str:
+    return str(getattr(cause, "reason", None) or cause or "no time was left")

@@ -19,18 +19,21 @@ class JoinRefused(NexarError, ConnectionError):
 
 @facts
 class SeedUnreachable(NexarError, ConnectionError):
-    """Nobody answered at any address of the seed."""
+    """Nobody answered at any address of the seed, or somebody did who is not the seed."""
 
     addresses: Sequence[str]
     attempts: int
     cause: str
     timeout: float | None = None
+    """All of it has passed; None: waiting longer would have changed nothing."""
+    remedy: str = "check that the seed runs and that its port is open for UDP and TCP"
 
     def _message(self) -> str:
         span = "" if self.timeout is None else f" in {format_seconds(self.timeout)}"
+        tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
-            f"no seed at {', '.join(self.addresses) or 'any address'} after {self.attempts} attempts{span} "
-            f"(last: {self.cause}); check that the seed runs and that its port is open for UDP and TCP"
+            f"no seed at {', '.join(self.addresses) or 'any address'} after {tried}{span} "
+            f"(last: {self.cause}); {self.remedy}"
         )
 
 

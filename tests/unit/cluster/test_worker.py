@@ -138,6 +138,18 @@ def test_a_seed_that_never_comes_is_reported_with_all_that_was_tried() -> None:
     assert "nobody listens" in raised.value.cause
 
 
+def test_a_seed_that_goes_away_for_good_after_it_had_let_us_in_is_reported_as_such(authority: Authority) -> None:
+    class Leaving(Opening):
+        def told(self, message: JoinMessage) -> None:
+            super().told(message)
+            self.lose()
+
+    node = FakeNode(lambda: Leaving(authority), raising(TimeoutError("no answer")))
+    with pytest.raises(SeedUnreachable) as raised:
+        join(node, SHORT)
+    assert "the line to the seed is gone" in raised.value.cause
+
+
 def test_an_attempt_that_ran_out_of_time_does_not_hide_why_the_one_before_it_failed() -> None:
     node = FakeNode(refused(), raising(TimeoutError("no answer")))
     with pytest.raises(SeedUnreachable) as raised:
@@ -167,7 +179,7 @@ def test_even_without_time_there_is_one_attempt(authority: Authority) -> None:
 
 def test_a_key_that_is_not_the_tickets_is_final() -> None:
     node = FakeNode(refused(verification=True))
-    with pytest.raises(SeedUnreachable):
+    with pytest.raises(SeedUnreachable, match="after 1 attempt .*; take the ticket, or the token"):
         join(node)
     assert len(node.dials) == 1
 
@@ -176,8 +188,9 @@ def test_an_impostor_is_final_and_learns_nothing(authority: Authority) -> None:
     impostor = Opening(authority, COMMITTED)
     impostor.secret = bytes(32)
     node = FakeNode(lambda: impostor)
-    with pytest.raises(SeedUnreachable, match="cannot prove"):
+    with pytest.raises(SeedUnreachable, match="cannot prove.*; take the ticket, or the token") as raised:
         join(node)
+    assert raised.value.timeout is None, "nobody has waited"
     assert (len(node.dials), impostor.sent, node.certified) == (1, [], [])
     assert impostor.aborted is not None
 

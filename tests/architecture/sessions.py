@@ -4,8 +4,7 @@ Machines are folders of this one, each with a host id of its own, so ranks of tw
 the network. What is put in place of the reader's world, and nothing else:
 
 - `scp host-a:FILE .` is a copy from the other folder, once the file is there;
-- `host-a:4000` and port 4000 are this machine and a port that is free;
-- whoever starts a seed in the background waits for its ticket before typing on, as a person would.
+- `host-a:4000` and port 4000 are this machine and a port that is free.
 """
 
 import os
@@ -100,7 +99,7 @@ class Session:
         return output
 
     def _start(self, machine: str, lines: list[str]) -> "subprocess.Popen[str]":
-        script = "\n".join(part for line in lines for part in self._as_typed(line))
+        script = "\n".join(self._as_typed(line) for line in lines)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("NEXAR_")}
         search = [str(self._folder / "bin"), str(Path(sys.executable).parent), environment["PATH"]]
         own = {"PATH": ":".join(search), "NEXAR_HOST_ID": machine} if machine else {"PATH": ":".join(search)}
@@ -115,10 +114,8 @@ class Session:
             start_new_session=True,
         )
 
-    def _as_typed(self, line: str) -> list[str]:
-        typed = re.sub(r"\bhost-\w+:4000\b", f"127.0.0.1:{self._port}", line).replace(":4000", f":{self._port}")
-        ticket = re.search(r"--ticket-file (\S+).*&\s*$", typed)
-        return [typed] if ticket is None else [typed, f"until [ -e {ticket[1]} ]; do sleep 0.05; done"]
+    def _as_typed(self, line: str) -> str:
+        return re.sub(r"\bhost-\w+:4000\b", f"127.0.0.1:{self._port}", line).replace(":4000", f":{self._port}")
 
 
 def _typed(block: Snippet) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.processes.launcher import launch, script
 
+HURRY = {"NEXAR_FORMATION_TIMEOUT_SECS": "0.1"}
 TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
 
 
@@ -30,7 +31,7 @@ def refused(tmp_path, *arguments, **variables):
         (["-n", "1", "-m", "--no-python", "x"], {}, "give one of them"),
         (["-n", "1", "--ticket", "nonsense", "script.py"], {}, "ticket"),
         (["-n", "1", "--ticket", "T", "--seed", "a:1", "script.py"], {}, "give one of them"),
-        (["-n", "1", "--ticket-file", "missing", "script.py"], {}, "--ticket-file missing cannot be read: No such"),
+        (["-n", "1", "--ticket-file", "missing", "script.py"], HURRY, "--ticket-file missing cannot be read: No such"),
         (["-n", "1", "--seed", "a:1", "script.py"], {}, "NEXAR_CLUSTER_TOKEN"),
         (["-n", "1", "--seed", "a", "script.py"], {"NEXAR_CLUSTER_TOKEN": TOKEN}, "NEXAR_SEED"),
         (["-n", "2", "--local-ranks-filter", "2", "script.py"], {}, "from 0 to 1"),
@@ -73,14 +74,19 @@ def test_the_ticket_goes_to_standard_output_and_nothing_else_does(tmp_path):
 
 
 def test_the_ticket_goes_to_a_file_of_its_owner(tmp_path):
-    ran = launch("seed", "--size", 2, "--ticket-file", "ticket", cwd=tmp_path)
+    ran = launch("seed", "--size", 2, "--ticket-file", "ticket", "--state-dir", "state", cwd=tmp_path)
     assert ran.stdout == ""
     assert (tmp_path / "ticket").read_text().startswith("nexar1_")
     assert stat.S_IMODE((tmp_path / "ticket").stat().st_mode) == 0o600
 
 
+def test_the_ticket_of_a_seed_that_has_ended_is_not_left_for_others_to_try(tmp_path):
+    assert launch("seed", "--size", 2, "--ticket-file", "ticket", cwd=tmp_path).process.returncode == 0
+    assert not (tmp_path / "ticket").exists()
+
+
 def test_a_ticket_file_lets_a_host_in(tmp_path):
-    launch("seed", "--size", 2, "--ticket-file", "ticket", cwd=tmp_path)
+    launch("seed", "--size", 2, "--ticket-file", "ticket", "--state-dir", "state", cwd=tmp_path)
     text = "print(os.environ['NEXAR_TICKET'] == Path('ticket').read_text().strip(), rank, os.environ['MASTER_PORT'])"
     ran = launch("run", "--ticket-file", "ticket", "--first-rank", 3, script(tmp_path, text), cwd=tmp_path)
     assert ran.stdout == "[rank 3] True 3 4001\n"

@@ -10,7 +10,7 @@ import typer
 
 from nexar.cli.ending import exit_code_of
 from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
-from nexar.cli.way_in import Ticket, TicketFile, way_in
+from nexar.cli.way_in import NO_WAY_IN, Ticket, TicketFile, way_in
 from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
@@ -44,9 +44,10 @@ def run(
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         variables = without_outer_launch(inherited()) | as_variables(given)
-        config = effective({**given, **way_in(ticket, ticket_file, seed)}, variables).config
         command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
         _check(count, command)
+        patience = effective({**given, **NO_WAY_IN}, variables).config.formation_timeout
+        config = effective({**given, **way_in(ticket, ticket_file, seed, patience=patience)}, variables).config
         _check_port(count, config)
         wishes = Wishes(
             shown=parse_filter(local_ranks_filter, count),
@@ -67,7 +68,7 @@ def _check(count: int, command: Command) -> None:
     if count < 1:
         raise ConfigError(variable="-n", value=count, allowed="a whole number, 1 or more")
     if command.form == "script" and not Path(command.target).exists():
-        raise UsageError(f"the script {command.target} does not exist")
+        raise UsageError(f"the script {command.target} does not exist (looked for in {Path.cwd()})")
     if command.form == "program" and shutil.which(command.target) is None:
         raise UsageError(f"the program {command.target} does not exist or cannot be executed")
     if command.form == "module" and not _is_module(command.target):

@@ -1,6 +1,8 @@
 """`nexar seed`: open the door of a cluster, and stay until everybody has left."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +10,7 @@ import typer
 
 from nexar.cli.ending import GOOD, complain, exit_code_of
 from nexar.cli.options import Elastic, Least, Most, elastic_settings
-from nexar.cli.way_in import write_ticket
+from nexar.cli.way_in import ticket_in
 from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError
@@ -22,7 +24,9 @@ def seed(
     *,
     size: Annotated[int, typer.Option(help="How many members the cluster is to have.")],
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on, UDP and TCP; port 0: any.")] = None,
-    ticket_file: Annotated[Path | None, typer.Option(help="Write the ticket to a file (0600), not to stdout.")] = None,
+    ticket_file: Annotated[
+        Path | None, typer.Option(help="Write the ticket to a file (0600), not to stdout; removed at the end.")
+    ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Keep the cluster's identity here over a restart.")] = None,
     elastic: Elastic = False,
     least: Least = None,
@@ -37,24 +41,28 @@ def seed(
         config = effective(given, without_outer_launch(inherited())).config
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
-        with Seed(listen, size, config=config, state_dir=state_dir) as door:
-            _tell(door, config, ticket_file)
+        with (
+            Seed(listen, size, config=config, state_dir=state_dir) as door,
+            _told(door, config, ticket_file, keep=state_dir is not None),
+        ):
             _attend(door, size, config)
         return GOOD
 
     raise typer.Exit(exit_code_of(action))
 
 
-def _tell(door: "Seed", config: Config, ticket_file: Path | None) -> None:
+@contextmanager
+def _told(door: "Seed", config: Config, ticket_file: Path | None, *, keep: bool) -> Iterator[None]:
     """Say where it is, and give the ticket to whoever asked: to the file, else to standard output, alone on its line.
 
-    Where the secret is a token everybody has it already, and no ticket is shown.
+    Where the secret is a token everybody has it already, and no ticket is shown. `keep`: the file outlives the seed, as
+    the cluster does.
     """
-    if ticket_file is not None:
-        write_ticket(ticket_file, door.ticket)
-    elif config.cluster_token is None:
-        print(door.ticket, flush=True)
-    complain(f"the seed listens at {door.address}")
+    with nullcontext() if ticket_file is None else ticket_in(ticket_file, door.ticket, keep=keep):
+        if ticket_file is None and config.cluster_token is None:
+            print(door.ticket, flush=True)
+        complain(f"the seed listens at {door.address}")
+        yield
 
 
 def _attend(door: "Seed", size: int, config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
-from nexar.cli.way_in import Ticket, way_in, write_ticket
+from nexar.cli.way_in import NO_WAY_IN, Ticket, ticket_in, way_in
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.detect import detect
@@ -38,7 +38,7 @@ def doctor(
     """Find what stands in a cluster's way, and what to change.
 
     Alone: versions, interfaces, ports, limits, real round trips inside this machine. Between machines: `nexar doctor
-    --size N` on one of them, `nexar doctor --ticket T` on each other one. The exit code is 0 if there is nothing to
+    --size N` on one of them, which prints the command for each other one. The exit code is 0 if there is nothing to
     change, 1 if there is.
     """
 
@@ -46,7 +46,8 @@ def doctor(
         from nexar.cli.doctor.machine import look_at_machine  # noqa: PLC0415  # after the options made sense
 
         _check(size, listen, ticket)
-        config = effective(way_in(ticket, ticket_file) if size is None else {}).config
+        patience = effective(NO_WAY_IN).config.formation_timeout
+        config = effective(way_in(ticket, ticket_file, patience=patience) if size is None else {}).config
         start = detect(inherited())
         own = None if size is None else _OwnDoor(size, listen, ticket_file)
         machine = look_at_machine(config)
@@ -73,9 +74,10 @@ class _OwnDoor:
         from nexar.cluster.seed import Seed  # noqa: PLC0415
         from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
 
-        with Seed(self._place(config), self.size, config=config) as seed:
-            if self.ticket_file is not None:
-                write_ticket(self.ticket_file, seed.ticket)
+        with (
+            Seed(self._place(config), self.size, config=config) as seed,
+            nullcontext() if self.ticket_file is None else ticket_in(self.ticket_file, seed.ticket),
+        ):
             if self.size > 1:
                 way = f"--ticket {seed.ticket}" if self.ticket_file is None else f"--ticket-file {self.ticket_file}"
                 complain(f"waiting for {self.size - 1} more; run this on the other hosts:")

@@ -3,8 +3,11 @@
 Help is plain text: rich is slow to import, and a launcher should have started its children by then.
 """
 
+from typing import Annotated
+
 import typer
 
+from nexar import __version__
 from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
@@ -19,8 +22,19 @@ app.command()(config)
 app.command()(doctor)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"nexar {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _nexar() -> None:
+def _nexar(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Processes on one or many machines become one encrypted cluster."""
 
 

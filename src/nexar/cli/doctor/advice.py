@@ -60,10 +60,12 @@ def _about_versions(machine: Machine) -> Iterator[Finding]:
         return
     if quic is None:
         reason = problems.get("nexar-quic") or "it is not installed"
-        remedy = f"`pip install nexar-quic`, or `make setup` in a clone with a Rust toolchain; {_WITHOUT_QUIC}"
+        remedy = (
+            f"`make setup` builds it in a clone where a Rust toolchain is, `make wheels` for others; {_WITHOUT_QUIC}"
+        )
         yield Finding(f"{machine.name} has no QUIC ({reason}): {remedy}", needed=False)
     elif quic != ours:
-        text = f"{machine.name} has nexar {ours} and nexar-quic {quic}: `pip install nexar-quic=={ours}`"
+        text = f"{machine.name} has nexar {ours} and nexar-quic {quic}: install the wheels of one version"
         yield Finding(text, needed=False)
 
 

@@ -18,7 +18,10 @@ Rows = Sequence[tuple[str, ...]]
 def machine_rows(machine: Machine) -> list[tuple[str, ...]]:
     """Two columns: what, and what was found."""
     rows: list[tuple[str, ...]] = [("host", f"{machine.name} (host id {machine.host})")]
-    rows += [(version.name, version.number or f"missing {version.problem}".strip()) for version in machine.versions]
+    rows += [
+        (version.name, version.number or f"missing: {version.problem}".removesuffix(": "))
+        for version in machine.versions
+    ]
     for each in machine.interfaces:
         state = "" if each.up else ", down"
         rows.append((f"interface {each.name}", f"{', '.join(each.addresses) or '-'}  MTU {each.mtu_bytes}{state}"))

@@ -20,7 +20,7 @@ stamp=$venv/.nexar-environment
 made=$(cat "$stamp" 2>/dev/null || true)
 if [ -x "$venv/bin/python" ] && [ "$made" = "$wanted" ]; then exit 0; fi
 
-echo "setup: making $venv with $("$python" --version)"
+echo "setup: making $venv with $("$python" --version) (packages are fetched: about half a minute)"
 clear=()
 # Packages of one interpreter are of no use to another. Only an environment is ever cleared, never a folder given by mistake.
 if [ -f "$venv/pyvenv.cfg" ] && [ "${made#"$interpreter "}" = "$made" ]; then clear=(--clear); fi

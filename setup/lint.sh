@@ -15,10 +15,10 @@ check "$bin/ruff" format --check .
 check "$bin/lint-imports" --no-cache
 if [ ! -f quic/Cargo.toml ]; then
     echo "Rust not checked: quic/ holds no crate"
-elif command -v cargo >/dev/null; then
+elif cargo --version >/dev/null 2>&1; then
     check cargo fmt --manifest-path quic/Cargo.toml --check
     check cargo clippy --quiet --manifest-path quic/Cargo.toml --all-targets -- -D warnings
 else
-    echo "Rust not checked: no cargo on PATH"
+    echo "Rust not checked: no cargo on PATH, or none that runs"
 fi
 exit "$status"

@@ -16,16 +16,21 @@ if ! command -v cargo >/dev/null; then
     if "$venv/bin/python" -c 'import nexar_quic' 2>/dev/null; then exit 0; fi # somebody installed a wheel
     off "no cargo on PATH" "install Rust from your distribution or rustup and run make setup again"
 fi
+# rustup puts a cargo on the PATH before it has a toolchain: that one is as good as none, and says what to do.
+if ! version=$(cargo --version 2>&1); then
+    if "$venv/bin/python" -c 'import nexar_quic' 2>/dev/null; then exit 0; fi
+    off "cargo does not run ($(head -n 1 <<<"$version"))" "install a toolchain, with rustup: rustup default stable, and run make setup again"
+fi
 
 # Contents, not times: a checkout or a touched file is not a reason to compile. Tests are not part of the build.
 sources() {
     find quic -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' -o -name '*.py' -o -name '*.pyi' -o -name 'py.typed' \) \
         -not -path 'quic/target/*' -not -path 'quic/tests/*' | LC_ALL=C sort
 }
-wanted=$({ cargo --version; sources | tr '\n' '\0' | xargs -0 cat; } | cksum)
+wanted=$({ echo "$version"; sources | tr '\n' '\0' | xargs -0 cat; } | cksum)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c 'import nexar_quic' 2>/dev/null; then exit 0; fi
 
-echo "setup: building nexar-quic with $(cargo --version) (a first build takes a minute or two)"
+echo "setup: building nexar-quic with $version (a first build takes a minute or two)"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --force-reinstall --no-deps ./quic >"$log" 2>&1; then

@@ -1,7 +1,7 @@
 """Every rank in a thread of its own."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 Given = TypeVar("Given")
@@ -12,7 +12,10 @@ PATIENCE = 20.0
 
 
 def on_every(ranks: Sequence[Given], task: Callable[[Given], Result]) -> list[Result]:
-    """The results, by rank. Raises the first failure, when all have ended."""
+    """The results, by rank. Raises the first failure, when all have ended: the others often follow from it."""
     with ThreadPoolExecutor(max_workers=len(ranks)) as pool:
         running = [pool.submit(task, each) for each in ranks]
+        ended = list(as_completed(running))
+    for each in ended:
+        each.result()
     return [each.result() for each in running]

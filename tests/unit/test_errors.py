@@ -109,6 +109,11 @@ def test_existing_except_clauses_still_catch():
         assert issubclass(cls, ConnectionError)
 
 
+def test_a_barrier_that_came_too_late_names_the_setting_that_gives_it_more_time():
+    late = errors.CollectiveTimeout(operation="barrier", waiting_for="rank 1", timeout=30.0, sequence=7)
+    assert "NEXAR_BARRIER_TIMEOUT_SECS" in str(late)
+
+
 def test_facts_are_given_by_name_only():
     with pytest.raises(TypeError):
         errors.PeerLost(3, 42, "10.0.0.7:4000", "reset")

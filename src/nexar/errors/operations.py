@@ -51,7 +51,7 @@ class CollectiveTimeout(OperationTimeout):
         return f"{self.operation} #{self.sequence}"
 
     def _remedy(self) -> str:
-        return "NEXAR_COLLECTIVE_TIMEOUT_SECS"
+        return "NEXAR_BARRIER_TIMEOUT_SECS" if self.operation == "barrier" else "NEXAR_COLLECTIVE_TIMEOUT_SECS"
 
 
 @facts

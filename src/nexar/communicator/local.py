@@ -11,6 +11,7 @@ from typing import Any, Final
 from nexar.cluster.membership import FINGERPRINT_BYTES, Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.communicator.bootstrap import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.errors import UsageError
@@ -32,25 +33,33 @@ def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator
         nodes = [undo.enter_context(Node(config, network)) for _ in range(size)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members))
-        made = [_communicator(node, membership, config) for node in nodes]
-        for communicator, mesh in made:
-            undo.callback(mesh.close)
+        meshes = [_mesh(node, membership) for node in nodes]
+        made = [_communicator(*each, membership, config) for each in zip(nodes, meshes, strict=True)]
+        for communicator in made:
             undo.callback(communicator.close)
-        deadline = time.monotonic() + config.formation_timeout
-        with ThreadPoolExecutor(max_workers=size, thread_name_prefix="nexar-local") as pool:
-            for opened in [pool.submit(mesh.open_all, deadline) for _, mesh in made]:
-                opened.result()
-        yield [communicator for communicator, _ in made]
+        if size <= EAGER_WORLD:
+            _open_all(meshes, time.monotonic() + config.formation_timeout)
+        yield made
 
 
-def _communicator(node: Node, membership: Membership, config: Config) -> tuple[Communicator, Mesh]:
+def _open_all(meshes: list[Mesh], deadline: float) -> None:
+    with ThreadPoolExecutor(max_workers=len(meshes), thread_name_prefix="nexar-local") as pool:
+        for opened in [pool.submit(mesh.open_all, deadline) for mesh in meshes]:
+            opened.result()
+
+
+def _mesh(node: Node, membership: Membership) -> Mesh:
     mesh = Mesh(node)
     node.listen(mesh)
     mesh.adopt(membership)
+    return mesh
+
+
+def _communicator(node: Node, mesh: Mesh, membership: Membership, config: Config) -> Communicator:
     group = Group(node, mesh, membership)
 
     def close() -> None:
         group.close()
         mesh.close()
 
-    return Communicator(group, config, close), mesh
+    return Communicator(group, config, close)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from nexar.communicator.bootstrap import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
@@ -25,6 +26,13 @@ def test_every_rank_reaches_every_other(size: int) -> None:
     with local_communicators(size, Config()) as world:
         assert [comm.rank for comm in world] == list(range(size))
         assert on_every(world, talk) == [set(range(size))] * size
+
+
+def test_a_large_world_opens_links_when_they_are_needed() -> None:
+    size = EAGER_WORLD + 1
+    with local_communicators(size, Config()) as world:
+        assert all(comm._group._mesh.links() == {} for comm in world)
+        on_every(world, Communicator.barrier)
 
 
 def test_two_worlds_do_not_hear_of_each_other() -> None:

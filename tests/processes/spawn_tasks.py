@@ -16,6 +16,11 @@ def place(communicator: Any) -> tuple[int, int, int]:
     return communicator.rank, communicator.size, os.getpid()
 
 
+def timeouts(communicator: Any) -> tuple[float, float]:
+    config = communicator.facts["config"]
+    return config.barrier_timeout, config.rpc_timeout
+
+
 def fail_on_rank_1(communicator: Any) -> None:
     if communicator.rank == 1:
         raise ValueError("on purpose")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nexar import PeerLost, RemoteError, UsageError
+from nexar import Config, PeerLost, RemoteError, UsageError
 from nexar.launch.spawn import spawn
 from tests.processes import spawn_tasks, stand_ins
 from tests.processes.launcher import await_files, await_gone
@@ -32,6 +32,11 @@ def test_the_first_failure_is_raised_with_its_traceback_and_the_others_are_stopp
     assert "in fail_on_rank_1" in caught.value.traceback
 
 
+def test_settings_are_those_of_init():
+    config = Config(barrier_timeout=7.0, rpc_timeout=8.0)
+    assert spawn(spawn_tasks.timeouts, 1, config, rpc_timeout=9.0) == [(7.0, 9.0)]
+
+
 @pytest.mark.parametrize(
     ("fn", "words"),
     [(spawn_tasks.die_on_rank_1, "rank 1.*SIGKILL"), (spawn_tasks.exit_at_once, "ended with exit code 4")],
@@ -51,7 +56,7 @@ def test_a_lambda_is_refused():
         spawn(lambda _: None, 2)
 
 
-@pytest.mark.parametrize("n", [0, -1])
+@pytest.mark.parametrize("n", [0, -1, "2", 1.5, None])
 def test_no_processes_are_refused(n):
     with pytest.raises(UsageError, match="1 or more"):
         spawn(spawn_tasks.place, n)

@@ -16,11 +16,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nexar.config import Config
-from nexar.environment import effective
 from nexar.errors import PeerLost, RemoteError, UsageError
+from nexar.launch.init import choose_config
 from nexar.launch.seed_terms import changed_settings
 from nexar.launch.verdict import Ending
-from nexar.types import UNKNOWN_NODE, Rank
+from nexar.types import UNKNOWN_NODE, Rank, whole
 
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
@@ -31,8 +31,10 @@ _GRACE = 2.0  # between the polite and the impolite signal
 _STARTED, _RAISED, _RETURNED = "started", "raised", "returned"
 
 
-def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> list[_Result]:
-    """Run `fn(comm)` in n new processes and return what each returned, by rank.
+def spawn(
+    fn: Callable[[Communicator], _Result], n: int, config: Config | None = None, **settings: Any
+) -> list[_Result]:
+    """Run `fn(comm)` in n new processes and return what each returned, by rank. Settings as for `init`.
 
     The first failure ends them all: RemoteError with the traceback of the rank that raised, PeerLost if one died. `fn`
     and what it returns must be picklable; call this below `if __name__ == "__main__":`, as for multiprocessing. When it
@@ -41,9 +43,9 @@ def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> lis
     _check(fn, n)
     from nexar.cluster.seed import Seed  # noqa: PLC0415  # a wrong call is refused without it
 
-    config = effective({**settings, "ticket": None, "seed": None}).config  # this cluster is its own
-    with Seed("127.0.0.1:0", n, config=config) as seed:
-        team = _Team(fn, n, seed.ticket, config)
+    chosen = choose_config(config, {**settings, "ticket": None, "seed": None})  # this cluster is its own
+    with Seed("127.0.0.1:0", n, config=chosen) as seed:
+        team = _Team(fn, n, seed.ticket, chosen)
         try:
             return team.results()
         finally:
@@ -51,7 +53,7 @@ def spawn(fn: Callable[[Communicator], _Result], n: int, **settings: Any) -> lis
 
 
 def _check(fn: Callable[..., Any], n: int) -> None:
-    if n < 1:
+    if (whole(n) or 0) < 1:
         raise UsageError(f"spawn(fn, n={n!r}): n is how many processes to start, 1 or more")
     try:
         ForkingPickler.dumps(fn)

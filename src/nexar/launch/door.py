@@ -71,7 +71,7 @@ def choose_door(start: Start | None, config: Config, parent: int) -> Door:
     if config.ticket is not None:
         return ByTicket(config.ticket)
     if config.seed is not None:
-        return ByToken(_token(config, "NEXAR_SEED"), config.seed)
+        return ByToken(needed_token(config, "NEXAR_SEED"), config.seed)
     if start is None:
         raise _nobody(config)
     if start.kind == "nexar":
@@ -80,7 +80,7 @@ def choose_door(start: Start | None, config: Config, parent: int) -> Door:
     opens = start.rank == _OPENER
     if start.on_one_host:
         return ByFile(_file_name(start, parent), start.size, opens)
-    token = _token(config, f"ranks on several hosts, started by {start.kind}")
+    token = needed_token(config, f"ranks on several hosts, started by {start.kind}")
     return ByMeeting(token, _host(start), meeting_port(start, config), start.size, opens)
 
 
@@ -114,7 +114,8 @@ def _host(start: Start) -> str:
     return start.master_addr
 
 
-def _token(config: Config, reason: str) -> str:
+def needed_token(config: Config, reason: str) -> str:
+    """The cluster's token, needed with `reason`. ConfigError if there is none."""
     if config.cluster_token is None:
         allowed = f"the cluster's secret, the same for all ranks, needed with {reason}"
         hint = "make one with `python3 -c 'import secrets; print(secrets.token_hex(32))'`"

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 
 from nexar.config import Config
 from nexar.errors import ConfigError
+from nexar.launch.door import needed_token
 from nexar.launch.output import Console
 from nexar.launch.plan import Block, Command, plan_ranks
 from nexar.launch.supervisor import Supervisor, Wishes
 from nexar.launch.verdict import Verdict
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import parse_ticket
+from nexar.transport.address import parse_address
 from nexar.types import Rank
 
 _LOOPBACK = "127.0.0.1"
@@ -86,22 +88,15 @@ def _opened(order: Order) -> Iterator[Entrance]:
     if config.ticket is not None:
         yield Entrance(parse_ticket(config.ticket), {"NEXAR_TICKET": config.ticket})
     elif config.seed is not None:
-        yield _by_token(config.cluster_token, config.seed)
+        token = needed_token(config, "NEXAR_SEED")
+        variables = {"NEXAR_SEED": config.seed, "NEXAR_CLUSTER_TOKEN": token}
+        yield Entrance(invitation_from_token(token, [config.seed]), variables)
     else:
         from nexar.cluster.seed import Seed  # noqa: PLC0415  # only the host that opens the cluster needs it
 
         listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"  # who may come later may come from elsewhere
         with Seed(listen, order.count, config=config) as seed:
             yield Entrance(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
-
-
-def _by_token(token: str | None, seed: str) -> Entrance:
-    if token is None:
-        hint = "the seed was started with it; it never travels"
-        allowed = "the cluster's token, needed beside NEXAR_SEED"
-        raise ConfigError(variable="NEXAR_CLUSTER_TOKEN", value="", allowed=allowed, hint=hint)
-    variables = {"NEXAR_SEED": seed, "NEXAR_CLUSTER_TOKEN": token}
-    return Entrance(invitation_from_token(token, [seed]), variables)
 
 
 def _master(entrance: Entrance, inherited: Mapping[str, str]) -> tuple[str, int]:
@@ -113,8 +108,8 @@ def _master(entrance: Entrance, inherited: Mapping[str, str]) -> tuple[str, int]
     if entrance.own:
         host, port = _LOOPBACK, _free_port()
     else:
-        host, _, text = entrance.invitation.addresses[0].rpartition(":")
-        host, port = host.strip("[]"), min(int(text) + 1, 65535)
+        host, seed_port = parse_address(entrance.invitation.addresses[0])
+        port = min(seed_port + 1, 65535)
     return inherited.get("MASTER_ADDR") or host, _port(inherited.get("MASTER_PORT"), port)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from nexar.errors import NexarError
 from nexar.launch.escalation import GRACE, Escalation
 from nexar.launch.guard import Guard
 from nexar.launch.lines import blames_another, last_traceback
@@ -25,7 +24,8 @@ from nexar.launch.verdict import Ending, Verdict, judge
 from nexar.types import Rank
 
 Report: TypeAlias = Callable[[Rank, str], None]
-"""Tells the cluster of the end of a rank: which, and how."""
+"""Tells the cluster of the end of a rank: which, and how. It does not raise when nobody can be told: the members notice
+the death by themselves."""
 
 _CAUSE_CHARACTERS = 3000
 
@@ -146,10 +146,7 @@ class Supervisor:
         if ending.code == 0:
             return
         details = self._errors[ending.rank][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
-        try:
-            self._report(ending.rank, f"{ending}\n{details}".rstrip())
-        except NexarError:
-            return  # the seed is gone, which stops nobody: the members notice the death by themselves
+        self._report(ending.rank, f"{ending}\n{details}".rstrip())
 
     def _close(self, process: RankProcess) -> None:
         registered = self._selector.get_map()

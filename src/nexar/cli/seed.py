@@ -17,6 +17,7 @@ from nexar.errors import ConfigError
 from nexar.launch.plan import without_outer_launch
 
 if TYPE_CHECKING:
+    from nexar.cluster.decisions.admission_events import Note
     from nexar.cluster.seed import Seed
 
 
@@ -42,8 +43,8 @@ def seed(
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
         with (
-            Seed(listen, size, config=config, state_dir=state_dir) as door,
-            _told(door, config, ticket_file, keep=state_dir is not None),
+            Seed(listen, size, config=config, state_dir=state_dir, on_event=_announce) as door,
+            _told(door, size, config, ticket_file, keep=state_dir is not None),
         ):
             _attend(door, size, config)
         return GOOD
@@ -52,7 +53,7 @@ def seed(
 
 
 @contextmanager
-def _told(door: "Seed", config: Config, ticket_file: Path | None, *, keep: bool) -> Iterator[None]:
+def _told(door: "Seed", size: int, config: Config, ticket_file: Path | None, *, keep: bool) -> Iterator[None]:
     """Say where it is, and give the ticket to whoever asked: to the file, else to standard output, alone on its line.
 
     Where the secret is a token everybody has it already, and no ticket is shown. `keep`: the file outlives the seed, as
@@ -61,8 +62,15 @@ def _told(door: "Seed", config: Config, ticket_file: Path | None, *, keep: bool)
     with nullcontext() if ticket_file is None else ticket_in(ticket_file, door.ticket, keep=keep):
         if ticket_file is None and config.cluster_token is None:
             print(door.ticket, flush=True)
-        complain(f"the seed listens at {door.address}")
+        patience = f"{config.formation_timeout:g} s at most"
+        complain(f"the seed listens at {door.address} and waits for {size} members, {patience}")
         yield
+
+
+def _announce(note: "Note") -> None:
+    """One line for each launcher, so that who waits sees which hosts are there; ranks would be too many."""
+    if note.kind == "reserved":
+        complain(f"a launcher at {note.address} has {note.reason}")
 
 
 def _attend(door: "Seed", size: int, config: Config) -> None:

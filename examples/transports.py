@@ -50,7 +50,8 @@ PINGS = 2000
 INTRODUCTION = """\
 What moves the arrays: two processes, each with a certificate of its own,
 verify each other, exchange NumPy arrays over a link, and check every
-element that came back. One line per transport:
+element that came back. One line per transport; plain tcp, which has to be
+asked for, warns that it is not encrypted:
 """
 
 

@@ -17,11 +17,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import NodeId, Rank, format_node
 from nexar.wire.handshake import MAX_CAPABILITIES
 from nexar.wire.joining import MAX_JOIN_BYTES, Addresses, Host, check_node, count_addresses
 
-FINGERPRINT_BYTES: Final = 32
 MAX_MEMBERSHIP_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
 """So that the join message that carries it is not too large."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from nexar.cluster.membership import FINGERPRINT_BYTES, Member, Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.communicator.bootstrap import EAGER_WORLD
@@ -16,6 +16,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.group import Group
+from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.memory import MemoryNetwork
 
 _CLUSTER: Final = "local"

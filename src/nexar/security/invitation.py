@@ -20,6 +20,7 @@ from nexar.errors import UsageError
 
 SECRET_BYTES: Final = 32
 FINGERPRINT_BYTES: Final = 32
+"""Of a public key, SHA-256 (`identity.fingerprint`)."""
 MAX_ADDRESSES: Final = 16
 MAX_ADDRESS_CHARACTERS: Final = 255
 

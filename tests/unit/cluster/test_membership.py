@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.cluster.membership import (
-    FINGERPRINT_BYTES,
     MAX_MEMBERS,
     MAX_MEMBERSHIP_BYTES,
     Attendant,
@@ -17,6 +16,7 @@ from nexar.cluster.membership import (
     allowed_share_bytes,
     share_bytes,
 )
+from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.wire.joining import MAX_ADDRESSES, MAX_JOIN_BYTES, Committed, encode_join
 
 

@@ -46,8 +46,9 @@ from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.waiting_room import WaitingRoom
-from nexar.cluster.membership import FINGERPRINT_BYTES, MAX_MEMBERS, Attendant, Member, Membership
+from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member, Membership
 from nexar.errors import InternalError, UsageError
+from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import UNKNOWN_NODE, NodeId, Rank, describe_peer, format_node, format_seconds
 from nexar.wire.handshake import Hello
 

@@ -9,8 +9,9 @@ from nexar.cli.doctor.consultation import Consultation, patience
 from nexar.cli.doctor.observations import Finding
 from nexar.cli.doctor.reachability import NOT_OFFERED
 from nexar.cluster.introduction import say
-from nexar.cluster.membership import FINGERPRINT_BYTES, Member, Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
+from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.base import CarrierLost, Expected
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.messages import Introduce

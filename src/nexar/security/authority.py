@@ -28,7 +28,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials
 from nexar.security.identity import UNREADABLE, check_cluster, fingerprint, node_name
-from nexar.security.request import read_request
 from nexar.types import NodeId
 
 CLOCK_SKEW: Final = timedelta(minutes=10)
@@ -106,11 +105,6 @@ class Authority:
             .add_extension(self._issuer_key(), critical=False)
         )
         return unsigned.sign(self._key, hashes.SHA256())
-
-    def sign(self, request: bytes, node: NodeId, lifetime: timedelta = CERTIFICATE_LIFETIME) -> x509.Certificate:
-        """The certificate that `node` asks for (`request.make_request`). The caller has authenticated the asker; here
-        only the request is looked at. Raises RequestRefused, and UsageError as `issue`."""
-        return self.issue(node, read_request(request, node), lifetime)
 
     def admit(self, node: NodeId) -> Credentials:
         """Credentials for a node of this very process: makes the key and certifies it in one step."""

@@ -15,6 +15,7 @@ from nexar.security.authority import Authority, make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.invitation import Invitation
 from nexar.security.proof import make_nonce, prove
+from nexar.security.request import read_request
 from nexar.transport.base import Buffer, Carrier, Expected, Peer
 from nexar.wire.frame import Lane
 from nexar.wire.handshake import Hello, decode_hello
@@ -114,7 +115,8 @@ class Opening(SeedSide):
 
 def certificate_for(authority: Authority, request: bytes, node: int, seconds: float = 3600.0) -> bytes:
     """PEM."""
-    return authority.sign(request, node, timedelta(seconds=seconds)).public_bytes(Encoding.PEM)
+    issued = authority.issue(node, read_request(request, node), timedelta(seconds=seconds))
+    return issued.public_bytes(Encoding.PEM)
 
 
 class FakeNode:

@@ -86,6 +86,7 @@ class Group:
 
     def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""
+        self._progress.check()
         frame = Frame(
             kind=_EAGER,
             space=about.space,

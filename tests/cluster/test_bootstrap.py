@@ -27,6 +27,7 @@ from tests.ranks import on_every
 
 HERE = "127.0.0.1:0"
 QUIC = pytest.param(("quic",), marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic"))))
+ALL = pytest.param(("shm", "quic", "tls"), marks=QUIC.marks)  # one of them drives the others
 NETWORKS = [pytest.param(("tls",)), QUIC, pytest.param(("shm", "tls"))]
 
 
@@ -186,7 +187,7 @@ def test_ctrl_c_ends_the_wait_for_the_others() -> None:
 # ---------------------------------------------------------------- forking
 
 
-@pytest.mark.parametrize("transports", NETWORKS, ids="+".join)
+@pytest.mark.parametrize("transports", [*NETWORKS, ALL], ids="+".join)
 def test_a_forked_child_that_leaves_the_block_disturbs_nobody(
     form: Callable[..., Cluster], transports: tuple[str, ...]
 ) -> None:

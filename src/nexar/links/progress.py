@@ -73,6 +73,11 @@ class Progress:
             if operation.error is not None:
                 self._fail(waiter, operations, operation.error)
 
+    def check(self) -> None:
+        """For what needs no waiting: raise what every wait would raise, once the node is closed or was forked."""
+        if self._leadership.ended is not None:
+            raise copy(self._leadership.ended)
+
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = monotonic()
         in_main = interrupts.begin(self._kick, waiter)
@@ -101,8 +106,7 @@ class Progress:
         leadership = self._leadership
         leadership.turns += 1
         try:
-            if leadership.ended is not None:
-                raise copy(leadership.ended)
+            self.check()
             self._drive.until_done(waiter, deadline)
         finally:
             self._lead.release()
@@ -118,8 +122,7 @@ class Progress:
             waiter.prepare()
         self._followers.append(waiter)
         try:
-            if self._leadership.ended is not None:
-                raise copy(self._leadership.ended)
+            self.check()
             if self._background.leads:
                 self._kick()
             if self._lead.locked() and not interrupts.pending:  # a signal before prepare() could not wake us

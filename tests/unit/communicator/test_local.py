@@ -104,7 +104,13 @@ def test_a_forked_child_is_told_to_make_its_own_and_the_parent_goes_on() -> None
 def _used_after_fork(world: list[Communicator]) -> int:
     """In the child: how many verbs did not say what they should."""
     wrong = 0
-    for verb in (lambda: world[0].send(1, 1), lambda: world[1].recv(source=0, tag=1), world[0].barrier):
+    verbs = (
+        lambda: world[0].send(1, 1),
+        lambda: world[0].send(1, 0),
+        lambda: world[1].recv(source=0, tag=1),
+        world[0].barrier,
+    )
+    for verb in verbs:
         try:
             verb()
         except UsageError as error:

@@ -141,8 +141,11 @@ class QuicTransport(Transport):
         self._completions.unwatch(descriptor)
 
     def kick(self) -> None:
-        """See Waker."""
-        self._completions.kick()
+        """See Waker. In a forked child nobody sleeps; what is left of other transports there may kick all the same."""
+        try:
+            self._completions.kick()
+        except ForkedError:
+            return
 
     def _turn(self, timeout: float, spin: float) -> bool:
         try:

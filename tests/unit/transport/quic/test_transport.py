@@ -289,6 +289,7 @@ def test_a_forked_child_lets_go_and_the_parent_goes_on(scene):
             pair.left_node.transport.abandon()
             pair.left_node.transport.close()
             pair.left.abort("nobody hears this")
+            pair.left_node.transport.kick()
             assert not pair.left_node.transport.poll()
             with pytest.raises(ConnectRefused, match="forked"):
                 pair.left_node.dial(pair.right_node)

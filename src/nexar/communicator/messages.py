@@ -92,9 +92,11 @@ def space_and_wanted_tag(tag: object) -> tuple[int, int]:
 
 
 def as_array(array: object) -> NDArray[Any]:
-    """A NumPy array on the same memory, where there is any. UsageError names what it is instead."""
-    if isinstance(array, np.ndarray):
+    """A plain NumPy array on the same memory, where there is any. UsageError names what it is instead."""
+    if type(array) is np.ndarray:
         return array
+    if isinstance(array, np.ndarray) and isinstance(array, np.ma.MaskedArray):  # in this order: np.ma loads when asked
+        raise UsageError("a masked array is two arrays; use its .data and its .mask, each by itself, or send .filled()")
     try:
         return np.asarray(array)
     except (TypeError, ValueError) as error:

@@ -58,6 +58,24 @@ def test_only_a_receive_may_take_any_tag() -> None:
     assert space_and_wanted_tag(None) == (Space.UNTAGGED, 0)
 
 
+def test_a_masked_array_is_refused_since_its_mask_would_be_lost() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
+    with pytest.raises(UsageError, match="mask"):
+        outgoing(masked, 1)
+    with pytest.raises(UsageError, match="mask"):
+        incoming(masked)
+
+
+def test_an_array_of_another_class_is_sent_as_the_memory_it_has() -> None:
+    class Named(np.ndarray):
+        def reshape(self, *_: object, **__: object) -> "Named":
+            raise AssertionError("what a class of somebody else does with its memory is not ours to use")
+
+    message = outgoing(np.arange(6.0).reshape(2, 3).view(Named), 1)
+    assert message.shape == (2, 3)
+    assert np.frombuffer(message.data).tolist() == list(range(6))
+
+
 def test_without_a_buffer_there_is_nothing_to_fill() -> None:
     assert incoming(None) == (None, 0)
 

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import pickle
 import re
 
@@ -139,6 +140,12 @@ def test_values_come_into_their_normal_form(name, value, normal):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("formation_timeout", 1e300),
+        ("formation_timeout", math.nextafter(1e9, math.inf)),
+        ("join_timeout", 2e9),
+        ("join_auth_timeout", 0.0001),
+        ("join_max_pending", 10**20),
+        ("credit_bytes", 10**20),
         ("port", -1),
         ("port", 65536),
         ("port", True),

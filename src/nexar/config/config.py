@@ -64,8 +64,10 @@ class Config:
     join_timeout: float = _setting(
         0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that lets it in."
     )
-    join_max_pending: int = _setting(256, _POSITIVE, "Unauthenticated connections the seed holds at once.")
-    join_auth_timeout: float = _setting(10.0, Seconds(), "How long a stranger may take to authenticate.")
+    join_max_pending: int = _setting(
+        256, Whole(least=1, most=1_000_000), "Unauthenticated connections the seed holds at once."
+    )
+    join_auth_timeout: float = _setting(10.0, Seconds(least=0.01), "How long a stranger may take to authenticate.")
     certificate_lifetime: float = _setting(
         31_536_000.0, Seconds(), "How long the certificates the seed issues are valid."
     )
@@ -109,7 +111,9 @@ class Config:
         65_536, Whole(least=1, most=1 << 20), "Messages up to this size travel at once; larger ones wait for a grant."
     )
     credit_bytes: int = _setting(
-        1_048_576, Whole(least=262_144), "Eager bytes a receiver lets one peer have on the way, per communicator."
+        1_048_576,
+        Whole(least=262_144, most=1 << 40),
+        "Eager bytes a receiver lets one peer have on the way, per communicator.",
     )
     early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes this node holds for receives nobody has posted yet.")
 

@@ -4,13 +4,13 @@ A kind has three parts: `accept` brings a Python value into its one normal form 
 same for a text (an environment variable, a command-line option); `allowed` says in words what both take. Pure.
 """
 
-import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 AUTO: Literal["auto"] = "auto"
+_LONGEST = 1e9  # seconds, thirty years
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -38,19 +38,23 @@ class Kind(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Seconds(Kind):
-    """A duration, fractions allowed."""
+    """A duration, fractions allowed, as long as the system can wait: it counts nanoseconds in 64 bits."""
 
     zero: str = ""
     """What 0 means; empty: 0 is refused."""
+    least: float = 0.0
+    """Other than 0, it may be this short."""
 
     @property
     def allowed(self) -> str:
-        return f"seconds, 0 or more (0 = {self.zero})" if self.zero else "seconds above 0"
+        if self.zero:
+            return f"seconds, 0 to 1e9 (0 = {self.zero})"
+        return f"seconds, {self.least:g} to 1e9" if self.least else "seconds above 0, at most 1e9"
 
     def accept(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise Refused
-        if value < 0 or (value == 0 and not self.zero):
+        if not self.least <= value <= _LONGEST or (value == 0 and not self.zero):
             raise Refused
         return float(value)
 

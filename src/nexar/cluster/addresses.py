@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from nexar.errors import ConfigError, UsageError
-from nexar.transport.address import Network, format_address, parse_address
+from nexar.transport.address import Network, format_address, host_of, is_loopback, parse_address
 
 Number: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Attached: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -88,35 +88,22 @@ def add_seen(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, t
     One of its own that was seen goes first. One that is none of its own is that of a router on the way, and leads to it
     only if somebody arranged it: worth a try behind those that are. Loopback and the like say nothing to others.
     """
-    place = _place(seen)
-    number = None if place is None else _number(place[0])
+    host = host_of(seen)
+    number = None if host is None else _number(host)
     if number is None or _is_local(number) or number.is_unspecified:
         return dict(addresses)
     return {scheme: _put(told, str(number)) for scheme, told in addresses.items()}
 
 
 def _put(told: tuple[str, ...], host: str) -> tuple[str, ...]:
-    places = [_place(address) for address in told]
-    ports = [place[1] for place in places if place is not None]
-    if not ports:
+    port = next((parse_address(address)[1] for address in told if host_of(address) is not None), None)
+    if port is None:
         return told
-    seen = format_address(host, ports[0])
+    seen = format_address(host, port)
     if seen in told:
         return (seen, *(address for address in told if address != seen))
-    loopback = tuple(address for address, place in zip(told, places, strict=True) if place and _is_loopback(place[0]))
+    loopback = tuple(address for address in told if is_loopback(address))
     return (*(address for address in told if address not in loopback), seen, *loopback)
-
-
-def _place(address: str) -> tuple[str, int] | None:
-    try:
-        return parse_address(address)
-    except UsageError:
-        return None  # of a scheme with a form of its own
-
-
-def _is_loopback(host: str) -> bool:
-    number = _number(host)
-    return number is not None and number.is_loopback
 
 
 def _ordinary(interfaces: Sequence[Interface], iface: str | None, bound: Number | None) -> list[Number]:

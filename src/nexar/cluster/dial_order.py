@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from nexar.cluster.addresses import Number
-from nexar.errors import UsageError
-from nexar.transport.address import Candidate, Network, order_candidates, parse_address
+from nexar.transport.address import Candidate, Network, host_of, order_candidates
 
 _ONE_HOST: Final = "shm"
 """The scheme that leads nowhere beyond this host."""
@@ -31,7 +30,7 @@ def dial_order(
     usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
     offered = [Candidate(scheme, address) for scheme in usable for address in addresses.get(scheme, ())]
     numbers = {str(number) for number in own}
-    foreign = [candidate for candidate in offered if _host(candidate.address) not in numbers]
+    foreign = [candidate for candidate in offered if host_of(candidate.address) not in numbers]
     shares_network = same_host or not foreign
     if not shares_network:
         offered = foreign
@@ -39,10 +38,3 @@ def dial_order(
     for candidate in order_candidates(offered, schemes=usable, networks=networks, same_host=shares_network):
         order.setdefault(candidate.scheme, []).append(candidate.address)
     return {scheme: tuple(chosen) for scheme, chosen in order.items()}
-
-
-def _host(address: str) -> str | None:
-    try:
-        return parse_address(address)[0]
-    except UsageError:
-        return None  # of a scheme with a form of its own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Final
 
 from nexar.cluster.addresses import candidate_addresses
@@ -12,7 +11,7 @@ from nexar.cluster.transports import NETWORK, Transports, open_transports, usabl
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
-from nexar.transport.address import format_address, parse_address
+from nexar.transport.address import format_address, is_loopback, parse_address
 from nexar.transport.base import Acceptor
 from nexar.wire.joining import MAX_JOIN_BYTES
 
@@ -69,13 +68,5 @@ def seed_addresses(config: Config, address: str) -> tuple[str, ...]:
     (found,) = candidate_addresses(
         interfaces, address, schemes=("any",), iface=config.iface, advertise=config.advertise
     ).values()
-    elsewhere = tuple(text for text in found if not _is_loopback(text))
+    elsewhere = tuple(text for text in found if not is_loopback(text))
     return elsewhere or found or (format_address("127.0.0.1", parse_address(address)[1]),)
-
-
-def _is_loopback(address: str) -> bool:
-    host = parse_address(address)[0]
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"

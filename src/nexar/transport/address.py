@@ -68,6 +68,21 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     return [parse_address(part.strip()) for part in text.split(",")]
 
 
+def host_of(address: str) -> str | None:
+    """The host; None for an address that is not host:port, as schemes with a form of their own have them."""
+    try:
+        return parse_address(address)[0]
+    except UsageError:
+        return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it leads back to whoever dials it, wherever that is."""
+    host = host_of(address)
+    number = None if host is None else _number_of(host)
+    return host == "localhost" or (number is not None and number.is_loopback)
+
+
 def order_candidates(
     candidates: Iterable[Candidate],
     *,
@@ -90,12 +105,12 @@ _UNREACHABLE: Final = 9
 
 
 def _distance(address: str, networks: Sequence[Network], *, same_host: bool) -> int:
-    host = _host_of(address)
-    if host is None:  # not host:port: only its own scheme can tell
+    host = host_of(address)
+    if host is None:  # only its own scheme can tell
         return 2
-    number = _number_of(host)
-    if host == "localhost" or (number is not None and number.is_loopback):
+    if is_loopback(address):
         return 0 if same_host else _UNREACHABLE
+    number = _number_of(host)
     if number is None:
         return 4
     if number.is_unspecified or number.is_multicast:
@@ -103,13 +118,6 @@ def _distance(address: str, networks: Sequence[Network], *, same_host: bool) -> 
     if number.is_link_local:
         return 5
     return 1 if any(number in network for network in networks) else 3
-
-
-def _host_of(address: str) -> str | None:
-    try:
-        return parse_address(address)[0]
-    except UsageError:
-        return None
 
 
 def _number_of(host: str) -> _Numeric | None:

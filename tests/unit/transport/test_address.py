@@ -10,6 +10,8 @@ from nexar.errors import UsageError
 from nexar.transport.address import (
     Candidate,
     format_address,
+    host_of,
+    is_loopback,
     order_candidates,
     parse_address,
     parse_addresses,
@@ -103,6 +105,20 @@ def test_loopback_is_for_peers_on_this_host_only() -> None:
 
 def test_addresses_that_name_nobody_are_left_out() -> None:
     assert _ordered("0.0.0.0:1", "[::]:1", "224.0.0.1:1", "10.0.0.7:1") == ["10.0.0.7:1"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:0", "[::1]:1", "localhost:1"])
+def test_loopback_is_known_by_number_and_by_name(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:1", "[fe80::1]:1", "host:1", "", "segment-7"])
+def test_what_may_lead_elsewhere_is_no_loopback(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_only_host_and_port_have_a_host() -> None:
+    assert (host_of("[::1]:7"), host_of(":7"), host_of("segment-7")) == ("::1", "", None)
 
 
 def test_equals_keep_their_order_and_come_once() -> None:

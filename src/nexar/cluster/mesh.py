@@ -108,7 +108,7 @@ class Mesh:
         if turn is Turn.OPEN:
             return pair.link
         cause = pair.state.cause or "no connection came about in time"
-        raise PeerLost(rank=rank, node=member.node, address=_place(member), cause=cause)
+        raise PeerLost(rank=rank, node=member.node, address=_address(member), cause=cause)
 
     def _turn(self, pair: _Pair, failures: int, deadline: float) -> Turn:
         """When nothing is under way any more. WAIT: but not any longer, it has failed since."""
@@ -296,7 +296,7 @@ class Mesh:
                 self.router,
                 member.node,
                 rank=rank,
-                address=_place(member),
+                address=_address(member),
                 on_control=self._on_control,
             )
             self._pairs[member.node] = _Pair(link, Pairing(lower=self._node.id < member.node))
@@ -339,5 +339,6 @@ class Mesh:
             pair.link.close(timeout=max(0.0, deadline - time.monotonic()))
 
 
-def _place(member: Member) -> str | None:
-    return next((places[0] for places in member.addresses.values() if places), None)
+def _address(member: Member) -> str | None:
+    """The most promising one: for people."""
+    return next((told[0] for told in member.addresses.values() if told), None)

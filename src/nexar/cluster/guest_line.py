@@ -17,7 +17,7 @@ from nexar.security.proof import Role, make_nonce
 from nexar.security.request import RequestedKey, RequestRefused, read_request
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.handshake import HandshakeError, Hello, decode_hello
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
@@ -81,9 +81,8 @@ class GuestLine:
         """As `send`, of a message that was encoded once for many."""
         if self._parting:
             return
-        header = encode(Frame(kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
         try:
-            self._carrier.send_frame(Lane.CONTROL, 0, header, body)
+            self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
         except CarrierLost:
             return
 

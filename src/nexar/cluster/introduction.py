@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Final
 
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.messages import Declined, Introduce, Introduced, Message, MessageError, Unknown
 from nexar.wire.messages import decode as decode_message
 from nexar.wire.messages import encode as encode_message
@@ -31,8 +31,7 @@ _CONTROL: Final = int(Kind.CONTROL)
 def say(carrier: Carrier, message: Message) -> None:
     """Send a control message on a connection that is no link yet. Raises CarrierLost."""
     body = encode_message(message)
-    header = encode(Frame(kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
-    carrier.send_frame(Lane.CONTROL, 0, header, body)
+    carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
 
 def decline(carrier: Carrier, reason: str, *, superseded: bool = False) -> None:

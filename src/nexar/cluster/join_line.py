@@ -15,7 +15,7 @@ from nexar.security.invitation import Invitation
 from nexar.security.proof import Role, make_nonce, prove, proves
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId
-from nexar.wire.frame import VERSION, Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.handshake import HandshakeError, Hello, encode_hello
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
@@ -128,9 +128,8 @@ class JoinLine:
         self._carrier.abort(reason)
 
     def _send(self, body: bytes) -> None:
-        header = encode(Frame(version=VERSION, kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
         try:
-            self._carrier.send_frame(Lane.CONTROL, 0, header, body)
+            self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
         except CarrierLost as loss:
             raise LineLost(f"the line to the seed is gone: {loss.reason}") from loss
 

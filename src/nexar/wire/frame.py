@@ -114,6 +114,11 @@ def encode(frame: Frame) -> bytes:
     return pack_header(*astuple(frame))
 
 
+def control_header(body_bytes: int) -> bytes:
+    """The header of a control message on a connection that is no link: there are no nodes to name yet."""
+    return encode(Frame(kind=int(Kind.CONTROL), lane=int(Lane.CONTROL), length=body_bytes, body=body_bytes))
+
+
 def decode(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
     """The header at `offset`, checked so far as any reader needs: version, sizes. Raises FrameError.
 

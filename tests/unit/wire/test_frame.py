@@ -12,6 +12,7 @@ from nexar.wire.frame import (
     FrameError,
     Kind,
     Lane,
+    control_header,
     decode,
     decode_shape,
     encode,
@@ -29,6 +30,10 @@ def test_decoding_undoes_encoding(frame: Frame) -> None:
 @given(frames(), st.integers(0, 200))
 def test_a_header_is_found_at_any_offset(frame: Frame, offset: int) -> None:
     assert decode(bytearray(bytes(offset) + encode(frame) + b"rest"), offset) == frame
+
+
+def test_a_control_message_that_names_no_nodes_has_a_header_too() -> None:
+    assert decode(control_header(7)) == Frame(kind=Kind.CONTROL, lane=Lane.CONTROL, length=7, body=7)
 
 
 def test_the_layout_is_the_one_that_is_documented() -> None:

@@ -15,11 +15,9 @@ from typing import Final, TypeAlias
 
 from nexar.cli.doctor.questions import Answer, Ask, Conclude, Hand, NotADoctor, Said, decode, encode
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane
-from nexar.wire.frame import encode as encode_header
+from nexar.wire.frame import Frame, Lane, control_header
 
 QUESTIONS: Final = 16
-_CONTROL: Final = int(Kind.CONTROL)
 
 Heard: TypeAlias = Callable[["Conversation", "Hand | Conclude"], None]
 
@@ -68,8 +66,7 @@ class Conversation:
     def say(self, said: Said) -> None:
         """Raises CarrierLost."""
         body = encode(said)
-        header = encode_header(Frame(kind=_CONTROL, lane=Lane.CONTROL, length=len(body), body=len(body)))
-        self._carrier.send_frame(Lane.CONTROL, 0, header, body)
+        self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
     def mtu_bytes(self) -> int | None:
         """Of the path, where the transport finds it out."""

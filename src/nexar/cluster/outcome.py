@@ -98,7 +98,8 @@ class Outcome:
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
 
         def watcher() -> None:
-            loop.call_soon_threadsafe(settled.set)
+            if not loop.is_closed():  # a loop that was closed over its task: nobody waits there, and the seed goes on
+                loop.call_soon_threadsafe(settled.set)
 
         with self._changed:
             if self._is_settled():

@@ -118,6 +118,18 @@ def test_a_task_may_wait_too_and_may_stop_waiting(outcome: Outcome) -> None:
     assert asyncio.run(wait()) is MEMBERSHIP
 
 
+def test_a_loop_that_was_closed_over_a_waiting_task_harms_nobody_else(outcome: Outcome) -> None:
+    loop = asyncio.new_event_loop()
+    waiting = outcome.formed_soon()
+    task = loop.create_task(waiting)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    outcome.formed(MEMBERSHIP)
+    assert outcome.wait_formed(0) is MEMBERSHIP
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # that nobody awaits it any more is the point
+    waiting.close()
+
+
 def test_a_task_hears_of_a_failure(outcome: Outcome) -> None:
     outcome.failed(GONE)
     with pytest.raises(UsageError, match="over"):

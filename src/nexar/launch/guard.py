@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nexar.errors import UsageError
+
 _SCRIPT = Path(__file__).with_name("guard_main.py")
 _ENDING = 5.0
 
@@ -18,14 +20,20 @@ class Guard:
 
     def __init__(self, mark: str) -> None:
         command = [sys.executable, "-I", "-S", "-E", str(_SCRIPT), mark]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # what ends this process's group or terminal does not end the guard
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # what ends this process's group or terminal does not end the guard
+            )
+        except OSError as error:
+            raise UsageError(
+                f"no process can be started to watch over the ranks ({error.strerror or error}); "
+                "see the limits of this shell with `ulimit -a`, and raise the one that is too low"
+            ) from error
 
     @property
     def pid(self) -> int:

@@ -3,6 +3,7 @@
 Two ranks never share a line: a line is written when it is complete, in one piece.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -13,6 +14,7 @@ from nexar.launch.plan import RankPlan
 Stream: TypeAlias = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
+_log = logging.getLogger(__name__)
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)  # red is for errors
 
 
@@ -23,7 +25,7 @@ class Console:
         self._outputs = outputs
         self._coloured = {stream: output.isatty() for stream, output in outputs.items()}
         self.gone = False
-        """Nobody reads any more, as after `nexar run … | head`."""
+        """Nothing can be shown any more: nobody reads, as after `nexar run … | head`, or the disk is full."""
 
     def show(self, plan: RankPlan, stream: Stream, line: bytes) -> None:
         """One complete line of a rank."""
@@ -38,6 +40,9 @@ class Console:
             self._outputs[stream].flush()
         except BrokenPipeError:
             self.gone = True
+        except OSError as error:
+            self.gone = True
+            _log.warning("%s cannot be written (%s); stopping", stream, error.strerror or error)
 
     def _prefix(self, plan: RankPlan, stream: Stream) -> bytes:
         if not self._coloured[stream]:
@@ -58,10 +63,18 @@ class StreamOutput:
         """What the rank has just written."""
         self._tail.feed(piece)
         if self._log is not None:
-            self._log.write(piece)
+            self._keep(self._log, piece)
         if self._console is not None:
             for line in self._lines.feed(piece):
                 self._console.show(self._plan, self._stream, line)
+
+    def _keep(self, log: BinaryIO, piece: bytes) -> None:
+        """A file that takes no more, for a full disk, ends the file and not the work of days that it tells of."""
+        try:
+            log.write(piece)
+        except OSError as error:
+            _log.warning("%s ends here (%s); rank %s goes on", log.name, error.strerror or error, self._plan.rank)
+            self._end_log()
 
     def tail(self) -> str:
         """The last that came."""
@@ -72,6 +85,9 @@ class StreamOutput:
         rest = self._lines.finish()
         if rest and self._console is not None:
             self._console.show(self._plan, self._stream, rest)
+        self._end_log()
+
+    def _end_log(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None

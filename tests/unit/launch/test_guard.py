@@ -2,6 +2,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from nexar.errors import UsageError
 from nexar.launch.guard import Guard
 
 
@@ -19,3 +22,12 @@ def test_a_guard_that_was_killed_is_not_missed():
         os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
         guard.watch(1)
         guard.forget(1)
+
+
+def test_a_system_that_starts_no_guard_says_what_it_lacks(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("nexar.launch.guard.subprocess.Popen", refuse)
+    with pytest.raises(UsageError, match=r"Too many open files.*ulimit"):
+        Guard("mark")

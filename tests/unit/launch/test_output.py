@@ -1,4 +1,6 @@
+import errno
 import io
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +59,24 @@ def test_a_reader_that_went_away_is_noticed_once(plan):
     console.show(plan, "stdout", b"a\n")
     assert console.gone
     console.show(plan, "stdout", b"b\n")
+
+
+class Full(io.BytesIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_output_that_takes_no_more_is_told_once_and_ends_the_showing(plan, caplog):
+    console = Console({"stdout": Full(), "stderr": io.BytesIO()})
+    console.show(plan, "stdout", b"a\n")
+    console.show(plan, "stdout", b"b\n")
+    assert console.gone
+    assert caplog.messages == ["stdout cannot be written (No space left on device); stopping"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_file_that_takes_no_more_ends_and_the_rank_goes_on(plan, tmp_path, caplog):
+    log = tmp_path / "rank_3.stdout.log"
+    log.symlink_to("/dev/full")
+    assert written(io.BytesIO, plan, b"a\n", b"b\n", log_dir=tmp_path) == b"[rank 3] a\n[rank 3] b\n"
+    assert caplog.messages == [f"{log} ends here (No space left on device); rank 3 goes on"]

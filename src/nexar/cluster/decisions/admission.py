@@ -221,7 +221,7 @@ class Admission:
     def _applied(self, guest: Guest, event: Applied) -> list[Action]:
         hello, asked = self._authenticate(guest, "candidate", event), event.application
         if self._formation is None:
-            return self._returned(guest, hello, self._members)
+            return self._returned(guest, hello, self._members, asked.rank)
         self._check_once(hello.node)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
@@ -267,9 +267,11 @@ class Admission:
 
     # ------------------------------------------------------------ formed
 
-    def _returned(self, guest: Guest, hello: Hello, circle: dict[NodeId, Guest]) -> list[Action]:
+    def _returned(
+        self, guest: Guest, hello: Hello, circle: dict[NodeId, Guest], asked: Rank | None = None
+    ) -> list[Action]:
         """Somebody with the secret came after the commit: one of us, or too late."""
-        rank = self._check_known(guest.fingerprint, hello)
+        rank = self._check_known(guest.fingerprint, hello, asked)
         dropped = self._replace(circle[hello.node]) if hello.node in circle else []
         circle[hello.node] = guest
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=rank)
@@ -278,14 +280,16 @@ class Admission:
     def _replace(self, old: Guest) -> list[Action]:
         return [Drop(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
 
-    def _check_known(self, fingerprint: bytes, hello: Hello) -> Rank | None:
+    def _check_known(self, fingerprint: bytes, hello: Hello, asked: Rank | None) -> Rank | None:
         """The rank of a candidate, None for a launcher. Refusal unless the membership pins it, in that role."""
         membership = self._formed()
         rank = membership.rank_of(hello.node)
         is_seed = membership.seed is not None and hello.node == membership.seed.node
         pinned = membership.pin(hello.node)
         if pinned is None or is_seed or (rank is None) == (hello.role == "candidate"):
-            raise Refusal(f"the cluster has formed with {membership.size} members and is not elastic")
+            late = f"the cluster has formed with {membership.size} members and is not elastic"
+            again = "" if asked is None else f"; rank {asked} is one of them: nexar.init() is called once for each rank"
+            raise Refusal(late + again)
         if pinned != fingerprint:
             raise Refusal(f"node {format_node(hello.node)} is known with another key")
         return rank

@@ -30,6 +30,12 @@ def test_late_joiners_are_refused_with_the_reason_once_they_know_the_secret() ->
         assert only(door.join(5, knows_secret=False), Refuse).reason != LATE
 
 
+def test_a_second_process_of_a_rank_is_told_that_it_is_the_second() -> None:
+    for door in (formed(), resumed()):
+        reason = only(door.join(3, rank=0, launcher=51), Refuse).reason
+        assert reason == f"{LATE}; rank 0 is one of them: nexar.init() is called once for each rank"
+
+
 def test_members_that_end_are_noted_with_their_rank_and_the_membership_stays() -> None:
     door = formed()
     assert only(door.tell(Gone(1, "killed")), Note) == Note("gone", "10.0.0.9:1", 1, 0, "killed")

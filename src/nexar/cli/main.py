@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from nexar import __version__
 from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
@@ -24,7 +23,9 @@ app.command()(doctor)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"nexar {__version__}")
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import, and seldom asked for
+
+        print(f"nexar {version('nexar')}")
         raise typer.Exit
 
 

@@ -156,7 +156,7 @@ class Places:
 
     def _need(self, count: int) -> None:
         if self.left == 0:
-            raise Refusal(f"all {self.size} places are taken or reserved")
+            raise Refusal(f"all {self.size} places are taken or reserved; start the seed with a larger size")
         if count > self.left:
             raise Refusal(f"{count} places were asked for, {self.left} are left of {self.size}")
 
@@ -171,9 +171,9 @@ class Places:
         """Names the holder. Looks through the blocks, which only a refusal has to pay for."""
         holder = self._holders.get(rank)
         if holder is not None:
-            return f"rank {rank} is held by node {format_node(holder)}"
+            return f"rank {rank} is held by node {format_node(holder)}; give every process a rank of its own"
         launcher = next(launcher for launcher, block in self._blocks.items() if rank in block.ranks)
-        return f"rank {rank} is reserved by launcher {format_node(launcher)}"
+        return f"rank {rank} is reserved by launcher {format_node(launcher)}; ask for another one, or for any"
 
 
 def _by_host(arrivals: Iterable[tuple[NodeId, str]]) -> Iterable[NodeId]:

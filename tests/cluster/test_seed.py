@@ -228,7 +228,7 @@ def test_who_waits_less_long_learns_who_has_come_so_far(knocker: Knocker) -> Non
 # ---------------------------------------------------------------- use and misuse
 
 
-@pytest.mark.parametrize("size", [None, 0, -1, MAX_MEMBERS + 1])
+@pytest.mark.parametrize("size", [None, 0, -1, MAX_MEMBERS + 1, "2", 2.0])
 def test_a_seed_needs_a_size(size: int | None) -> None:
     with pytest.raises(UsageError, match=f"needs the size of its cluster, 1 to {MAX_MEMBERS} members"):
         Seed(HERE, size)

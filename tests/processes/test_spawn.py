@@ -56,6 +56,11 @@ def test_a_lambda_is_refused():
         spawn(lambda _: None, 2)
 
 
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(UsageError, match="function"):
+        spawn(None, 2)
+
+
 @pytest.mark.parametrize("n", [0, -1, "2", 1.5, None])
 def test_no_processes_are_refused(n):
     with pytest.raises(UsageError, match="1 or more"):

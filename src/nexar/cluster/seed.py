@@ -34,6 +34,7 @@ from nexar.security.credentials import Trust
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
 from nexar.transport.address import parse_address
+from nexar.types import whole
 
 _NOWHERE: Final = "localhost:1"  # a token is the same secret wherever the seed is
 
@@ -228,9 +229,10 @@ def _check_size(size: int | None, membership: Membership | None) -> int:
                 "give that size, or another directory"
             )
         return membership.size
-    if size is None or not 1 <= size <= MAX_MEMBERS:
-        raise UsageError(f"a seed needs the size of its cluster, 1 to {MAX_MEMBERS} members, not {size}")
-    return size
+    number = whole(size)
+    if number is None or not 1 <= number <= MAX_MEMBERS:
+        raise UsageError(f"a seed needs the size of its cluster, 1 to {MAX_MEMBERS} members, not {size!r}")
+    return number
 
 
 def _certify(identity: SeedIdentity) -> x509.Certificate:

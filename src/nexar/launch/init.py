@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nexar.config import Config
 from nexar.environment import effective, inherited
-from nexar.errors import InternalError, NexarError
+from nexar.errors import InternalError, NexarError, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
 from nexar.launch.handover import offered, take
@@ -79,7 +79,12 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
 
 
 def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
-    """The settings in force: arguments before `config` before the environment. ConfigError."""
+    """The settings in force: arguments before `config` before the environment. ConfigError, UsageError."""
+    if config is not None and not isinstance(config, Config):
+        raise UsageError(
+            f"config is a nexar.Config, not a {type(config).__name__}; settings are given by name, "
+            "a ticket to nexar.connect()"
+        )
     given = {} if config is None else changed_settings(config)
     return effective({**given, **settings}).config
 

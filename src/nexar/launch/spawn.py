@@ -55,6 +55,8 @@ def spawn(
 def _check(fn: Callable[..., Any], n: int) -> None:
     if (whole(n) or 0) < 1:
         raise UsageError(f"spawn(fn, n={n!r}): n is how many processes to start, 1 or more")
+    if not callable(fn):
+        raise UsageError(f"spawn(fn={fn!r}, n): fn is what each process calls with its communicator, a function")
     try:
         ForkingPickler.dumps(fn)
     except Exception as error:  # whatever its __reduce__ raises, the answer is the same

@@ -67,6 +67,8 @@ def format_ticket(invitation: Invitation) -> str:
 def parse_ticket(text: str) -> Invitation:
     """The invitation that `format_ticket` wrote; white space around it does not matter. UsageError says what is wrong
     with any other text, without showing it."""
+    if not isinstance(text, str):
+        raise UsageError(f"a ticket is a text that begins with {_PREFIX}, not a {type(text).__name__}")
     ticket = text.strip()
     body = _from_base32(_check_size(_check_characters(_strip_prefix(ticket))))
     if _checksum(body[:-_CHECKSUM_BYTES]) != body[-_CHECKSUM_BYTES:]:

@@ -56,6 +56,12 @@ def test_a_mistyped_setting_is_refused():
         init(prt=1)
 
 
+@pytest.mark.parametrize("config", ["nexar1_abc", {"port": 1}, 4])
+def test_what_is_no_config_is_refused_with_the_way_to_say_it(config):
+    with pytest.raises(UsageError, match=r"nexar\.Config.*nexar\.connect"):
+        init(config)
+
+
 def test_a_process_that_nobody_started_is_told_how_to_start_it():
     with pytest.raises(UsageError, match="nexar run"):
         init()

@@ -117,6 +117,12 @@ def test_what_is_no_ticket_at_all_is_told_so(text: str) -> None:
     assert "does not begin with nexar1_" in words or "cut off" in words
 
 
+@pytest.mark.parametrize("value", [None, b"nexar1_abc", 7])
+def test_what_is_no_text_is_no_ticket(value: object) -> None:
+    with pytest.raises(UsageError, match="not a "):
+        parse_ticket(value)  # type: ignore[arg-type]
+
+
 def test_a_ticket_of_a_newer_format_asks_for_an_upgrade() -> None:
     assert "format 2, this version of nexar reads format 1; upgrade" in refusal(TICKET.replace("nexar1_", "nexar2_"))
 

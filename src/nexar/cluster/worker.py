@@ -64,8 +64,8 @@ class Worker:
         self.attempts = 0
 
     def join(self, place: Place) -> Joined:
-        """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout.
-        Recalled when the node closes meanwhile.
+        """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout,
+        and GRACE for the seed's own word if we are in and others are not. Recalled when the node closes meanwhile.
         """
         deadline = time.monotonic() + self._timeout
         cause: LineLost | None = None
@@ -183,7 +183,7 @@ class Worker:
             message = line.receive(deadline)
         except TimeoutError as late:
             raise FormationTimeout(
-                joined=["this node"], expected=welcome.size, refused={}, timeout=self._timeout
+                joined=["this node"], expected=welcome.size, refused={}, timeout=self._timeout + GRACE
             ) from late
         except RefusedBySeed as refused:
             raise JoinRefused(reason=refused.reason, address=line.address) from refused

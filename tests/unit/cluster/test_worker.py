@@ -237,11 +237,12 @@ def test_a_formation_that_failed_tells_what_the_seed_told(authority: Authority) 
 def test_a_seed_that_lets_us_in_and_falls_silent_is_a_formation_that_failed(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.cluster.worker.GRACE", 0.0)
+    monkeypatch.setattr("nexar.cluster.worker.GRACE", 0.05)
     seed = Opening(authority, size=3)
     with pytest.raises(FormationTimeout) as raised:
         join(FakeNode(lambda: seed), SHORT)
     assert raised.value.expected == 3
+    assert raised.value.timeout == SHORT + 0.05
     assert seed.aborted is not None
 
 

@@ -70,7 +70,7 @@ def test_a_closed_group_raises_for_what_waits_and_what_comes(groups: list[Group]
     asked = group.post_receive(1, None, space=Space.TAGGED, tag=1)
     group.close()
     group.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(LinkClosed, match="the communicator of rank 0 was closed"):
         group.wait((asked,), deadline_after(PATIENCE))
     for dest in (0, 1):
         with pytest.raises((LinkClosed, UsageError)):

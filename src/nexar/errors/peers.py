@@ -51,7 +51,10 @@ class LinkClosed(NexarError, ConnectionError):
     node: NodeId | None = None
     address: str | None = None
     operation: str | None = None
+    owner: str | None = None
+    """What the links belonged to, if all of them were closed with it. Named so that a peer who is told understands."""
 
     def _message(self) -> str:
-        peer = describe_peer(self.rank, self.node, self.address)
-        return f"the link to {peer} was closed on this side{during(self.operation)}; use it before closing it"
+        link = f"the link to {describe_peer(self.rank, self.node, self.address)} was closed on this side"
+        closed = link if self.owner is None else f"{self.owner} was closed"
+        return f"{closed}{during(self.operation)}; use it before closing it"

@@ -58,7 +58,7 @@ def describe_peer(rank: Rank | None, node: NodeId | None = None, address: str | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedPeer:
-    """Somebody an operation waited for in vain, and the last that was heard of them."""
+    """Somebody an operation waited for in vain, and the last that was heard of them. Nothing known: anybody would do."""
 
     rank: Rank | None = None
     node: NodeId | None = None
@@ -72,7 +72,8 @@ class AwaitedPeer:
 
     def __str__(self) -> str:
         """One clause of an error message."""
-        facts = [describe_peer(self.rank, self.node, self.address)]
+        anybody = self.rank is None and not self.node and not self.address
+        facts = ["any rank" if anybody else describe_peer(self.rank, self.node, self.address)]
         if self.missing:
             facts.append(f"missing {self.missing}")
         if self.last_heard is not None:

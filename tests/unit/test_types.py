@@ -36,6 +36,10 @@ def test_an_awaited_peer_tells_what_was_last_heard_of_it():
     assert str(peer) == "rank 1, missing a receive with tag 7, last heard 250 ms ago, last finished all_reduce #41"
 
 
+def test_a_receive_from_anybody_waits_for_any_rank():
+    assert str(AwaitedPeer(missing="a send with tag 7")) == "any rank, missing a send with tag 7"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(30, "30 s"), (2.5, "2.5 s"), (0.04, "40 ms"), (0.0005, "0.5 ms"), (0, "0 s"), (61, "61 s")]
 )

@@ -58,7 +58,7 @@ def describe_peer(rank: Rank | None, node: NodeId | None = None, address: str | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedPeer:
-    """Somebody an operation waited for in vain, and the last that was heard of them. Nothing known: anybody would do."""
+    """Somebody an operation waited for in vain, and the last that was heard of them. Nothing known: anybody will do."""
 
     rank: Rank | None = None
     node: NodeId | None = None

@@ -42,10 +42,10 @@ from nexar.types import ANY_SOURCE, ANY_TAG
 
 if TYPE_CHECKING:
     from nexar.cluster.membership import Membership
-    from nexar.cluster.seed import Seed
     from nexar.communicator.communicator import Communicator
     from nexar.launch.init import connect, init
     from nexar.launch.local import local
+    from nexar.launch.seed import Seed
     from nexar.launch.spawn import spawn
 
 __version__ = "0.1.0"
@@ -95,7 +95,7 @@ __all__ = [
 _ROOMS = {
     "Communicator": "nexar.communicator.communicator",
     "Membership": "nexar.cluster.membership",
-    "Seed": "nexar.cluster.seed",
+    "Seed": "nexar.launch.seed",
     "connect": "nexar.launch.init",
     "init": "nexar.launch.init",
     "local": "nexar.launch.local",

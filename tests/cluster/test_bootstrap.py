@@ -249,7 +249,7 @@ def test_a_seed_that_comes_back_with_its_state_finds_its_members_again(
 def test_links_are_opened_with_certificates_that_were_renewed_when_the_first_had_expired(
     form: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lifetime, shown, certify = 2.0, Counter[int](), Node.certify
+    lifetime, shown, certify = 6.0, Counter[int](), Node.certify  # a third of it is what a renewal may be late
 
     def counting(node: Node, credentials: Credentials, trust: Trust) -> None:
         certify(node, credentials, trust)
@@ -258,8 +258,7 @@ def test_links_are_opened_with_certificates_that_were_renewed_when_the_first_had
     monkeypatch.setattr(Node, "certify", counting)
     begin = time.monotonic()
     cluster = form(EAGER_WORLD + 1, certificate_lifetime=lifetime)
-    while len(shown) <= EAGER_WORLD or min(shown.values()) < 4:  # each renewal comes at two thirds of a life
+    while len(shown) <= EAGER_WORLD or min(shown.values()) < 2 or time.monotonic() - begin <= lifetime:
         assert time.monotonic() - begin < PATIENCE, shown
         time.sleep(0.01)
-    assert time.monotonic() - begin > lifetime
     everybody_talks(cluster.ranks)

@@ -346,7 +346,7 @@ class Admission:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
         fail = Fail(joined, self.size, listed, count, elapsed, insiders)
-        return [*refused, fail, Note("failed", reason=f"{len(joined)} of {self.size} joined")]
+        return [*refused, fail, Note("failed", reason=f"{self._failure}, {len(joined)} of {self.size} joined")]
 
     # ------------------------------------------------------------ ends
 

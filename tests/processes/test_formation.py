@@ -22,9 +22,18 @@ BETWEEN_NEIGHBOURS = {"shm", "quic" if "quic" in SCHEMES else "tls"} & SCHEMES
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that is free together with the next, for TCP and UDP: the seed listens beside MASTER_PORT."""
+    while True:
+        with ExitStack() as probes:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+            try:
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    probes.enter_context(socket.socket(type=kind)).bind(("", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ class QuicSettings:
     handshake_timeout: float = 10.0
     """Seconds an inbound handshake may take. A dial has its own deadline."""
     max_streams: int = 1024
-    """Streams a peer may have open at once. Room for all of them is made with the connection: 150 KB."""
+    """Streams a peer may have open at once. Room for all of them is made with the connection: 160 KB."""
     max_connections: int = 65536
     stream_window_bytes: int = 32 << 20
     """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.

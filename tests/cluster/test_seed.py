@@ -1,6 +1,5 @@
 import asyncio
 import logging
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
@@ -20,17 +19,7 @@ from nexar.testing.availability import why_absent
 from nexar.wire.joining import ChildDied, FormationFailed, Leave, Refused, Renew, Renewed
 from tests.cluster.guests import Knocker, Line, knocking, wait_for_event
 
-SCHEMES = [
-    pytest.param("tls"),
-    pytest.param("quic", marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))),
-]
 HERE = "127.0.0.1:0"
-
-
-@pytest.fixture(params=SCHEMES)
-def knocker(request: pytest.FixtureRequest) -> Iterator[Knocker]:
-    with knocking(request.param) as made:
-        yield made
 
 
 def form(seed: Seed, *knockers: Knocker) -> tuple[list[Line], Membership]:

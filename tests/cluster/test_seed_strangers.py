@@ -14,7 +14,6 @@ from nexar.security.credentials import Trust
 from nexar.security.invitation import Invitation
 from nexar.security.join_ticket import parse_ticket
 from nexar.security.request import make_request
-from nexar.testing.availability import why_absent
 from nexar.transport.address import parse_address
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.registry import load
@@ -22,19 +21,9 @@ from nexar.transport.sleep import PollSleeper
 from nexar.types import UNKNOWN_NODE
 from nexar.wire.frame import Frame, Kind, Lane, encode
 from nexar.wire.joining import MAX_JOIN_BYTES, MAX_STRANGER_BYTES, Apply, Leave, Refused, Renew, Reserve, decode_join
-from tests.cluster.guests import END, PATIENCE, Knocker, Line, knocking, wait_for_event
+from tests.cluster.guests import END, PATIENCE, Knocker, Line, wait_for_event
 
-SCHEMES = [
-    pytest.param("tls"),
-    pytest.param("quic", marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))),
-]
 HERE = "127.0.0.1:0"
-
-
-@pytest.fixture(params=SCHEMES)
-def knocker(request: pytest.FixtureRequest) -> Iterator[Knocker]:
-    with knocking(request.param) as made:
-        yield made
 
 
 @pytest.fixture

@@ -14,14 +14,11 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Final
 
-from cryptography import x509
-
 from nexar.cluster.join_line import JoinLine, LineLost, RefusedBySeed
 from nexar.cluster.node import Node
 from nexar.cluster.recall import Recalled
+from nexar.cluster.worker import take_certificate
 from nexar.errors import JoinRefused, NexarError
-from nexar.security.authority import make_credentials
-from nexar.security.credentials import Trust
 from nexar.security.renewal import read_validity, renew_at
 from nexar.security.request import make_request
 from nexar.wire.joining import Renew, Renewed, Welcome
@@ -52,7 +49,7 @@ class Standing:
         self._random = random or Random()
         self._spread = self._random.random()
         self._cluster, self._authority = welcome.cluster, welcome.authority
-        self._renew_at = self._next_renewal(welcome.certificate)
+        self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
         self._asked = False  # for a renewal, and not answered yet; the thread writes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
@@ -95,18 +92,12 @@ class Standing:
             self._take(message.certificate)
 
     def _take(self, certificate: bytes) -> None:
-        try:
-            loaded = x509.load_pem_x509_certificate(certificate)
-            credentials = make_credentials(self._node.id, self._cluster, self._node.key, loaded)
-            self._node.certify(credentials, Trust(self._authority))
-            self._renew_at = self._next_renewal(certificate)
-        except ValueError as error:
-            raise LineLost(f"the certificate that the seed gave cannot be used: {error}") from error
+        self._renew_at = self._next_renewal(*take_certificate(self._node, self._cluster, certificate, self._authority))
         self._asked = False
         _log.info("certificate renewed; the next renewal is due %s", self._renew_at.isoformat(timespec="seconds"))
 
-    def _next_renewal(self, certificate: bytes) -> datetime:
-        return renew_at(*read_validity(certificate), datetime.now(UTC), self._spread)
+    def _next_renewal(self, not_before: datetime, not_after: datetime) -> datetime:
+        return renew_at(not_before, not_after, datetime.now(UTC), self._spread)
 
     def _knock_again(self, lost: Exception) -> bool:
         """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from random import Random
 from typing import Final, TypeAlias
 
@@ -20,6 +21,7 @@ from nexar.security.authority import make_credentials
 from nexar.security.credentials import Trust
 from nexar.security.invitation import Invitation
 from nexar.security.proof import Role
+from nexar.security.renewal import read_validity
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
@@ -137,7 +139,7 @@ class Worker:
                 proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
                 line.send(ask(proof))
                 welcome = line.expect(Welcome, deadline)
-            self._take_certificate(welcome)
+            take_certificate(node, welcome.cluster, welcome.certificate, welcome.authority)
         except BaseException:
             line.close("giving up")
             raise
@@ -160,14 +162,6 @@ class Worker:
             rank=place.rank,
             launcher=place.launcher,
         )
-
-    def _take_certificate(self, welcome: Welcome) -> None:
-        try:
-            certificate = x509.load_pem_x509_certificate(welcome.certificate)
-            credentials = make_credentials(self._node.id, welcome.cluster, self._node.key, certificate)
-            self._node.certify(credentials, Trust(welcome.authority))
-        except ValueError as error:
-            raise LineLost(f"the certificate that the seed gave cannot be used: {error}") from error
 
     def _complete(self, line: JoinLine, welcome: Welcome, deadline: float) -> Joined:
         try:
@@ -200,6 +194,18 @@ class Worker:
             return Membership.decode(message.membership)
         except MembershipError as error:
             raise LineLost(f"the seed sent a membership that is none: {error}") from error
+
+
+def take_certificate(node: Node, cluster: str, certificate: bytes, authority: bytes) -> tuple[datetime, datetime]:
+    """Let the node show the certificate that the seed gave, and believe its authority (both PEM). Returns from when and
+    until when it is valid. LineLost if they are no such thing.
+    """
+    try:
+        loaded = x509.load_pem_x509_certificate(certificate)
+        node.certify(make_credentials(node.id, cluster, node.key, loaded), Trust(authority))
+        return read_validity(certificate)
+    except ValueError as error:
+        raise LineLost(f"the certificate that the seed gave cannot be used: {error}") from error
 
 
 def _text(cause: Exception | None) -> str:

@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -228,21 +228,27 @@ def test_a_buffer_of_another_size_or_dtype_is_refused_and_names_both(
     assert f"{into.dtype}[{into.size}]" in str(raised.value)
 
 
-def test_the_peer_of_a_closed_rank_is_told_at_once(pair: list[Communicator]) -> None:
-    raised: list[BaseException] = []
+def raised_while_waiting(comm: Communicator, event: Callable[[], None]) -> NexarError:
+    """What a receive that waits for rank 1 raises when this happens, long before its own deadline."""
+    raised: list[NexarError] = []
 
     def wait() -> None:
         try:
-            pair[0].recv(source=1, timeout=PATIENCE)
+            comm.recv(source=1, timeout=PATIENCE)
         except NexarError as error:
             raised.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    pair[1].close()
+    event()
     waiting.join(PATIENCE / 2)
-    assert isinstance(raised[0], PeerLost)
-    assert raised[0].rank == 1
+    return raised[0]
+
+
+def test_the_peer_of_a_closed_rank_is_told_at_once(pair: list[Communicator]) -> None:
+    raised = raised_while_waiting(pair[0], pair[1].close)
+    assert isinstance(raised, PeerLost)
+    assert raised.rank == 1
 
 
 def test_a_closed_communicator_says_so_whatever_is_asked(pair: list[Communicator]) -> None:
@@ -255,19 +261,8 @@ def test_a_closed_communicator_says_so_whatever_is_asked(pair: list[Communicator
 
 
 def test_a_call_that_waits_while_its_communicator_is_closed_raises_at_once(pair: list[Communicator]) -> None:
-    raised: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            pair[0].recv(source=1, timeout=PATIENCE)
-        except NexarError as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    pair[0].close()
-    waiting.join(PATIENCE / 2)
-    assert isinstance(raised[0], (LinkClosed, UsageError))
+    raised = raised_while_waiting(pair[0], pair[0].close)
+    assert isinstance(raised, (LinkClosed, UsageError))
 
 
 def test_ctrl_c_ends_a_receive_and_the_communicator_goes_on(pair: list[Communicator]) -> None:

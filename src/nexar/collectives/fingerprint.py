@@ -1,0 +1,42 @@
+"""What one call of a collective is, so far as all ranks must agree on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nexar.arrays.dtypes import dtype_of
+from nexar.arrays.operations import ReduceCode
+from nexar.collectives.operations import name_of
+
+
+class Fingerprint(NamedTuple):
+    """Travels in every frame of the call: packed, not hashed, so that a difference can be told in words."""
+
+    operation: int
+    dtype: int = 0
+    count: int = 0
+    root: int = 0
+    reduce_op: int = 0
+
+    def describe(self) -> str:
+        """`all_reduce of float32[8], sum`, as errors say it."""
+        text = name_of(self.operation)
+        if self.dtype:
+            text += f" of {dtype_of(self.dtype) or f'dtype {self.dtype}'}[{self.count}]"
+        if self.reduce_op:
+            text += f", {_reduce_name(self.reduce_op)}"
+        if self.root:
+            text += f", root {self.root - 1}"
+        return text
+
+
+def rooted(root: int) -> int:
+    """The `root` field of an operation that has one: 0 says that there is none."""
+    return root + 1
+
+
+def _reduce_name(code: int) -> str:
+    try:
+        return ReduceCode(code).name.lower()
+    except ValueError:
+        return f"op {code}"

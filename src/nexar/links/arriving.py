@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -10,12 +10,13 @@ from nexar.errors import NexarError
 from nexar.links.flow import Flow
 from nexar.links.line import Line
 from nexar.links.matching import Matching
-from nexar.links.message import Message
+from nexar.links.message import Message, State
 from nexar.transport.base import CarrierLost, Redirected
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind, Space, decode_shape
 
 _EAGER: Final = int(Kind.EAGER)
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_WHOLE: Final = (State.WHOLE, State.GONE)  # what is gone for another reason than that it was received does not flow
 
 
 class Misbehaviour(Exception):
@@ -143,19 +144,31 @@ class Arriving:
     def fail(self, error: NexarError) -> None:
         """The link is lost: what was on its way will not come, and nobody need wait for more."""
         self._router.forget(self)
-        for matching, message in self._flowing.values():
+        for matching, message in self._take_flowing(self._flowing):
             matching.abandon(message, error)
-        self._flowing.clear()
         for open_matching in self._router.matchings():
             open_matching.lose(self._line.peer, error)
 
     def close(self, matching: Matching, error: NexarError) -> None:
         """A generation is over: what flows into its receives is not wanted any more. Under the lock."""
-        for transfer, (owner, message) in list(self._flowing.items()):
-            if owner is matching:
-                matching.abandon(message, error)
-                del self._flowing[transfer]
-                self._tell_refusal(message, str(error))
+        mine = [transfer for transfer, (owner, _) in self._flowing.items() if owner is matching]
+        for _, message in self._take_flowing(mine):
+            matching.abandon(message, error)
+            self._tell_refusal(message, str(error))
+
+    def _take_flowing(self, transfers: Iterable[int]) -> list[tuple[Matching, Message]]:
+        """Those of which something is missing; they are not followed any more.
+
+        A message can be whole, and even received, before the driving thread says so: who posted a receive late asked
+        the carrier and heard that all had landed. To its sender that is delivery, whatever ends here.
+        """
+        unfinished = []
+        for transfer in list(transfers):
+            if self._flowing[transfer][1].state in _WHOLE:
+                self.landed(transfer)
+            else:
+                unfinished.append(self._flowing.pop(transfer))
+        return unfinished
 
     # -- Origin ----------------------------------------------------------------------------------------
 

@@ -344,6 +344,7 @@ class Matching:
         if whole or message.arrived:
             self._complete(receive, message)
         elif message.error is not None or message.withdrawn:
+            message.origin.redirect(message, None)  # the carrier may live on: the rest must not land here any more
             message.state = State.GONE
             message.receive = message.data = None
             receive.message = None

@@ -174,3 +174,21 @@ def test_nothing_keeps_a_finished_message_or_its_memory() -> None:
         assert message.receive is None
     assert not matching._early._queue
     assert matching._early.budget.used == 0
+
+
+@pytest.mark.parametrize("end", ["abandon", "withdraw"])
+def test_nothing_lands_any_more_in_a_receive_whose_message_ended_while_it_was_moved(end: str) -> None:
+    matching, origin = make()
+    message = announce(matching, origin, 4, transfer=1)
+
+    def ends() -> None:
+        with matching.lock:
+            if end == "abandon":
+                matching.abandon(message, Cancelled(operation="all of it"))
+            else:
+                matching.withdraw(message)
+
+    origin.on_redirect = ends
+    receive = post(matching, 4)
+    assert receive.done == (end == "abandon")
+    assert origin.places == {1: None}

@@ -14,6 +14,7 @@ from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.errors import LinkClosed, NexarError, UsageError
+from nexar.links.link import Link
 from nexar.links.matching import Matching
 from nexar.links.message import Message, Receive
 from nexar.links.operation import FINISHED, Operation
@@ -40,8 +41,9 @@ class Group:
         rank = membership.rank_of(node.id)
         assert rank is not None  # the mesh has refused a membership without us
         self.rank = rank
-        self._matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))
-        self._matching.peers.update(
+        self.router: Final = mesh.router
+        self.matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))
+        self.matching.peers.update(
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )
         self._myself = _Myself(rank)
@@ -61,11 +63,15 @@ class Group:
     def post_receive(self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0) -> Receive:
         """Ask for a message; `source` may be ANY_SOURCE. Never blocks."""
         node = ANY_SOURCE if whole(source) == ANY_SOURCE else self._nodes[self.check(source)]
-        return self._matching.post(into, source=node, space=space, tag=tag, dtype=dtype)
+        return self.matching.post(into, source=node, space=space, tag=tag, dtype=dtype)
 
     def wait(self, operations: Sequence[Operation], deadline: float) -> None:
         """Until all are done: see Progress.wait."""
         self._progress.wait(operations, deadline)
+
+    def links(self) -> dict[Rank, Link]:
+        """Those to other ranks that can be spoken on now."""
+        return {rank: link for rank, link in self._mesh.links().items() if link.failure is None}
 
     def rank_of(self, node: NodeId) -> Rank:
         """Of a node that takes part."""
@@ -82,7 +88,7 @@ class Group:
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
-        self._mesh.router.close(self._matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
+        self.router.close(self.matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
 
     def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""
@@ -93,19 +99,19 @@ class Group:
             dtype=about.dtype,
             dimensions=len(shape),
             communicator=self.communicator,
-            generation=self._matching.generation,
+            generation=self.matching.generation,
             tag=about.tag,
             sequence=about.sequence,
             step=about.step,
             length=len(data),
         )
-        with self._matching.lock:
-            error = self._matching.lost(self._node.id)
+        with self.matching.lock:
+            error = self.matching.lost(self._node.id)
             if error is None:
-                self._matching.arrive(self._myself, self._node.id, frame, shape, data)
+                self.matching.arrive(self._myself, self._node.id, frame, shape, data)
         if error is not None:
             raise error
-        self._mesh.router.outbox.flush()
+        self.router.outbox.flush()
         return FINISHED
 
 

@@ -66,10 +66,11 @@ class Mesh:
         on_control: Callable[[Link, Message], None] | None = None,
         on_refused: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`on_control` gets the control messages of links; by default those about communicators find them."""
         self._node = node
         self.router: Final = Router(node.id, node.config, node.progress)
         """Where its links meet the communicators."""
-        self._on_control = on_control
+        self._on_control = on_control or self.router.notices.arrived
         self._on_refused = on_refused
         self._changed = threading.Condition()  # over everything below
         self._membership: Membership | None = None

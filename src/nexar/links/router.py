@@ -14,6 +14,7 @@ from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
 from nexar.links.matching import Matching
+from nexar.links.notices import Notices
 from nexar.links.outbox import Outbox
 from nexar.links.progress import Progress
 from nexar.transport.buffer_pool import BufferPool
@@ -40,6 +41,7 @@ class Router:
         self.progress = progress
         self.lock = progress.lock
         self.outbox = Outbox()
+        self.notices = Notices(self.lock)
         self.pool = BufferPool.of_profile(config.buffer_profile)
         self.early = EarlyStore(config.early_bytes, self.pool)
         self.stale_frames = 0  # of generations that are over; under the lock

@@ -7,7 +7,7 @@ may be added with a default; an older node ignores those it does not know.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias, Union
+from typing import Final, Literal, TypeAlias, Union
 
 import msgspec
 
@@ -65,6 +65,69 @@ class Declined(_Base, frozen=True, tag="declined"):
     """Nothing is wrong: the answerer's own dial to the same peer has won."""
 
 
+class Disagreed(_Base, frozen=True, tag="disagreed"):
+    """Ranks called different things as one collective: all raise, and the communicator is revoked.
+
+    Who hears it first passes it on, once, along its own links: so it needs no link that is not there.
+    """
+
+    communicator: int
+    generation: int
+    sequence: int
+    calls: dict[int, tuple[int, int, int, int, int]]
+    """By rank, so far as is known: operation, dtype, count, root, reduce op."""
+
+
+class Culprit(msgspec.Struct, frozen=True, array_like=True):
+    """Whom somebody waited for in vain."""
+
+    rank: int
+    missing: str = ""
+    last_operation: str | None = None
+    last_heard: float | None = None
+
+
+class GaveUp(_Base, frozen=True, tag="gave_up"):
+    """A rank left a collective without its result, so nobody can have it. Passed on like Disagreed."""
+
+    communicator: int
+    generation: int
+    sequence: int
+    rank: int
+    reason: str
+    timeout: float = 0.0
+    """Seconds, if it did not want to wait any longer."""
+    culprits: tuple[Culprit, ...] = ()
+    """Whose fault it was, if not its own."""
+
+
+class Inquire(_Base, frozen=True, tag="inquire"):
+    """How far are you in this collective? Answer with a Report of the same number."""
+
+    communicator: int
+    generation: int
+    sequence: int
+    number: int
+
+
+class Report(_Base, frozen=True, tag="report"):
+    """The answer to Inquire."""
+
+    communicator: int
+    generation: int
+    number: int
+    rank: int
+    state: Literal["absent", "in", "done", "failed"]
+    """Of the collective that was asked for. Absent: not called yet."""
+    step: int = 0
+    progress_age: float = 0.0
+    """Seconds since its last step, for one that is in it."""
+    doing: str = ""
+    """Another collective that it is in."""
+    finished: str | None = None
+    """The last one that it finished."""
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """A message of a kind that this version does not know. Drop and count it."""
 
@@ -72,9 +135,11 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Message: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Ping, Pong, Goodbye, Introduce, Introduced, Declined
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report
 ]
-KNOWN: Final[tuple[type[Message], ...]] = (Ping, Pong, Goodbye, Introduce, Introduced, Declined)
+KNOWN: Final[tuple[type[Message], ...]] = (
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report,
+)  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)

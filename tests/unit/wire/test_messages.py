@@ -8,14 +8,19 @@ from hypothesis import strategies as st
 from nexar.wire.messages import (
     KNOWN,
     MAX_MESSAGE_BYTES,
+    Culprit,
     Declined,
+    Disagreed,
+    GaveUp,
     Goodbye,
+    Inquire,
     Introduce,
     Introduced,
     Message,
     MessageError,
     Ping,
     Pong,
+    Report,
     Unknown,
     decode,
     encode,
@@ -23,6 +28,8 @@ from nexar.wire.messages import (
 
 numbers = st.integers(-(2**63), 2**64 - 1)
 texts = st.text(max_size=200)
+seconds = st.floats(allow_nan=False)
+culprits = st.builds(Culprit, numbers, texts, st.none() | texts, st.none() | seconds)
 messages = st.one_of(
     st.builds(Ping, numbers),
     st.builds(Pong, numbers),
@@ -30,7 +37,14 @@ messages = st.one_of(
     st.builds(Introduce, numbers, numbers),
     st.builds(Introduced, numbers, numbers, texts),
     st.builds(Declined, texts, st.booleans()),
-)
+    st.builds(Disagreed, numbers, numbers, numbers, st.dictionaries(numbers, st.tuples(*[numbers] * 5), max_size=4)),
+    st.builds(GaveUp, numbers, numbers, numbers, numbers, texts, seconds, st.lists(culprits, max_size=3).map(tuple)),
+    st.builds(Inquire, numbers, numbers, numbers, numbers),
+    st.builds(
+        Report, numbers, numbers, numbers, numbers, st.sampled_from(["absent", "in", "done", "failed"]), numbers,
+        seconds, texts, st.none() | texts,
+    ),
+)  # fmt: skip
 
 
 @given(messages)
@@ -102,4 +116,8 @@ def test_tags_are_the_wire_format() -> None:
         "introduce",
         "introduced",
         "declined",
+        "disagreed",
+        "gave_up",
+        "inquire",
+        "report",
     ]

@@ -1,0 +1,85 @@
+"""Control messages about one generation of one communicator find whoever keeps it on this node.
+
+A peer may have opened a communicator a moment before us. What says that one of its calls came to nothing must not be
+lost then: it is kept until the communicator opens here, within a bound. Questions are not: who asks does not wait that
+long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+from nexar.types import NodeId
+from nexar.wire.messages import Disagreed, GaveUp, Inquire, Message, Report
+
+Notice: TypeAlias = Disagreed | GaveUp | Inquire | Report
+
+_KEPT: Final = 256  # for communicators that are not open yet
+
+
+class Speaker(Protocol):
+    """Who said it, and can be answered: a link."""
+
+    @property
+    def peer(self) -> NodeId:
+        """Its node."""
+
+    def send_control(self, message: Message) -> bool:
+        """See Link.send_control."""
+
+
+Receive: TypeAlias = Callable[[Speaker, Notice], None]
+
+
+class Notices:
+    """The communicators of one node, as far as control messages need to know them."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock  # the node's, over all below
+        self._open: dict[tuple[int, int], Receive] = {}  # by communicator and generation
+        self._over: dict[int, int] = {}  # communicator → first generation that may still open
+        self._kept: list[tuple[Speaker, Notice]] = []
+        self.dropped = 0
+        """About generations that are over, or too many to be kept."""
+
+    def open(self, communicator: int, generation: int, receive: Receive) -> None:
+        """`receive` gets what comes for this generation, on the driving thread and without the lock; now, what came
+        before. It must not block.
+        """
+        key = communicator, generation
+        with self._lock:
+            self._open[key] = receive
+            early = [each for each in self._kept if (each[1].communicator, each[1].generation) == key]
+            self._kept = [each for each in self._kept if (each[1].communicator, each[1].generation) != key]
+        for speaker, notice in early:
+            receive(speaker, notice)
+
+    def close(self, communicator: int, generation: int) -> None:
+        """The generation is over: what comes for it, or for those before, is dropped. Idempotent."""
+        with self._lock:
+            self._open.pop((communicator, generation), None)
+            self._over[communicator] = max(generation + 1, self._over.get(communicator, 0))
+            self._kept = [each for each in self._kept if not self._is_over(each[1])]
+
+    def arrived(self, speaker: Speaker, message: Message) -> None:
+        """Any control message of a link; those that are about no communicator are dropped."""
+        if not isinstance(message, (Disagreed, GaveUp, Inquire, Report)):
+            self.dropped += 1
+            return
+        with self._lock:
+            receive = self._open.get((message.communicator, message.generation))
+            if receive is None:
+                self._keep(speaker, message)
+        if receive is not None:
+            receive(speaker, message)
+
+    def _keep(self, speaker: Speaker, notice: Notice) -> None:
+        if isinstance(notice, (Disagreed, GaveUp)) and not self._is_over(notice) and len(self._kept) < _KEPT:
+            self._kept.append((speaker, notice))
+        else:
+            self.dropped += 1
+
+    def _is_over(self, notice: Notice) -> bool:
+        return notice.generation < self._over.get(notice.communicator, 0)

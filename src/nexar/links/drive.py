@@ -3,15 +3,21 @@
 Looking at memory costs far less than a sleep and the waking from it, so after news it looks again for a while
 (`spin`), letting other threads run in between. Under constant news it never gets to the point of sleeping, where the
 clock is read, so it reads the clock every few rounds of news too.
+
+Besides transports it looks at *pollers* (memory that somebody else writes), and runs *tasks* that were handed to it.
+Who hands over a task appends it and then looks whether the leader sleeps; the leader says that it is going to and then
+looks for tasks: of the two, one sees the other.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
+from nexar.errors import InternalError
 from nexar.links.interrupt import interrupts
 from nexar.links.waiter import Waiter
 from nexar.transport.base import Sleeper, Transport
@@ -27,8 +33,26 @@ _NATIVE_EVERY: Final = 8  # rounds of looking at memory for one round of asking 
 _CLOCK_EVERY: Final = 16  # rounds of news for one look at the clock
 
 
+class Poller(Protocol):
+    """Memory that is looked at as a memory transport is. Called by the leading thread only."""
+
+    def poll(self) -> bool:
+        """Look, and go on with what can go on. True if anything could."""
+
+    @property
+    def spins(self) -> bool:
+        """Whether looking again soon beats sleeping."""
+
+    def arm(self) -> bool:
+        """About to sleep: will a descriptor end it? False: there is news. The transports have been armed before."""
+
+
+class TaskRaised(InternalError):
+    """Nobody knows who waits for what a task left undone, so all waiting ends."""
+
+
 class Drive:
-    """The transports of one node. Only the leading thread calls in here, but for `stop` and `kick`."""
+    """The transports of one node. Only the leading thread calls in here, but for what says otherwise."""
 
     def __init__(self, sleeper: Sleeper, transports: Sequence[Transport], spin: float) -> None:
         self.spin = spin
@@ -38,20 +62,23 @@ class Drive:
         self._sleeper = sleeper
         self._transports = tuple(transports)
         self._native = sleeper if isinstance(sleeper, Transport) else None
-        self._memory = tuple(transport for transport in transports if transport is not self._native)
+        self._memory: tuple[Poller, ...] = tuple(each for each in transports if each is not self._native)
+        self._pollers: tuple[Poller, ...] = ()  # these are in _memory too; both are replaced, never changed
+        self._tasks: deque[Callable[[], None]] = deque()  # any thread appends
+        self._sleeps = False  # or is about to
         self._pending = interrupts.pending
 
     def until_done(self, waiter: Waiter, deadline: float) -> None:
         """Until nothing is pending, the deadline has come, a signal wants its handler run, or the node closes."""
-        memory, pending = self._memory, self._pending
+        tasks, pending = self._tasks, self._pending
         rounds = news = 0
         now = spin_until = 0.0
         while waiter.pending and not (self.stopped or pending):
             busy = False
-            for transport in memory:
-                if transport.poll():
+            for memory in self._memory:
+                if memory.poll():
                     busy = True
-            if busy:
+            if (tasks and self._run_tasks()) or busy:
                 rounds = 0
                 news += 1
                 if news % _CLOCK_EVERY or monotonic() < deadline:
@@ -73,15 +100,36 @@ class Drive:
         """Until somebody else wants to, or the node closes. Never spins: nobody waits."""
         while not followers and not self.stopped:
             busy = False
-            for transport in self._memory:
-                busy = transport.poll() or busy
-            if not busy:
+            for memory in self._memory:
+                busy = memory.poll() or busy
+            if not ((self._tasks and self._run_tasks()) or busy):
                 self._sleep(LONGEST_SLEEP, 0.0)
+
+    # -- any thread ------------------------------------------------------------------------------------
+
+    def run_soon(self, task: Callable[[], None]) -> None:
+        """See Progress.run_soon."""
+        self._tasks.append(task)
+        if self._sleeps:
+            self.kick()
+
+    def add(self, poller: Poller) -> None:
+        """One change at a time: the caller sees to that."""
+        self._pollers = (*self._pollers, poller)
+        self._memory = (*self._memory, poller)
+        self.kick()
+
+    def remove(self, poller: Poller) -> None:
+        """One change at a time. Who leads may be looking at it just now. Idempotent."""
+        self._pollers = tuple(each for each in self._pollers if each is not poller)
+        self._memory = tuple(each for each in self._memory if each is not poller)
 
     def stop(self) -> None:
         """Nobody drives any more; who does now leaves."""
         self.stopped = True
         self.kick()
+
+    # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """By who holds the lead, after `stop`."""
@@ -94,10 +142,21 @@ class Drive:
         for transport in self._transports:
             transport.abandon()
 
+    # -- one look --------------------------------------------------------------------------------------
+
+    def _run_tasks(self) -> bool:
+        """Those that are here now. What they hand over in their turn comes after the next look at the transports."""
+        for _ in range(len(self._tasks)):
+            try:
+                self._tasks.popleft()()
+            except BaseException as fault:
+                raise TaskRaised(f"a task of the driving thread raised {fault!r}") from fault
+        return True
+
     def _look_again(self, rounds: int) -> bool:
         """Is there memory worth looking at again? Then let others run for a moment, and look."""
-        for transport in self._memory:
-            if transport.spins:
+        for memory in self._memory:
+            if memory.spins:
                 if rounds % _YIELD_EVERY == 0:
                     if self._native is not None and rounds % _NATIVE_EVERY == 0:
                         self._native.poll()
@@ -113,4 +172,12 @@ class Drive:
             due = transport.due()
             if due is not None:
                 timeout = min(timeout, due - monotonic())
-        self._sleeper.sleep(max(timeout, 0.0), spin)
+        for poller in self._pollers:
+            if not poller.arm():
+                return
+        self._sleeps = True
+        try:
+            if not self._tasks:
+                self._sleeper.sleep(max(timeout, 0.0), spin)
+        finally:
+            self._sleeps = False

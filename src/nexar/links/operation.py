@@ -98,6 +98,11 @@ class Operation(ABC):
         else:
             self._callbacks.append(callback)
 
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call it after all. Without effect when it has been called."""
+        if self._callbacks is not None and callback in self._callbacks:
+            self._callbacks.remove(callback)
+
     # -- asyncio ---------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -17,7 +17,7 @@ from typing import NoReturn, Self
 from nexar.errors import Cancelled, OperationTimeout, UsageError
 from nexar.links import nodes
 from nexar.links.background import Background
-from nexar.links.drive import LONGEST_SLEEP, LONGEST_WAIT, Drive
+from nexar.links.drive import LONGEST_SLEEP, LONGEST_WAIT, Drive, Poller, TaskRaised
 from nexar.links.interrupt import interrupts
 from nexar.links.leadership import Leadership
 from nexar.links.operation import Operation
@@ -41,6 +41,7 @@ class Progress:
         """The node's lock: every link, matching and operation of this node changes under it; never held across a
         wait.
         """
+        self.spin = spin
         self._drive = Drive(sleeper, transports, spin)
         self._kick = sleeper.kick
         self._leadership = Leadership(self.lock)
@@ -53,8 +54,9 @@ class Progress:
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def wait(self, operations: Sequence[Operation], deadline: float) -> None:
-        """Drive until all are done (or follow a thread that does). The first error among them ends it at once.
+    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
+        """Drive until all are done (or follow a thread that does). The first error among them ends it at once, and so
+        does that of `alarm`, which is not waited for otherwise, and not cancelled.
 
         At the deadline (time.monotonic) raises OperationTimeout. Whatever is raised, also by Ctrl-C: operations not
         done by then are cancelled first, so their buffers are free.
@@ -68,7 +70,10 @@ class Progress:
                     waiter.pending = 0  # raised below, without waiting for those that joined
                     break
         if waiter.pending:
-            self._wait(waiter, operations, deadline)
+            if alarm is None:
+                self._wait(waiter, operations, deadline)
+            else:
+                self._wait_alarmed(waiter, operations, deadline, alarm)
         for operation in operations:
             if operation.error is not None:
                 self._fail(waiter, operations, operation.error)
@@ -77,6 +82,25 @@ class Progress:
         """For what needs no waiting: raise what every wait would raise, once the node is closed or was forked."""
         if self._leadership.ended is not None:
             raise copy(self._leadership.ended)
+
+    def _wait_alarmed(self, waiter: Waiter, operations: Sequence[Operation], deadline: float, alarm: Operation) -> None:
+        """An alarm outlives many waits, so each takes its callback back."""
+
+        def ring() -> None:
+            if alarm.error is not None:
+                waiter.count(alarm.error)
+                self._kick()  # who waits may be leading, and asleep
+
+        with self.lock:
+            alarm.when_done(ring)
+        try:
+            if waiter.pending:
+                self._wait(waiter, operations, deadline)
+        finally:
+            with self.lock:
+                alarm.forget(ring)
+        if alarm.error is not None and not all(operation.done for operation in operations):
+            self._fail(waiter, operations, alarm.error)
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = monotonic()
@@ -108,6 +132,9 @@ class Progress:
         try:
             self.check()
             self._drive.until_done(waiter, deadline)
+        except TaskRaised as fault:
+            leadership.end(fault)
+            raise
         finally:
             self._lead.release()
             if self._followers:
@@ -129,6 +156,50 @@ class Progress:
                 waiter.sleep(min(max(deadline - monotonic(), 0.0), longest))
         finally:
             self._followers.remove(waiter)
+
+    # -- what is driven besides the transports ---------------------------------------------------------
+
+    def add_poller(self, poller: Poller) -> None:
+        """Let who leads look at it too, from now on and until it is removed. Not under the node's lock."""
+        with self.lock:
+            self._drive.add(poller)
+
+    def remove_poller(self, poller: Poller) -> None:
+        """Who leads may be in the middle of a look at it, and does not begin another. Idempotent. Not under the node's
+        lock.
+        """
+        with self.lock:
+            self._drive.remove(poller)
+
+    def run_soon(self, task: Callable[[], None]) -> None:
+        """Whoever leads runs `task`, outside the node's lock: after its next look at the transports, in any case before
+        it sleeps. From any thread, also under the node's lock. It must not block. What it raises is our bug, and ends
+        all waiting with an InternalError.
+        """
+        self._drive.run_soon(task)
+
+    def kick(self) -> None:
+        """Let who leads look again before it sleeps on. Costs little where nobody sleeps."""
+        self._kick()
+
+    def attempt(self, task: Callable[[], bool]) -> bool:
+        """Run `task` now, in this thread, whoever leads: a shortcut past the queue of something that is driven.
+
+        It may look at memory for as long as `spin`, no longer. Signals are put off meanwhile, as in every verb, and the
+        progress thread neither takes the lead nor keeps it: asleep it would ask peers to ring for it.
+        """
+        self.check()
+        leadership = self._leadership
+        leadership.turns += 1
+        if not self._background.leads:
+            return task()
+        passing = Waiter()  # a follower that never sleeps: whoever offers the lead passes it by
+        self._followers.append(passing)
+        self._kick()
+        try:
+            return task()
+        finally:
+            self._followers.remove(passing)
 
     # -- waits that fail -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from nexar.links.drive import LONGEST_WAIT, Drive
+from nexar.links.drive import LONGEST_WAIT, Drive, TaskRaised
 from nexar.links.waiter import Waiter
 from tests.unit.links.waiting import Sleep, Told, in_a_while
 
@@ -102,3 +102,87 @@ def test_when_stopped_whoever_drives_leaves() -> None:
     drive.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+# -- pollers and tasks -----------------------------------------------------------------------------------------------
+
+
+class Looked:
+    """A poller that counts looks."""
+
+    spins = False
+    armed = True
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def poll(self) -> bool:
+        self.looks += 1
+        return False
+
+    def arm(self) -> bool:
+        return self.armed
+
+
+def test_a_poller_is_looked_at_until_it_is_removed(drive: Drive, transport: Timed) -> None:
+    poller, waiter = Looked(), waiting()
+    drive.add(poller)
+    transport.tell(lambda: None, lambda: None, lambda: drive.remove(poller), lambda: waiter.count(None))
+    drive.until_done(waiter, in_a_while())
+    drive.remove(poller)
+    assert poller.looks == 3  # the last one is the round in which it was removed
+
+
+def test_it_does_not_sleep_when_a_poller_has_news(drive: Drive, sleep: CountedSleep) -> None:
+    poller = Looked()
+    drive.add(poller)
+    poller.armed = False
+    drive._sleep(5.0, 0.0)
+    assert sleep.asked == []
+    poller.armed = True
+    drive._sleep(5.0, 0.0)
+    assert len(sleep.asked) == 1
+
+
+def test_it_looks_again_without_sleeping_while_a_poller_spins(sleep: CountedSleep) -> None:
+    drive, poller, waiter = Drive(sleep, [], 30.0), Looked(), waiting()
+    poller.spins = True
+    drive.add(poller)
+    drive.run_soon(lambda: None)
+    poller.poll = lambda: waiter.count(None) if poller.looks > 9 else Looked.poll(poller)  # type: ignore[assignment, method-assign, return-value]
+    drive.until_done(waiter, in_a_while())
+    assert sleep.asked == []
+
+
+def test_tasks_run_in_their_order_and_before_it_sleeps(drive: Drive, sleep: CountedSleep) -> None:
+    waiter, ran = waiting(), []
+    drive.run_soon(lambda: ran.append("first"))
+    drive.run_soon(lambda: drive.run_soon(lambda: waiter.count(None)))
+    drive._sleep(5.0, 0.0)
+    drive.until_done(waiter, in_a_while())
+    assert ran == ["first"]
+    assert sleep.asked == []
+
+
+def test_in_the_background_tasks_run_too(drive: Drive) -> None:
+    followers: list[Waiter] = []
+    drive.run_soon(lambda: followers.append(Waiter()))
+    drive.until_followed(followers)
+    assert followers
+
+
+def test_a_task_ends_the_sleep_of_who_leads() -> None:
+    sleep = Sleep()
+    drive, waiter = Drive(sleep, [Told(sleep)], 0.0), waiting()
+    thread = threading.Thread(target=drive.until_done, args=(waiter, in_a_while()), daemon=True)
+    thread.start()
+    assert sleep.begun.wait(10)
+    drive.run_soon(lambda: waiter.count(None))
+    thread.join(0.4)  # less than LONGEST_WAIT, after which it would look anyway
+    assert not thread.is_alive()
+
+
+def test_a_task_that_raises_is_our_bug(drive: Drive) -> None:
+    drive.run_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TaskRaised, match="ZeroDivisionError"):
+        drive.until_done(waiting(), in_a_while())

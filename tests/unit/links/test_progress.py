@@ -105,6 +105,56 @@ def test_operations_that_end_after_an_error_do_not_confuse_the_wait(node: Node) 
     assert third.cancelled
 
 
+# -- the alarm -------------------------------------------------------------------------------------------------------
+
+
+def test_an_alarm_ends_the_wait_of_who_leads_and_of_who_follows(node: Node) -> None:
+    alarm, mine, yours = node.post("the alarm"), node.post(), node.post()
+
+    def wait(operation: Posted) -> None:
+        with pytest.raises(PeerLost, match="it is gone"):
+            node.progress.wait([operation], in_a_while(), alarm)
+
+    threads = [threading.Thread(target=wait, args=(operation,), daemon=True) for operation in (mine, yours)]
+    threads[0].start()
+    assert node.sleep.begun.wait(10)
+    threads[1].start()
+    begin = time.monotonic()
+    alarm.end(lost())
+    for thread in threads:
+        thread.join(5)
+    assert time.monotonic() - begin < 4
+    assert mine.cancelled
+    assert yours.cancelled
+
+
+def test_an_alarm_from_before_the_wait_ends_it_at_once(node: Node) -> None:
+    alarm, operation = node.post(), node.post()
+    alarm.end(lost())
+    with pytest.raises(PeerLost):
+        node.progress.wait([operation], in_a_while(), alarm)
+    assert operation.cancelled
+
+
+def test_an_alarm_that_keeps_quiet_or_ends_well_is_not_waited_for_and_keeps_no_trace(node: Node) -> None:
+    alarm = node.post()
+    for _ in range(3):
+        operation = node.post()
+        node.transport.tell(operation.end)
+        node.progress.wait([operation, FINISHED], in_a_while(), alarm)
+    assert not alarm._callbacks
+    assert not alarm.cancelled
+    operation = node.post()
+    node.transport.tell(alarm.end, operation.end)
+    node.progress.wait([operation], in_a_while(), alarm)
+
+
+def test_what_is_done_does_not_mind_the_alarm(node: Node) -> None:
+    alarm = node.post()
+    alarm.end(lost())
+    node.progress.wait([FINISHED], in_a_while(), alarm)
+
+
 # -- the deadline ----------------------------------------------------------------------------------------------------
 
 

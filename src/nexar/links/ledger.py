@@ -1,0 +1,132 @@
+"""Which collectives this rank has called, and what the others say that theirs are.
+
+Law: every frame of a call carries the call's fingerprint, and a rank makes one call for each sequence number. So the
+first frame of a source in a sequence says it all; it is compared with the call made here under that number, whether
+that is under way, over, or still to come. What follows from the same source costs one look.
+
+Sequences are begun in order. So a sequence is *open* (begun, not ended), *over* (below the next, not open) or *to
+come*. Nobody will ever ask for a message of one that is over: what comes for it is dropped, and an envelope refused,
+so that its sender does not wait for ever. That needs no memory of what was given up, however long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, TypeAlias
+
+from nexar.wire.frame import Frame
+
+Call: TypeAlias = tuple[int, int, int, int, int]
+"""Operation, dtype, count, root, reduce op. Operation 0: not stated; dtype 0: neither dtype nor count is."""
+Disagreement: TypeAlias = Callable[[int, int, Call, Call], None]
+"""Sequence, source node, their call, ours. Called under the lock: it may only hand over."""
+
+REMEMBERED: Final = 1024
+"""Calls that are over and can still be compared: a power of two."""
+_EARLY: Final = 4096  # first frames of calls to come that are remembered
+
+
+class Ledger:
+    """Of one generation of one communicator. Everything under the node's lock."""
+
+    __slots__ = (
+        "_discard",
+        "_early",
+        "_early_frames",
+        "_next",
+        "_open",
+        "_over",
+        "dropped",
+        "heard",
+        "on_disagreement",
+    )
+
+    def __init__(self, discard: Callable[[int, str], None]) -> None:
+        """`discard(sequence, reason)` drops the messages of a sequence that nobody has asked for."""
+        self._discard = discard
+        self._next = 0  # the first sequence to come
+        self._open: dict[int, tuple[Call, dict[int, float]]] = {}
+        self._over: list[tuple[int, Call] | None] = [None] * REMEMBERED  # by sequence, the newest of each remainder
+        self._early: dict[int, dict[int, tuple[Call, float]]] = {}  # first frames of calls to come, by source
+        self._early_frames = 0
+        self.heard: dict[int, float] = {}
+        """By node: when it last began to speak in a sequence (time.monotonic)."""
+        self.dropped = 0
+        """Frames of sequences that are over."""
+        self.on_disagreement: Disagreement | None = None
+
+    # -- calls made here ---------------------------------------------------------------------------------
+
+    def begin(self, sequence: int, call: Call) -> dict[int, float]:
+        """This rank makes the call. Returns when each source was first heard of in it; that grows until the end."""
+        self._next = sequence + 1
+        arrivals: dict[int, float] = {}
+        self._open[sequence] = call, arrivals
+        if self._early:
+            self._take_early(sequence, call, arrivals)
+        return arrivals
+
+    def _take_early(self, sequence: int, call: Call, arrivals: dict[int, float]) -> None:
+        early = self._early.pop(sequence, {})
+        self._early_frames -= len(early)
+        for source, (theirs, when) in early.items():
+            arrivals[source] = when
+            self._compare(sequence, source, theirs, call)
+
+    def end(self, sequence: int) -> None:
+        """The call has all that it wanted."""
+        self._over[sequence % REMEMBERED] = sequence, self._open.pop(sequence)[0]
+
+    def give_up(self, sequence: int, reason: str) -> None:
+        """The call has ended otherwise. None of its receives is posted any more; what waits for them goes."""
+        self.end(sequence)
+        self._discard(sequence, reason)
+
+    # -- frames of others --------------------------------------------------------------------------------
+
+    def saw(self, source: int, frame: Frame) -> bool:
+        """A frame of a collective has come. False: its call is over here, so it is to be dropped."""
+        found = self._open.get(frame.sequence)
+        if found is not None and source in found[1]:
+            return True
+        return self._saw_first(source, frame)
+
+    def _saw_first(self, source: int, frame: Frame) -> bool:
+        sequence = frame.sequence
+        theirs = frame.operation, frame.dtype, frame.count, frame.root, frame.reduce_op
+        self.heard[source] = now = monotonic()
+        found = self._open.get(sequence)
+        if found is not None:
+            found[1][source] = now
+            self._compare(sequence, source, theirs, found[0])
+            return True
+        if sequence >= self._next:
+            self._remember(sequence, source, theirs, now)
+            return True
+        self.dropped += 1
+        past = self._over[sequence % REMEMBERED]
+        if past is not None and past[0] == sequence:
+            self._compare(sequence, source, theirs, past[1])
+        return False
+
+    def _remember(self, sequence: int, source: int, theirs: Call, now: float) -> None:
+        early = self._early.get(sequence)
+        if early is not None and source in early:
+            return
+        if self._early_frames < _EARLY:
+            self._early_frames += 1
+            self._early.setdefault(sequence, {})[source] = theirs, now
+
+    def _compare(self, sequence: int, source: int, theirs: Call, ours: Call) -> None:
+        if theirs != ours and self.on_disagreement is not None and differ(theirs, ours):
+            self.on_disagreement(sequence, source, theirs, ours)
+
+
+def differ(one: Call, other: Call) -> bool:
+    """Are these two different calls, so far as both are stated?"""
+    if not one[0] or not other[0]:
+        return False
+    if one[0] != other[0] or one[3:] != other[3:]:
+        return True
+    return bool(one[1] and other[1]) and one[1:3] != other[1:3]

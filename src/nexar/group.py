@@ -6,6 +6,7 @@ others, and raises at once when the peer of an operation is lost.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -16,12 +17,12 @@ from nexar.cluster.node import Node
 from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.matching import Matching
-from nexar.links.message import Message, Receive
+from nexar.links.message import Asking, Message, Receive
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.sending import PLAIN, About
 from nexar.transport.base import Redirected
 from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, whole
-from nexar.wire.frame import Frame, Kind
+from nexar.wire.frame import Frame, Kind, Space
 
 _EAGER: Final = int(Kind.EAGER)
 _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
@@ -47,6 +48,8 @@ class Group:
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )
         self._myself = _Myself(rank)
+        self.parted: Final = itertools.count()
+        """Numbers for messages in parts, each used once; next() is atomic."""
 
     def post_send(
         self, dest: Rank, data: memoryview, deadline: float, *, shape: tuple[int, ...] = (), about: About = PLAIN
@@ -60,10 +63,34 @@ class Group:
             return self._send_to_myself(data, shape, about)
         return self._mesh.link(dest, deadline).post_send(self.communicator, data, shape=shape, about=about)
 
-    def post_receive(self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0) -> Receive:
-        """Ask for a message; `source` may be ANY_SOURCE. Never blocks."""
+    def post_receive(
+        self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0, ask: Asking = Receive
+    ) -> Receive:
+        """Ask for a message; `source` may be ANY_SOURCE, `ask` as for Matching.post. Never blocks."""
         node = ANY_SOURCE if whole(source) == ANY_SOURCE else self._nodes[self.check(source)]
-        return self.matching.post(into, source=node, space=space, tag=tag, dtype=dtype)
+        return self.matching.post(into, source=node, space=space, tag=tag, dtype=dtype, ask=ask)
+
+    def drain(self, source: Rank, *, tag: int, parts: int) -> None:
+        """Take what is still to come of a message in parts, and throw it away: nobody would ever ask for it. At once,
+        and one part at a time, until all have come or their sender has given up.
+        """
+        outbox = self._mesh.router.outbox
+
+        def take(left: int) -> None:
+            try:
+                part = self.post_receive(source, None, space=Space.PART, tag=tag)
+            except NexarError:
+                return  # nothing comes any more
+            with self.matching.lock:
+                part.when_done(lambda: outbox.add(go_on, part, left - 1))
+            outbox.flush()
+
+        def go_on(part: Receive, left: int) -> None:
+            if part.error is None and part.frame.length and left:
+                take(left)
+
+        if parts:
+            take(parts)
 
     def wait(self, operations: Sequence[Operation], deadline: float) -> None:
         """Until all are done: see Progress.wait."""
@@ -104,6 +131,7 @@ class Group:
             sequence=about.sequence,
             step=about.step,
             length=len(data),
+            count=about.elements,
         )
         with self.matching.lock:
             error = self.matching.lost(self._node.id)

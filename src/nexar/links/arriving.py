@@ -16,6 +16,7 @@ from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind, Space, decod
 
 _EAGER: Final = int(Kind.EAGER)
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_LAST_SPACE: Final = max(Space)
 _WHOLE: Final = (State.WHOLE, State.GONE)  # what is gone for another reason than that it was received does not flow
 
 
@@ -61,7 +62,7 @@ class Arriving:
             self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=credit.consumed(0))
         if frame.space == _COLLECTIVE:
             self._deliver(flow, frame, body)
-        elif frame.space > _COLLECTIVE:
+        elif frame.space > _LAST_SPACE:
             raise Misbehaviour(f"it sent a message of space {frame.space}, which there is not")
         elif frame.message == flow.expected:
             flow.expected += 1

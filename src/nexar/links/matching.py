@@ -20,7 +20,7 @@ from typing import Final
 from nexar.arrays.view import allocate
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.early import EarlyStore
-from nexar.links.message import ANY, Message, Origin, Receive, State, key_of, room_for
+from nexar.links.message import ANY, Asking, Message, Origin, Receive, State, key_of, room_for
 from nexar.links.moving import move
 from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
@@ -62,8 +62,10 @@ class Matching:
 
     # -- the receiver's side: any thread, without the lock ---------------------------------------------------
 
-    def post(self, into: memoryview | None, *, source: int, space: int, tag: int, dtype: int = 0) -> Receive:
-        """Ask for a message.
+    def post(
+        self, into: memoryview | None, *, source: int, space: int, tag: int, dtype: int = 0, ask: Asking = Receive
+    ) -> Receive:
+        """Ask for a message; `ask` makes a receive of another kind (see asking.py).
 
         `into` None: memory is made for it. Raises at once if the source is lost and left nothing behind.
         """
@@ -71,7 +73,7 @@ class Matching:
             into = room_for(into)
         if not ANY <= tag < (_TAGS if space != _COLLECTIVE else _COLLECTIVE_TAGS):
             raise UsageError(f"a receive with tag {tag}; tags are 0 to 2**64 - 1, or ANY_TAG")
-        receive = Receive(self, (source, space, tag), into, dtype)
+        receive = ask(self, (source, space, tag), into, dtype)
         moves = False
         with self.lock:
             self._order += 1

@@ -13,17 +13,19 @@ gone       received, withdrawn, lost or refused: nothing is to be done for it an
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
 from nexar.arrays.dtypes import describe
 from nexar.arrays.view import as_row
 from nexar.errors import BufferMismatch, NexarError, UsageError
+from nexar.links.form import FORMS, OTHER_FORMS
 from nexar.links.operation import Operation
 from nexar.links.shelf import Key
 from nexar.transport.base import Redirected
 from nexar.transport.buffer_pool import Lease
-from nexar.types import AwaitedPeer
+from nexar.types import AwaitedPeer, describe_peer
 from nexar.wire.frame import Frame, Space
 
 ANY = -1
@@ -45,6 +47,8 @@ def conversation(space: int, tag: int) -> str:
     """How errors name a conversation."""
     if space == Space.TAGGED:
         return "with any tag" if tag == ANY else f"with tag {tag}"
+    if space == Space.PART:
+        return "of the rest of a message"
     if space == Space.COLLECTIVE:
         return f"of collective #{tag >> 32} step {tag & 0xFFFFFFFF}"
     return "without a tag"
@@ -190,21 +194,27 @@ class Receive(Operation):
         self.owner.cancel(self)
 
     def wants(self, key: Key) -> bool:
-        """Is a message of this (source, space, tag) meant? ANY_TAG takes tagged and untagged, never collectives."""
+        """Is a message of this (source, space, tag) meant? ANY_TAG takes tagged and untagged, nothing else."""
         source, space, tag = self.key
         if source not in (ANY, key[0]):
             return False
-        return key[1] != Space.COLLECTIVE if tag == ANY else (space, tag) == key[1:]
+        return key[1] < Space.COLLECTIVE if tag == ANY else (space, tag) == key[1:]
 
     def accepts(self, frame: Frame) -> bool:
-        """Does its size and dtype fit? A receive without a buffer takes anything; raw bytes fit every dtype."""
+        """Does its size and dtype fit? A receive without a buffer takes any array; raw bytes fit every dtype. What is
+        no array is for who asks for that (see asking.py).
+        """
         into = self.into
         if into is None:
-            return True
-        return len(into) == frame.length and (self.dtype == frame.dtype or not self.dtype or not frame.dtype)
+            return frame.dtype < FORMS
+        if len(into) != frame.length:
+            return False
+        return self.dtype == frame.dtype or not frame.dtype or (not self.dtype and frame.dtype < FORMS)
 
-    def mismatch(self, message: Message) -> NexarError:
-        """Why it does not fit."""
+    def mismatch(self, message: Message) -> NexarError | None:
+        """Why it does not fit. None: it was not to take it, so it is done."""
+        if message.frame.dtype >= FORMS:
+            return misunderstood("an array", message)
         return BufferMismatch(
             expected=describe(self.dtype, len(self.into) if self.into is not None else 0),
             found=describe(message.frame.dtype, message.frame.length),
@@ -212,3 +222,18 @@ class Receive(Operation):
             node=message.key[0],
             tag=message.key[2] if message.key[1] == Space.TAGGED else None,
         )
+
+
+Asking = Callable[[Owner, Key, memoryview | None, int], Receive]
+"""What makes a receive."""
+
+
+def misunderstood(wanted: str, message: Message) -> UsageError:
+    """The message is something else than the receive asked for."""
+    code, length = message.frame.dtype, message.frame.length
+    found, verb = OTHER_FORMS[code] if code in OTHER_FORMS else (describe(code, length), "recv() or recv_bytes()")
+    source = describe_peer(message.origin.rank, message.key[0])
+    return UsageError(
+        f"the message from {source} {conversation(*message.key[1:])} is {found}, but the receive is for {wanted}; "
+        f"it is kept: take it with {verb}"
+    )

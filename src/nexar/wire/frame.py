@@ -68,6 +68,7 @@ class Space(IntEnum):
     TAGGED = 0  # the user's tag
     UNTAGGED = 1
     COLLECTIVE = 2  # tag is unused: operation sequence and step are the conversation
+    PART = 3  # the rest of a message that came in parts: tag is the number that its first part gave
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

@@ -18,6 +18,7 @@ _EAGER: Final = int(Kind.EAGER)
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 _LAST_SPACE: Final = max(Space)
 _WHOLE: Final = (State.WHOLE, State.GONE)  # what is gone for another reason than that it was received does not flow
+_OVER: Final = "the receiver has left this collective"
 
 
 class Misbehaviour(Exception):
@@ -61,7 +62,10 @@ class Arriving:
         if credit.owed and credit.held > credit.comfort:
             self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=credit.consumed(0))
         if frame.space == _COLLECTIVE:
-            self._deliver(flow, frame, body)
+            if flow.matching.ledger.saw(self._peer, frame):
+                self._deliver(flow, frame, body)
+            else:
+                self._discard(flow, frame)
         elif frame.space > _LAST_SPACE:
             raise Misbehaviour(f"it sent a message of space {frame.space}, which there is not")
         elif frame.message == flow.expected:
@@ -107,6 +111,17 @@ class Arriving:
             amount = flow.received.consumed(HEADER_BYTES + frame.body)
             if amount:
                 self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)
+
+    def _discard(self, flow: Flow, frame: Frame) -> None:
+        """A message of a collective that is over here."""
+        self._line.dropped_frames += 1
+        if frame.kind != _EAGER:
+            self._line.notice(
+                Kind.REFUSE, frame.communicator, frame.generation, transfer=frame.transfer, body=_OVER.encode()
+            )
+        amount = flow.received.consumed(HEADER_BYTES + frame.body)
+        if amount:
+            self._line.notice(Kind.CREDIT, frame.communicator, frame.generation, length=amount)
 
     def _announced(self, flow: Flow, frame: Frame, shape: tuple[int, ...]) -> None:
         if frame.transfer in self._flowing:

@@ -20,8 +20,9 @@ from typing import Final
 from nexar.arrays.view import allocate
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.early import EarlyStore
+from nexar.links.ledger import Ledger
 from nexar.links.message import ANY, Asking, Message, Origin, Receive, State, key_of, room_for
-from nexar.links.moving import move
+from nexar.links.moving import make_room, move
 from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
 from nexar.links.shelf import Key, Shelf
@@ -59,6 +60,7 @@ class Matching:
         self._lost: dict[int, NexarError] = {}  # sources that will send no more, and why
         self._closed: NexarError | None = None
         self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
+        self.ledger = Ledger(self._discard)  # of the collectives
 
     # -- the receiver's side: any thread, without the lock ---------------------------------------------------
 
@@ -247,7 +249,7 @@ class Matching:
     def _pair(self, receive: Receive, message: Message) -> bool:
         """This receive takes this message, which is on the shelf. True: it must be moved in."""
         announced = message.state is State.ANNOUNCED
-        if announced and receive.into is None and not self._make_room(receive, message):
+        if announced and receive.into is None and not make_room(receive, message):
             return False
         self._waiting.remove(message.key, message)
         if not message.credited:
@@ -265,16 +267,6 @@ class Matching:
         self._early.free(message)
         message.origin.grant(message, receive.into)
         return False
-
-    def _make_room(self, receive: Receive, message: Message) -> bool:
-        """Memory for a receive that brought none. The size is the sender's claim, so it may be absurd."""
-        try:
-            receive.into = allocate(message.frame.length)
-        except (MemoryError, ValueError):
-            size = message.frame.length
-            receive.finish(UsageError(f"{receive.name}: a message of {size} bytes does not fit into memory"))
-            return False
-        return True
 
     def _find_message(self, receive: Receive) -> Message | None:
         if not receive.wild:
@@ -321,6 +313,14 @@ class Matching:
         message.state = State.GONE
         message.receive = message.data = None
         self._early.free(message)
+
+    def _discard(self, sequence: int, reason: str) -> None:
+        """Nobody will ask for the messages of this collective. Who waits for a grant, or sends, is told."""
+        for message in self._waiting.everything():
+            if message.key[1] == _COLLECTIVE and message.frame.sequence == sequence:
+                if message.state is not State.WHOLE:
+                    message.origin.refuse(message, reason)
+                self._drop(message)
 
     # -- moving: without the lock, but for what begins and ends a move ------------------------------------------
 

@@ -6,8 +6,9 @@ landed in the old place already is there something for us to copy. Runs without 
 
 from __future__ import annotations
 
-from nexar.arrays.view import copy
-from nexar.links.message import Message
+from nexar.arrays.view import allocate, copy
+from nexar.errors import UsageError
+from nexar.links.message import Message, Receive
 from nexar.transport.base import Redirected
 
 
@@ -24,4 +25,17 @@ def move(message: Message, into: memoryview) -> bool:
         if outcome is not Redirected.LANDED:
             return False
     copy(old, into)
+    return True
+
+
+def make_room(receive: Receive, message: Message) -> bool:
+    """Memory for a receive that brought none. The size is the sender's claim, so it may be absurd: False, and the
+    receive is done.
+    """
+    size = message.frame.length
+    try:
+        receive.into = allocate(size)
+    except (MemoryError, ValueError):
+        receive.finish(UsageError(f"{receive.name}: a message of {size} bytes does not fit into memory"))
+        return False
     return True

@@ -1,13 +1,20 @@
-"""The ledger alone: frames are made here."""
+"""The ledger alone, whose frames are made here; then with what it tells to drop messages."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexar.errors import Cancelled
 from nexar.links.ledger import _EARLY, REMEMBERED, Call, Ledger, differ
+from nexar.links.sending import About
+from nexar.testing.linked_node import LinkedNode
 from nexar.wire.frame import Frame, Kind, Space
+from tests.unit.links.conftest import MakePair
+from tests.unit.links.scripted_origin import make
 
 ALL_REDUCE: Call = (2, 11, 8, 0, 1)
 BROADCAST: Call = (3, 11, 8, 1, 0)
@@ -144,3 +151,64 @@ calls = st.tuples(*[st.integers(0, 2)] * 5)
 def test_nobody_differs_from_itself_and_both_sides_see_the_same(one: Call, other: Call) -> None:
     assert not differ(one, one)
     assert differ(one, other) == differ(other, one)
+
+
+# -- with a matching, and links -------------------------------------------------------------------------
+
+
+def collective(kind: Kind, sequence: int, length: int, transfer: int = 0) -> Frame:
+    body = length if kind is Kind.EAGER else 0
+    return Frame(
+        kind=int(kind), space=int(Space.COLLECTIVE), sequence=sequence, length=length, body=body, transfer=transfer
+    )
+
+
+def test_early_messages_of_a_call_that_was_given_up_go_and_their_senders_are_told() -> None:
+    matching, origin = make(early_bytes=1 << 10)
+    with matching.lock:
+        matching.arrive(origin, 1, collective(Kind.EAGER, 0, 3), (), memoryview(b"abc"))
+        matching.arrive(origin, 1, collective(Kind.EAGER, 1, 3), (), memoryview(b"def"))
+        granted = matching.announce(origin, 1, collective(Kind.ENVELOPE, 0, 1 << 10, transfer=1), ())
+        announced = matching.announce(origin, 1, collective(Kind.ENVELOPE, 0, 1 << 10, transfer=2), ())
+        matching.ledger.begin(0, ALL_REDUCE)
+        matching.ledger.give_up(0, "tired")
+    assert origin.refused == [granted, announced]
+    assert len(origin.credits) == 3
+    assert matching._early.budget.used == 0
+    assert [message.frame.sequence for message in matching._waiting.everything()] == [1]
+
+
+ABOUT = About(space=Space.COLLECTIVE, sequence=0, operation=2, dtype=11, elements=8, reduce_op=1)
+
+
+def leave(node: LinkedNode) -> None:
+    with node.router.lock:
+        node.matching.ledger.begin(0, ALL_REDUCE)
+        node.matching.ledger.give_up(0, "tired")
+    node.router.outbox.flush()
+
+
+@pytest.mark.parametrize("left_first", [True, False])
+def test_who_sends_to_a_call_that_was_given_up_does_not_wait_for_ever(make_pair: MakePair, *, left_first: bool) -> None:
+    pair = make_pair(early_bytes=1 << 16)
+    if left_first:
+        leave(pair.right)
+    sent = pair.to_right.post_send(0, memoryview(bytes(1 << 20)), about=ABOUT)
+    if not left_first:
+        pair.to_right.post_send(0, memoryview(b""), about=About(space=Space.TAGGED, tag=1))
+        pair.right.wait(pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=1))  # so the envelope is here
+        leave(pair.right)
+    with pytest.raises(Cancelled):
+        pair.left.wait(sent)
+
+
+def test_frames_of_a_call_that_is_over_give_their_credit_back_and_are_counted(make_pair: MakePair) -> None:
+    pair = make_pair(credit_bytes=1 << 18, eager_limit_bytes=1 << 12)
+    leave(pair.right)
+    for _ in range(200):  # far more than the credit
+        with suppress(Cancelled):  # one that found no credit went as an envelope
+            pair.left.wait(pair.to_right.post_send(0, memoryview(bytes(1 << 12)), about=ABOUT))
+    pair.to_right.post_send(0, memoryview(b""), about=About(space=Space.TAGGED, tag=1))
+    pair.right.wait(pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=1))
+    assert pair.to_left.stats()["frames_dropped"] == 200
+    assert not pair.right.matching._waiting.everything()

@@ -27,14 +27,16 @@ from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
+from nexar.links.parting import part
 from nexar.links.router import Router
 from nexar.transport.base import Carrier
-from nexar.types import NodeId, Rank
+from nexar.types import NodeId, Rank, format_node
 from nexar.wire.frame import Frame
 from nexar.wire.messages import Introduce, Introduced, Message
 
 _log = logging.getLogger(__name__)
 
+_SHARED_MEMORY: Final = "shm"
 _CLOSED: Final = "this node is closed"
 _TOO_MANY: Final = "you have dialed too often without becoming a link"
 _LOST: Final = "the link between us was lost"
@@ -44,7 +46,7 @@ other's, which hangs where the network lets only one direction through."""
 _HEAD_START: Final = 3.0
 """Seconds that the lower rank has to open a link of a small world, before the higher one dials too; after a dial that
 failed, the lower one waits a little longer than that for the other's."""
-_CLOSE_TIMEOUT: Final = 2.0
+_LONGEST_CLOSE: Final = 30.0
 _OPENERS: Final = 8  # links opened at the same time
 
 
@@ -178,7 +180,7 @@ class Mesh:
         with self._changed:
             closed, membership = self._closed, self._membership
             displaced = None if closed else self._arrivals.add(carrier)
-        if closed:
+        if closed and (membership is None or carrier.scheme != _SHARED_MEMORY):
             carrier.abort(_CLOSED)
             return
         if displaced is not None:
@@ -209,7 +211,7 @@ class Mesh:
             self._arrived(carrier)
             self.candidate_refused(carrier.peer.address, refusal)
             carrier.abort(refusal)
-        elif carrier.scheme == "shm":
+        elif carrier.scheme == _SHARED_MEMORY:
             # Who knows the address was told it on the link, so it needs no further introduction.
             self._arrived(carrier)
             self._use(carrier, membership)
@@ -308,15 +310,24 @@ class Mesh:
             raise UsageError(f"{_CLOSED}; make a new one with nexar.init()")
 
     def _use(self, carrier: Carrier, membership: Membership) -> None:
-        """One more carrier of a link."""
+        """One more carrier of a link; also of one that is closing, which ends politely on all of them."""
         rank = membership.rank_of(carrier.peer.node)
         assert rank is not None  # it was checked when it came
         with self._changed:
-            pair = None if self._closed else self._pair(membership, membership.members[rank])
+            closed, pair = self._closed, self._pairs.get(carrier.peer.node)
+            if pair is None and not closed:
+                pair = self._pair(membership, membership.members[rank])
         if pair is None:
             carrier.abort(_CLOSED)
         else:
             pair.link.adopt(carrier)
+
+    def rank_of(self, node: NodeId) -> Rank:
+        """Of a member."""
+        rank = self._known().rank_of(node)
+        if rank is None:
+            raise UsageError(f"node {format_node(node)} is no member of this cluster")
+        return rank
 
     def links(self) -> dict[Rank, Link]:
         """Those that are, or were, open."""
@@ -326,18 +337,21 @@ class Mesh:
         return {rank: link for rank, link in opened if rank is not None}
 
     def close(self) -> None:
-        """Every link politely, within two seconds in all; then abruptly. Idempotent."""
+        """Every link politely, all at once: what was sent still arrives. Idempotent.
+
+        Links are given up, and aborted, when nothing was heard on any of them for `heartbeat_timeout`: who is silent
+        for so long counts as dead anywhere. A peer that is merely slow gets up to half a minute.
+        """
         with self._changed:
             self._closed = True
             pairs = list(self._pairs.values())
             arrivals = self._arrivals.listed()
             self._changed.notify_all()
         self._node.recall.make()
-        deadline = time.monotonic() + _CLOSE_TIMEOUT
         for carrier in arrivals:
             carrier.abort(_CLOSED)
-        for pair in pairs:
-            pair.link.close(timeout=max(0.0, deadline - time.monotonic()))
+        links = [pair.link for pair in pairs]
+        part(self._node.progress, links, patience=self._node.config.heartbeat_timeout, longest=_LONGEST_CLOSE)
 
 
 def _address(member: Member) -> str | None:

@@ -123,15 +123,19 @@ class Link:
 
         A second carrier of the same scheme replaces the first, whose frames may be lost: that is a loss too. But of two
         that were dialed from both ends at the same moment, the one of the lower node id stays, here and there. A link
-        that was closed takes no carrier any more; one that does not stay is aborted.
+        that was closed takes no carrier any more; one that does not stay is aborted. But while it closes, one more is
+        taken and closed politely with the others: to abort it would be a loss to the peer, whose link has it already,
+        of all that is still to be read on the others.
         """
         anew = PeerLost(**self._line.facts(), cause="it connected anew, so frames of the old connection may be lost")
         with self._lock:
             old = self._line.carriers.get(carrier.scheme)
-            refused = self._closed or (old is not None and not self._replaces(carrier, old))
+            closing = self._is_closing
+            refused = self._closed and (old is not None or not closing)
+            refused = refused or (old is not None and not self._replaces(carrier, old))
             dropped = self._drop(anew) if old is not None and not refused else []
             if not refused:
-                self._line.failure = None
+                self._line.failure = self._line.failure if closing else None
                 self._line.add(carrier)
         for lost in dropped:
             lost.abort("the link has a new connection")
@@ -139,11 +143,19 @@ class Link:
             carrier.abort("the link is closed" if self._closed else "the link has a connection already")
             return
         carrier.attach(self)
+        if closing:
+            self._finish([carrier])
+            return
         with self._lock:
             self._line.notice(Kind.TERMS, 0, 0, length=self._line.credit_bytes)
         self._outbox.flush()
         if dropped:
             self._report(anew)
+
+    @property
+    def _is_closing(self) -> bool:
+        """Under the lock: closed by this side, politely, and the peer has not agreed yet."""
+        return self._closing is not None and not self._closing.done
 
     def _replaces(self, new: Carrier, old: Carrier) -> bool:
         """A dial after a loss that only the peer has noticed yet, or one that won against a simultaneous one?"""
@@ -158,24 +170,30 @@ class Link:
 
         A large send that is not done yet raises LinkClosed: wait for it before closing. Idempotent.
         """
-        with self._lock:
-            self._closed = True
-            closing = Closing(self._lock, self._line.awaited("its half of the closing"))
-            carriers = list(self._line.carriers.values()) if self._closing is None else []
-            self._end(LinkClosed(**self._line.facts()))
-            if carriers:
-                self._closing = closing
-        self._unregister()
-        if not carriers:
+        closing = self.begin_close()
+        if closing is None:
             return
-        self._outbox.flush()
-        self._finish(carriers)
         try:
             self._progress.wait([closing], time.monotonic() + timeout)
         except BaseException as reason:
             self.abort(str(reason))
             if not isinstance(reason, OperationTimeout):
                 raise
+
+    def begin_close(self) -> Closing | None:
+        """The first half of `close`, which never blocks. Wait for what it returns, and abort the link if that does
+        not come; None: nothing connects us, or somebody else closes it already.
+        """
+        with self._lock:
+            self._closed = True
+            carriers = list(self._line.carriers.values()) if self._closing is None else []
+            closing = Closing(self._lock, self._line.awaited("its half of the closing")) if carriers else None
+            self._end(LinkClosed(**self._line.facts()))
+            self._closing = closing or self._closing
+        self._unregister()
+        self._outbox.flush()
+        self._finish(carriers)
+        return closing
 
     def abort(self, reason: str) -> None:
         """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
@@ -209,6 +227,12 @@ class Link:
         for scheme, carrier in carriers.items():
             facts.update({f"{scheme}.{name}": value for name, value in carrier.stats().items()})
         return facts
+
+    def heard_bytes(self) -> float:
+        """What has come in on the carriers there are now: it grows while the peer, or its system, says anything."""
+        with self._lock:
+            carriers = list(self._line.carriers.values())
+        return sum(carrier.stats().get("bytes_received", 0.0) for carrier in carriers)
 
     # -- Sink: the driving thread ------------------------------------------------------------------------
 

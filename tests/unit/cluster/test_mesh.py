@@ -12,6 +12,8 @@ from nexar.cluster.mesh import Mesh
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
 from nexar.testing.faults import Cut, Delay, DoubleDial, RefuseDial, SilentDial, Stall
+from nexar.transport.base import Carrier, Expected
+from nexar.wire.frame import Space
 from nexar.wire.messages import Introduce
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import Meshes, eventually, member_of, soon
@@ -294,6 +296,47 @@ def test_closing_tells_the_others(pair: Meshes) -> None:
     link: Link = pair.meshes[HIGH].links()[LOW]
     eventually(lambda: link.failure is not None, "the news")
     assert isinstance(link.failure, PeerLost)
+
+
+def test_shared_memory_that_comes_while_a_node_closes_costs_nobody_what_was_sent(pair: Meshes) -> None:
+    both(pair)
+    low, high = (pair.meshes[rank].link(1 - rank, soon()) for rank in (LOW, HIGH))
+    received = pair.meshes[LOW].router.open(0)
+    pair.meshes[HIGH].router.open(0)
+    stall = pair.on_way(Stall, HIGH, LOW)
+    pair.faults.add(stall)
+    high.post_send(0, memoryview(b"the last word"))
+    closing = threading.Thread(target=pair.meshes[HIGH].close)
+    closing.start()
+    eventually(lambda: high.failure is not None, "the closing")
+    low.adopt(second_carrier(pair))
+    pair.faults.remove(stall)
+    message = received.post(None, source=pair.nodes[HIGH].id, space=Space.UNTAGGED, tag=0)
+    pair.nodes[LOW].progress.wait([message], soon())
+    assert bytes(message.into or b"") == b"the last word"
+    closing.join()
+    assert "it closed the link" in str(low.failure)
+
+
+def second_carrier(pair: Meshes) -> Carrier:
+    """From the lower to the higher, as if through shared memory; the higher mesh has been given it."""
+    given = threading.Event()
+
+    class Door:
+        def carrier_accepted(self, carrier: Carrier) -> None:
+            carrier.scheme = "shm"
+            pair.meshes[HIGH].carrier_accepted(carrier)
+            given.set()
+
+        def candidate_refused(self, address: str, reason: str) -> None: ...
+
+    pair.nodes[HIGH].listen(Door())
+    node = pair.nodes[LOW]
+    address = pair.nodes[HIGH].addresses()["memory"][0]
+    carrier = node._by_scheme["memory"].connect(address, Expected(pair.nodes[HIGH].id), soon())
+    carrier.scheme = "shm"
+    assert given.wait(PATIENCE)
+    return carrier
 
 
 def test_who_dials_although_its_link_was_lost_is_told_so(pair: Meshes) -> None:

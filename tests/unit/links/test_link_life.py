@@ -10,9 +10,11 @@ import pytest
 from nexar.errors import BufferMismatch, LinkClosed, PeerLost, PeerMisbehaved, UsageError
 from nexar.links.link import Link
 from nexar.links.sending import About
+from nexar.testing.faults import Faults, Stall
 from nexar.testing.linked_node import LinkedNode
 from nexar.transport.base import Carrier, CarrierLost, Expected, Redirected
-from nexar.wire.frame import Space
+from nexar.wire.frame import Lane, Space
+from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.links.conftest import MakePair, Pair
 
 TAG = About(space=Space.TAGGED, tag=7)
@@ -73,6 +75,55 @@ def test_closing_while_a_large_send_waits_ends_it_and_is_polite(make_pair: MakeP
         send.result()
     with pytest.raises(PeerLost, match="it closed the link"):
         receive(pair.right, 1)
+
+
+def test_a_carrier_that_comes_while_a_link_closes_is_closed_politely_with_the_first(make_pair: MakePair) -> None:
+    pair = make_pair()
+    faults = Faults(pair.right.transports["memory"].network, Stall(source=2))  # type: ignore[attr-defined]
+    pair.to_left.post_send(0, memoryview(b"the last word"), about=TAG)
+    closing = pair.to_left.begin_close()
+    assert closing is not None
+    second = as_another_scheme(pair)
+    pair.to_right.adopt(second)  # the peer has it already, and has read nothing yet
+    faults.clear()
+    assert receive(pair.left, 2) == b"the last word"
+    with pytest.raises(PeerLost, match="it closed the link"):
+        receive(pair.left, 2)
+    pair.right.wait(closing)
+    with pytest.raises(CarrierLost, match="both sides have finished"):
+        second.queued_bytes(Lane.DATA)
+
+
+def test_a_carrier_of_the_dialer_that_comes_while_its_link_closes_is_closed_politely(make_pair: MakePair) -> None:
+    pair = make_pair()
+    faults = Faults(pair.left.transports["memory"].network, Stall(source=1))  # type: ignore[attr-defined]
+    second = as_another_scheme(pair)
+    pair.to_right.post_send(0, memoryview(b"the last word"), about=TAG)
+    closing = pair.to_right.begin_close()
+    assert closing is not None
+    pair.to_right.adopt(second)
+    faults.clear()
+    assert receive(pair.right, 1) == b"the last word"
+    with pytest.raises(PeerLost, match="it closed the link"):
+        receive(pair.right, 1)
+    pair.left.wait(closing)
+
+
+def as_another_scheme(pair: Pair) -> Carrier:
+    """One more carrier from left to right, which right has adopted; left has not."""
+    accepted: list[Carrier] = []
+    take = pair.right.carrier_accepted
+
+    def accept(carrier: Carrier) -> None:
+        carrier.scheme = "shm"
+        accepted.append(carrier)
+        take(carrier)
+
+    pair.right.carrier_accepted = accept  # type: ignore[method-assign]
+    carrier = dial(pair)
+    carrier.scheme = "shm"
+    eventually(lambda: accepted, "the carrier")
+    return carrier
 
 
 def test_nodes_with_different_credit_and_limits_understand_each_other(make_pair: MakePair) -> None:

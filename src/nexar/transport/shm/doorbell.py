@@ -9,7 +9,8 @@ stores its new head, then looks whether somebody sleeps. Total store order allow
 *earlier store to another word*: each could miss the other's store, and the sleeper would sleep on. So both sides
 execute an atomic read-modify-write between their store and their load, which on x86 is a full fence: every acquire
 and release of a threading.Lock contains one. The sender releases the lock of its FrameSender or PayloadSender there,
-the receiver and the sleeper call `fence()`. The timed re-check of ShmTransport.due stands behind that as a second
+the receiver and the sleeper call `fence()`, and so does who changed other memory that the sleeper looks at before it
+calls `nudge`. The timed re-check of ShmTransport.due stands behind that as a second
 line.
 """
 
@@ -35,12 +36,14 @@ def fence() -> None:
 class Doorbell:
     """This side's end of the socket, and its sleeping word."""
 
-    __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_words", "hung_up")
+    __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_theirs", "_words", "hung_up")
 
-    def __init__(self, connection: socket.socket, words: memoryview, mine: int) -> None:
+    def __init__(self, connection: socket.socket, words: memoryview, mine: int, theirs: int) -> None:
+        """`mine` and `theirs`: where in `words` each side's sleeping word is."""
         self._socket = connection
         self._words = words
         self._mine = mine
+        self._theirs = theirs
         self._lock = threading.Lock()  # for closing while another thread rings
         self._rung = 0  # the nap we last rang for; any thread writes it, and a race costs one needless byte
         self._note = b""  # what the peer said of its abort; the driving thread writes
@@ -57,6 +60,17 @@ class Doorbell:
     def wake(self) -> None:
         """Ask for no more bytes."""
         self._words[self._mine] = 0
+
+    def nudge(self) -> None:
+        """Wake the peer if it sleeps: something changed in memory outside this segment. The caller has fenced. From any
+        thread; without effect once the carrier has ended.
+        """
+        try:
+            nap = self._words[self._theirs]
+        except ValueError:
+            return  # the segment is gone, and the peer hears of that
+        if nap:
+            self.ring(nap)
 
     def ring(self, nap: int) -> None:
         """Wake the peer from that nap, unless we have done so. From any thread."""

@@ -140,7 +140,7 @@ class ShmTransport(Transport):
             raise
 
     def _add(self, connection: socket.socket, segment: Segment, peer: Peer, *, dialed: bool) -> ShmCarrier:
-        bell = Doorbell(connection, segment.words, sleep_word(segment.side))
+        bell = Doorbell(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
         carrier = ShmCarrier(self, peer, dialed, segment, bell)
         with self._lock:
             closed = self._closed

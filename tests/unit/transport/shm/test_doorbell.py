@@ -68,11 +68,19 @@ def test_what_a_process_sent_before_it_died_is_delivered_first(tmp_path: Path) -
 
 def test_a_byte_is_written_once_for_each_sleep_and_never_to_one_who_is_awake() -> None:
     ours, theirs = socket.socketpair()
-    bell = Doorbell(ours, memoryview(bytearray(64)).cast("Q"), 0)
+    words = memoryview(bytearray(64)).cast("Q")
+    bell = Doorbell(ours, words, 0, 1)
     for _ in range(5):
         bell.ring(2)
     bell.ring(4)
     assert theirs.recv(100) == b"\x01\x01"
+    bell.nudge()
+    words[1] = 6
+    bell.nudge()
+    bell.nudge()
+    assert theirs.recv(100) == b"\x01"
+    words.release()
+    bell.nudge()
     bell.close(None)
     assert theirs.recv(100) == b""
     theirs.close()

@@ -68,6 +68,11 @@ class Local(NamedTuple):
     source: Part
     how: How
 
+    @property
+    def sources(self) -> tuple[Part, ...]:
+        """As a Fold has them."""
+        return (self.source,)
+
 
 class Fold(NamedTuple):
     """`into` := ((s0 ⊕ s1) ⊕ s2) …: a left fold over `sources`, in one go, so that half types are rounded once.
@@ -156,8 +161,7 @@ def _parts(step: Step) -> Iterator[Part]:
 
 def _pairs(step: Step) -> Iterator[tuple[Part, Part]]:
     for work in step.then:
-        for source in (work.source,) if isinstance(work, Local) else work.sources:
-            yield work.into, source
+        yield from ((work.into, source) for source in work.sources)
 
 
 def _overlap(one: Part, other: Part) -> bool:

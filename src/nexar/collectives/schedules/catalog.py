@@ -1,0 +1,187 @@
+"""Every algorithm there is, by operation and name: how its steps are made, and what it is good for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from nexar.arrays.partition import Span, split
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.schedule import Step
+from nexar.collectives.schedules import (
+    barrier,
+    bruck,
+    chain,
+    direct,
+    flat,
+    halving_doubling,
+    pairwise,
+    recursive_doubling,
+    ring,
+    scattered,
+    tree,
+)
+from nexar.collectives.schedules.blocks import equal
+
+
+class Shape(NamedTuple):
+    """What a schedule is made from: all ranks have the same, but for `rank` (and the spans of all_to_all_v)."""
+
+    rank: int
+    size: int
+    count: int  # type: ignore[assignment]  # a shape has no use for a tuple's count()
+    """Elements of the vector; of one rank's block where each has one (all_gather, gather, scatter, all_to_all)."""
+    root: int = 0
+    segment: int = 0
+    """Elements of a pipeline segment; 0: a vector is not cut."""
+    spans: tuple[Span, ...] | None = None
+    """Unequal blocks, one per rank; of all_to_all_v those of the input, then those of the output."""
+
+    @property
+    def blocks(self) -> tuple[Span, ...]:
+        """One of `count` elements per rank."""
+        return self.spans or equal(self.count, self.size)
+
+    @property
+    def shares(self) -> tuple[Span, ...]:
+        """Of a vector of `count` elements, one per rank."""
+        return self.spans or split(self.count, self.size)
+
+    @property
+    def inputs(self) -> tuple[Span, ...]:
+        """What is for each rank, in buffer 0."""
+        return self.blocks[: self.size]
+
+    @property
+    def outputs(self) -> tuple[Span, ...]:
+        """What is from each rank, in buffer 1."""
+        return self.blocks[-self.size :]
+
+
+def _none(_: Shape) -> tuple[int, ...]:
+    return ()
+
+
+class Algorithm(NamedTuple):
+    """One way to do one operation."""
+
+    make: Callable[[Shape], Iterator[Step]]
+    buffers: Callable[[Shape], tuple[int, ...]] = _none
+    """Elements of the buffers 1 and above."""
+    ordered: bool = True
+    """Operands are combined in rank order: the reduction need not commute."""
+    folds: bool = True
+    """Each element is one left fold over all ranks: the same bits as on every other way that folds."""
+
+
+def _all_ranks(s: Shape) -> tuple[int, ...]:
+    return (s.size * s.count,)
+
+
+def _at_root(s: Shape) -> tuple[int, ...]:
+    return _all_ranks(s) if s.rank == s.root else ()
+
+
+def _my_share(s: Shape) -> tuple[int, ...]:
+    return (s.size * s.shares[s.rank].count,)
+
+
+def _output(s: Shape) -> tuple[int, ...]:
+    return (max(span.stop for span in s.outputs),)
+
+
+def _turning(make: Callable[[Shape], Iterator[Step]]) -> Algorithm:
+    """Only for reductions that commute."""
+    return Algorithm(make, ordered=False, folds=False)
+
+
+def _ordered(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape], tuple[int, ...]] = _none) -> Algorithm:
+    """In rank order, but not as one left fold."""
+    return Algorithm(make, buffers, folds=False)
+
+
+CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
+    OperationCode.BARRIER: {
+        "dissemination": Algorithm(lambda s: barrier.dissemination(s.rank, s.size)),
+        "two_phase": Algorithm(lambda s: barrier.two_phase(s.rank, s.size)),
+    },
+    OperationCode.ALL_REDUCE: {
+        "recursive_doubling": _ordered(lambda s: recursive_doubling.all_reduce(s.rank, s.size, s.count)),
+        "halving_doubling": _turning(lambda s: halving_doubling.all_reduce(s.rank, s.size, s.count)),
+        "ring": _turning(lambda s: ring.all_reduce(s.rank, s.size, s.count)),
+        "pipelined_ring": _turning(lambda s: ring.all_reduce(s.rank, s.size, s.count, segment=s.segment)),
+        "direct": Algorithm(lambda s: direct.all_reduce(s.rank, s.size, s.count, segment=s.segment), _my_share),
+        "gather_fold": Algorithm(lambda s: direct.gather_fold(s.rank, s.size, s.count), _all_ranks),
+    },
+    OperationCode.BROADCAST: {
+        "flat": Algorithm(lambda s: flat.broadcast(s.rank, s.size, s.count, s.root)),
+        "tree": Algorithm(lambda s: tree.broadcast(s.rank, s.size, s.count, s.root)),
+        "chain": Algorithm(lambda s: chain.broadcast(s.rank, s.size, s.count, s.root, segment=s.segment)),
+        "scatter_all_gather": Algorithm(lambda s: scattered.broadcast(s.rank, s.size, s.count, s.root)),
+    },
+    OperationCode.REDUCE: {
+        "flat": _ordered(lambda s: flat.reduce(s.rank, s.size, s.count, s.root)),
+        "tree": _ordered(lambda s: tree.reduce(s.rank, s.size, s.count, s.root)),
+        "reduce_scatter_gather": _turning(lambda s: scattered.reduce(s.rank, s.size, s.count, s.root)),
+        "direct": Algorithm(lambda s: scattered.fold(s.rank, s.size, s.count, s.root, segment=s.segment), _my_share),
+        "gather_fold": Algorithm(lambda s: direct.gather_fold_to(s.rank, s.size, s.count, s.root), _at_root),
+    },
+    OperationCode.ALL_GATHER: {
+        "direct": Algorithm(lambda s: direct.all_gather(s.rank, s.size, s.blocks)),
+        "bruck": Algorithm(lambda s: bruck.all_gather(s.rank, s.size, s.blocks)),
+        "recursive_doubling": Algorithm(lambda s: halving_doubling.all_gather(s.rank, s.size, s.blocks)),
+        "ring": Algorithm(lambda s: ring.all_gather(s.rank, s.size, s.blocks)),
+        "pipelined_ring": Algorithm(lambda s: ring.all_gather(s.rank, s.size, s.blocks, segment=s.segment)),
+    },
+    OperationCode.REDUCE_SCATTER: {
+        "halving": _turning(lambda s: halving_doubling.reduce_scatter(s.rank, s.size, s.shares)),
+        "ring": _turning(lambda s: ring.reduce_scatter(s.rank, s.size, s.shares)),
+        "pipelined_ring": _turning(lambda s: ring.reduce_scatter(s.rank, s.size, s.shares, segment=s.segment)),
+        "pairwise": _turning(lambda s: pairwise.reduce_scatter(s.rank, s.size, s.shares)),
+        "direct": Algorithm(lambda s: direct.reduce_scatter(s.rank, s.size, s.shares, segment=s.segment), _my_share),
+    },
+    OperationCode.ALL_TO_ALL: {
+        "direct": Algorithm(lambda s: direct.all_to_all(s.rank, s.size, s.inputs, s.outputs), _output),
+        "pairwise": Algorithm(lambda s: pairwise.all_to_all(s.rank, s.size, s.inputs, s.outputs), _output),
+    },
+    OperationCode.GATHER: {
+        "flat": Algorithm(lambda s: flat.gather(s.rank, s.size, s.blocks, s.root)),
+        "tree": Algorithm(lambda s: tree.gather(s.rank, s.size, s.blocks, s.root)),
+    },
+    OperationCode.SCATTER: {
+        "flat": Algorithm(lambda s: flat.scatter(s.rank, s.size, s.blocks, s.root)),
+        "tree": Algorithm(lambda s: tree.scatter(s.rank, s.size, s.blocks, s.root)),
+    },
+    OperationCode.SCAN: {
+        "recursive_doubling": _ordered(lambda s: recursive_doubling.scan(s.rank, s.size, s.count)),
+        "chain": Algorithm(lambda s: chain.scan(s.rank, s.size, s.count, segment=s.segment)),
+    },
+    OperationCode.EXCLUSIVE_SCAN: {
+        "recursive_doubling": _ordered(
+            lambda s: recursive_doubling.exclusive_scan(s.rank, s.size, s.count), lambda s: (s.count, s.count)
+        ),
+        "chain": Algorithm(
+            lambda s: chain.exclusive_scan(s.rank, s.size, s.count, segment=s.segment), lambda s: (s.count,)
+        ),
+    },
+}
+"""What carries no arithmetic is in order and a fold, trivially."""
+
+SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
+    OperationCode.ALL_GATHER_V: OperationCode.ALL_GATHER,
+    OperationCode.GATHER_V: OperationCode.GATHER,
+    OperationCode.SCATTER_V: OperationCode.SCATTER,
+    OperationCode.REDUCE_SCATTER_V: OperationCode.REDUCE_SCATTER,
+    OperationCode.ALL_TO_ALL_V: OperationCode.ALL_TO_ALL,
+    OperationCode.BROADCAST_OBJECT: OperationCode.BROADCAST,
+    OperationCode.GATHER_OBJECT: OperationCode.GATHER,
+    OperationCode.ALL_GATHER_OBJECT: OperationCode.ALL_GATHER,
+    OperationCode.SCATTER_OBJECT: OperationCode.SCATTER,
+    OperationCode.SPLIT: OperationCode.ALL_GATHER,
+}
+"""Forms of another operation, which move in the same ways."""
+
+
+def algorithms_of(operation: OperationCode) -> Mapping[str, Algorithm]:
+    """By name."""
+    return CATALOG[SAME_AS.get(operation, operation)]

@@ -23,6 +23,13 @@ EXAMPLES = [
         errors.CollectiveMismatch(expected="all_reduce(f32[4])", found="barrier()", ranks=[1, 2], sequence=9),
         ["#9", "all_reduce(f32[4])", "barrier()", "ranks 1, 2"],
     ),
+    (
+        errors.CollectiveMismatch(
+            expected="barrier", found="scan", ranks=[1], sequence=3, calls={0: "barrier", 1: "scan", 2: "reduce"}
+        ),
+        ["#3", "barrier here", "scan on rank 1", "reduce on rank 2"],
+    ),
+    (errors.Cancelled(operation="barrier #3", reason="Ctrl-C", rank=2), ["barrier #3", "by rank 2", "Ctrl-C"]),
     (errors.LinkClosed(**PEER, operation="send"), ["rank 3", "send", "this side"]),
     (errors.Cancelled(operation="recv from rank 1", reason="Ctrl-C"), ["recv from rank 1", "Ctrl-C"]),
     (

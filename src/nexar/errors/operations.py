@@ -1,6 +1,6 @@
 """Errors of one operation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nexar.errors.base import NexarError, facts, list_ranks
 from nexar.types import AwaitedPeer, Rank, format_seconds
@@ -8,13 +8,17 @@ from nexar.types import AwaitedPeer, Rank, format_seconds
 
 @facts
 class Cancelled(NexarError):
-    """The operation was cancelled by its owner; the link stays usable."""
+    """The operation was cancelled by its owner, or a collective by one of its ranks; the link stays usable."""
 
     operation: str = "the operation"
     reason: str = ""
+    rank: Rank | None = None
+    """Who gave it up, if that was not this rank."""
 
     def _message(self) -> str:
-        return f"{self.operation} was cancelled{f': {self.reason}' if self.reason else ''}; its buffers are free again"
+        by = "" if self.rank is None else f" by rank {self.rank}"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.operation} was cancelled{by}{reason}; its buffers are free again"
 
 
 @facts
@@ -59,15 +63,24 @@ class CollectiveMismatch(NexarError):
     """Ranks of one communicator called different things as their nth collective. The communicator is revoked."""
 
     expected: str
-    """The call on this rank, e.g. `all_reduce(sum, float32[4])`."""
+    """The call on this rank, e.g. `all_reduce of float32[4], sum`."""
     found: str
     ranks: Sequence[Rank]
     """Who made the other call."""
     sequence: int | None = None
+    calls: Mapping[Rank, str] | None = None
+    """Who called what, so far as is known here."""
 
     def _message(self) -> str:
         number = "" if self.sequence is None else f" #{self.sequence}"
         return (
-            f"collective{number} differs: {self.expected} here, {self.found} on {list_ranks(self.ranks)}; "
+            f"collective{number} differs: {self.expected} here, {self._others()}; "
             "every rank must make the same calls in the same order, with the same dtype and count"
         )
+
+    def _others(self) -> str:
+        by_call: dict[str, list[Rank]] = {self.found: list(self.ranks)}
+        for rank, call in sorted((self.calls or {}).items()):
+            if call != self.expected and rank not in by_call.setdefault(call, []):
+                by_call[call].append(rank)
+        return ", ".join(f"{call} on {list_ranks(ranks)}" for call, ranks in by_call.items())

@@ -90,11 +90,14 @@ class Ledger:
         found = self._open.get(frame.sequence)
         if found is not None and source in found[1]:
             return True
-        return self._saw_first(source, frame)
-
-    def _saw_first(self, source: int, frame: Frame) -> bool:
-        sequence = frame.sequence
         theirs = frame.operation, frame.dtype, frame.count, frame.root, frame.reduce_op
+        if self.told(source, frame.sequence, theirs):
+            return True
+        self.dropped += 1
+        return False
+
+    def told(self, source: int, sequence: int, theirs: Call) -> bool:
+        """A source says what its call of this sequence is, for the first time. False: ours is over."""
         self.heard[source] = now = monotonic()
         found = self._open.get(sequence)
         if found is not None:
@@ -104,11 +107,18 @@ class Ledger:
         if sequence >= self._next:
             self._remember(sequence, source, theirs, now)
             return True
-        self.dropped += 1
-        past = self._over[sequence % REMEMBERED]
-        if past is not None and past[0] == sequence:
-            self._compare(sequence, source, theirs, past[1])
+        past = self.call_of(sequence)
+        if past is not None:
+            self._compare(sequence, source, theirs, past)
         return False
+
+    def call_of(self, sequence: int) -> Call | None:
+        """What was called here, if it is not too long ago."""
+        found = self._open.get(sequence)
+        if found is not None:
+            return found[0]
+        past = self._over[sequence % REMEMBERED]
+        return past[1] if past is not None and past[0] == sequence else None
 
     def _remember(self, sequence: int, source: int, theirs: Call, now: float) -> None:
         early = self._early.get(sequence)

@@ -102,12 +102,14 @@ class GaveUp(_Base, frozen=True, tag="gave_up"):
 
 
 class Inquire(_Base, frozen=True, tag="inquire"):
-    """How far are you in this collective? Answer with a Report of the same number."""
+    """How far are you in this collective? Answer with a Report of the same number; 0 wants no answer."""
 
     communicator: int
     generation: int
     sequence: int
-    number: int
+    number: int = 0
+    call: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    """What the collective is for who asks, as in Disagreed: the two may never exchange a frame that would tell."""
 
 
 class Report(_Base, frozen=True, tag="report"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nexar.cluster.membership import Membership
@@ -29,12 +29,15 @@ _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number
 
 
 class Group:
-    """The members of one membership, in the order of their ranks. Close it before the mesh."""
+    """The members of one membership, in the order of their ranks. Close it before the mesh.
+
+    The membership may be a part of the mesh's: ranks here are places in this one, whatever they are in the mesh's.
+    """
 
     def __init__(self, node: Node, mesh: Mesh, membership: Membership, communicator: int = 0) -> None:
-        self._node = node
-        self._mesh = mesh
-        self._progress = node.progress
+        self.node = node
+        self.mesh = mesh
+        self.progress = node.progress
         self.membership = membership
         self.communicator = communicator
         self._nodes: Final[tuple[NodeId, ...]] = tuple(member.node for member in membership.members)
@@ -42,6 +45,7 @@ class Group:
         rank = membership.rank_of(node.id)
         assert rank is not None  # the mesh has refused a membership without us
         self.rank = rank
+        self._mesh_ranks: Final = tuple(mesh.rank_of(node_id) for node_id in self._nodes)
         self.router: Final = mesh.router
         self.matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))
         self.matching.peers.update(
@@ -61,7 +65,8 @@ class Group:
         dest = self.check(dest)
         if dest == self.rank:
             return self._send_to_myself(data, shape, about)
-        return self._mesh.link(dest, deadline).post_send(self.communicator, data, shape=shape, about=about)
+        link = self.mesh.link(self._mesh_ranks[dest], deadline)
+        return link.post_send(self.communicator, data, shape=shape, about=about)
 
     def post_receive(
         self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0, ask: Asking = Receive
@@ -74,7 +79,7 @@ class Group:
         """Take what is still to come of a message in parts, and throw it away: nobody would ever ask for it. At once,
         and one part at a time, until all have come or their sender has given up.
         """
-        outbox = self._mesh.router.outbox
+        outbox = self.mesh.router.outbox
 
         def take(left: int) -> None:
             try:
@@ -92,13 +97,23 @@ class Group:
         if parts:
             take(parts)
 
-    def wait(self, operations: Sequence[Operation], deadline: float) -> None:
+    def wait(
+        self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
+    ) -> None:
         """Until all are done: see Progress.wait."""
-        self._progress.wait(operations, deadline)
+        self.progress.wait(operations, deadline, alarm, keep=keep)
+
+    def open_links(self, ranks: Iterable[Rank], deadline: float) -> None:
+        """So that sending to them does not have to wait. PeerLost says which cannot be opened."""
+        for rank in ranks:
+            if rank != self.rank:
+                self.mesh.link(self._mesh_ranks[rank], deadline)
 
     def links(self) -> dict[Rank, Link]:
         """Those to other ranks that can be spoken on now."""
-        return {rank: link for rank, link in self._mesh.links().items() if link.failure is None}
+        opened = self.mesh.links()
+        ours = {rank: opened[there] for rank, there in enumerate(self._mesh_ranks) if there in opened}
+        return {rank: link for rank, link in ours.items() if link.failure is None}
 
     def rank_of(self, node: NodeId) -> Rank:
         """Of a node that takes part."""
@@ -119,7 +134,7 @@ class Group:
 
     def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""
-        self._progress.check()
+        self.progress.check()
         frame = Frame(
             kind=_EAGER,
             space=about.space,
@@ -134,9 +149,9 @@ class Group:
             count=about.elements,
         )
         with self.matching.lock:
-            error = self.matching.lost(self._node.id)
+            error = self.matching.lost(self.node.id)
             if error is None:
-                self.matching.arrive(self._myself, self._node.id, frame, shape, data)
+                self.matching.arrive(self._myself, self.node.id, frame, shape, data)
         if error is not None:
             raise error
         self.router.outbox.flush()

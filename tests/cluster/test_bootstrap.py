@@ -94,7 +94,7 @@ def test_a_world_forms_and_everybody_talks_to_everybody(
     assert all(comm.membership == cluster.seed.membership for comm in cluster.ranks)
     everybody_talks(cluster.ranks)
     if size > 1:
-        (link, *_) = cluster.ranks[0]._group._mesh.links().values()
+        (link, *_) = cluster.ranks[0]._group.mesh.links().values()
         assert set(link.schemes) == set(transports)
 
 
@@ -103,9 +103,9 @@ def test_a_large_world_opens_links_when_they_are_needed_though_both_ends_need_th
 ) -> None:
     size = EAGER_WORLD + 4
     cluster = form(size)
-    assert all(comm._group._mesh.links() == {} for comm in cluster.ranks)
+    assert all(comm._group.mesh.links() == {} for comm in cluster.ranks)
     on_every(cluster.ranks, Communicator.barrier)
-    opened = sum(len(comm._group._mesh.links()) for comm in cluster.ranks) // 2
+    opened = sum(len(comm._group.mesh.links()) for comm in cluster.ranks) // 2
     assert opened < size * (size - 1) // 2
     for _ in range(3):
         everybody_talks(cluster.ranks)

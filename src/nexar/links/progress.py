@@ -54,14 +54,18 @@ class Progress:
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
+    def wait(
+        self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
+    ) -> None:
         """Drive until all are done (or follow a thread that does). The first error among them ends it at once, and so
         does that of `alarm`, which is not waited for otherwise, and not cancelled.
 
         At the deadline (time.monotonic) raises OperationTimeout. Whatever is raised, also by Ctrl-C: operations not
-        done by then are cancelled first, so their buffers are free.
+        done by then are cancelled first, so their buffers are free. `keep`: not so at the deadline, which only ends the
+        waiting then; the caller waits for them again, or cancels them.
         """
         waiter = Waiter()
+        waiter.keeps = keep
         with self.lock:
             for operation in operations:
                 if not operation.done:
@@ -115,8 +119,7 @@ class Progress:
                     if in_main:
                         interrupts.settle()
                     if monotonic() >= deadline:
-                        self._expire(waiter, operations, deadline - begin)
-                        return
+                        break
         except BaseException:
             self._give_up(waiter, operations)
             raise
@@ -125,6 +128,8 @@ class Progress:
                 self._leadership.offer()  # leadership was offered to us and we need it no more
             if in_main:
                 interrupts.end()
+        if waiter.pending:
+            self._expire(waiter, operations, deadline - begin)
 
     def _take_turn(self, waiter: Waiter, deadline: float) -> None:
         leadership = self._leadership
@@ -208,18 +213,24 @@ class Progress:
         raise copy(error)  # its own: several operations may have failed for one reason
 
     def _give_up(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
+        self._leave(waiter, operations)
+        for operation in operations:
+            operation.cancel()
+
+    def _leave(self, waiter: Waiter, operations: Sequence[Operation]) -> None:
         with self.lock:
             for operation in operations:
                 operation.part(waiter)
-        for operation in operations:
-            operation.cancel()
 
     def _expire(self, waiter: Waiter, operations: Sequence[Operation], timeout: float) -> None:
         """The deadline has come. Others may still finish what we give up, up to the moment in which cancel() returns:
         only what has been cancelled then was missed, and a failure of its own says more than that it was late.
         """
         late = [(operation, operation.name, operation.awaited()) for operation in operations if not operation.done]
-        self._give_up(waiter, operations)
+        if waiter.keeps:
+            self._leave(waiter, operations)
+        else:
+            self._give_up(waiter, operations)
         missed = [fact for fact in late if not fact[0].done or isinstance(fact[0].error, Cancelled)]
         cancelled = [operation for operation, _, _ in missed]
         for operation in operations:

@@ -11,10 +11,11 @@ class Waiter:
     Written under the node's lock, but for the sleep itself, which is a lock that whoever wakes us releases.
     """
 
-    __slots__ = ("_signal", "asleep", "pending")
+    __slots__ = ("_signal", "asleep", "keeps", "pending")
 
     def __init__(self) -> None:
         self.pending = 0
+        self.keeps = False  # at its deadline the operations go on without it; set before it waits
         self.asleep = False
         self._signal: threading.Lock | None = None
 

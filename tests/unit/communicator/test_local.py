@@ -31,7 +31,7 @@ def test_every_rank_reaches_every_other(size: int) -> None:
 def test_a_large_world_opens_links_when_they_are_needed() -> None:
     size = EAGER_WORLD + 1
     with local_communicators(size, Config()) as world:
-        assert all(comm._group._mesh.links() == {} for comm in world)
+        assert all(comm._group.mesh.links() == {} for comm in world)
         on_every(world, Communicator.barrier)
 
 

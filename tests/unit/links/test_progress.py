@@ -189,6 +189,17 @@ def overtaken(node: Node, moment: str, failure: BaseException | None = None) -> 
     return operation
 
 
+def test_a_wait_that_keeps_its_operations_leaves_them_in_flight_at_the_deadline(node: Node) -> None:
+    late = node.post()
+    for _ in range(2):
+        with pytest.raises(OperationTimeout):
+            node.progress.wait([late], time.monotonic() + 0.01, keep=True)
+        assert not late.done
+    node.transport.tell(late.end)
+    node.wait(late)
+    assert late.error is None
+
+
 @pytest.mark.parametrize("moment", ["named", "cancelled"])
 def test_an_operation_that_is_done_just_as_its_wait_gives_up_is_no_timeout(node: Node, moment: str) -> None:
     operation = overtaken(node, moment)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nexar.cli.bench.command import bench
 from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
@@ -19,6 +20,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(seed)
 app.command()(config)
 app.command()(doctor)
+app.command()(bench)
 
 
 def _show_version(asked: bool) -> None:

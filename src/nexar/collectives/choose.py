@@ -33,9 +33,7 @@ _IN_SHARED_MEMORY: Final = frozenset(
     }
 )
 _ON_TWO_LEVELS: Final = frozenset({OperationCode.ALL_REDUCE})
-_WHOLE_IS_ALL_BLOCKS: Final = frozenset(
-    {OperationCode.ALL_GATHER, OperationCode.GATHER, OperationCode.SCATTER, OperationCode.ALL_TO_ALL}
-)
+_A_BLOCK_EACH: Final = frozenset({OperationCode.ALL_GATHER, OperationCode.GATHER, OperationCode.SCATTER})
 _COUNTS_KNOWN_TO_THE_ROOT: Final = frozenset(
     {OperationCode.GATHER_V, OperationCode.SCATTER_V, OperationCode.GATHER_OBJECT, OperationCode.SCATTER_OBJECT}
 )
@@ -49,7 +47,7 @@ class Facts:
     size_bytes: int
     """Of `count` elements."""
     count: int
-    """Of the vector; of one rank's block where each has one (all_gather, gather, scatter, all_to_all)."""
+    """Of the array that a rank brings: all its blocks for all_to_all. For scatter, of the block that it gets."""
     size: int
     hosts: tuple[int, ...]
     """How many ranks each host has."""
@@ -69,7 +67,7 @@ class Facts:
     @property
     def whole_bytes(self) -> int:
         """Of the vector, or of all blocks."""
-        return self.size_bytes * (self.size if self.kind in _WHOLE_IS_ALL_BLOCKS else 1)
+        return self.size_bytes * (self.size if self.kind in _A_BLOCK_EACH else 1)
 
     @property
     def is_small(self) -> bool:
@@ -278,10 +276,11 @@ def buffers(
     count: int,
     *,
     root: int = 0,
+    segment: int = 0,
     spans: tuple[Span, ...] | None = None,
 ) -> tuple[int, ...]:
     """How many elements the buffers 1 and above need on this rank. Buffer 1 of all_to_all is its output."""
-    return algorithms_of(operation)[name].buffers(Shape(rank, size, count, root, 0, spans))
+    return algorithms_of(operation)[name].buffers(Shape(rank, size, count, root, segment, spans))
 
 
 def _ends(spans: tuple[Span, ...] | None) -> tuple[int, ...]:

@@ -1,0 +1,149 @@
+"""One call of one collective: what each rank brings, what the schedule makes of it, what it should have made."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nexar.arrays.partition import Span, split
+from nexar.collectives.choose import buffers, steps
+from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.schedule import check
+from nexar.collectives.schedules.blocks import equal
+from nexar.collectives.schedules.catalog import CATALOG
+from tests.conformance.schedules.interpreter import Arithmetic, Interpreter
+
+WORLDS = [*range(1, 10), 16, 17, 33]
+REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.SCAN, Op.EXCLUSIVE_SCAN}
+ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
+PIPELINED = {"pipelined_ring", "chain", "direct"}
+ALL = [(operation, name) for operation, names in CATALOG.items() for name in names]
+
+
+class Case(NamedTuple):
+    """See nexar.collectives.choose.steps."""
+
+    operation: Op
+    name: str
+    size: int
+    count: int
+    root: int = 0
+    segment: int = 0
+    spans: tuple[Span, ...] | None = None
+    """Of all_to_all: all inputs of rank 0, of rank 1, …; the outputs follow from them."""
+
+    @property
+    def blocks(self):
+        if self.spans is not None:
+            return self.spans
+        shared = self.operation is Op.REDUCE_SCATTER
+        return split(self.count, self.size) if shared else equal(self.count, self.size)
+
+    def given(self, rank):
+        """Spans for the schedule of one rank."""
+        if self.operation is Op.ALL_TO_ALL and self.spans is not None:
+            return self.inputs(rank) + self.outputs(rank)
+        return self.spans
+
+    def inputs(self, rank):
+        if self.spans is None:
+            return equal(self.count, self.size)
+        return self.spans[rank * self.size : (rank + 1) * self.size]
+
+    def outputs(self, rank):
+        return tiled([self.inputs(peer)[rank].count for peer in range(self.size)])
+
+    def bring(self, rank):
+        """How many elements a rank has to bring."""
+        match self.operation:
+            case Op.ALL_TO_ALL:
+                return end(self.inputs(rank))
+            case Op.ALL_GATHER | Op.GATHER:
+                return self.blocks[rank].count
+            case Op.SCATTER | Op.REDUCE_SCATTER:
+                return end(self.blocks)
+            case Op.BARRIER:
+                return 0
+        return self.count
+
+
+def tiled(counts):
+    """Spans of these lengths, one after the other."""
+    stops = np.cumsum(counts, dtype=int).tolist()
+    return tuple(Span(stop - count, stop) for stop, count in zip(stops, counts, strict=True))
+
+
+def end(spans):
+    return max(span.stop for span in spans)
+
+
+def play(case: Case, brought, arithmetic: Arithmetic):
+    """Run it on all ranks, from `brought[rank]`. What each has got: an array, or None where nothing is promised."""
+    ranks = range(case.size)
+    schedules = [_steps(case, rank) for rank in ranks]
+    memories = [_memory(case, rank, brought[rank]) for rank in ranks]
+    check(schedules, [list(map(len, memory)) for memory in memories])
+    Interpreter(schedules, memories, arithmetic).run()
+    return [_got(case, rank, memories[rank]) for rank in ranks]
+
+
+def _steps(case: Case, rank):
+    shape = {"root": case.root, "segment": case.segment, "spans": case.given(rank)}
+    return steps(case.name, case.operation, rank, case.size, case.count, **shape)
+
+
+def _memory(case: Case, rank, brought):
+    """Whatever a rank does not bring is filled with what would be noticed."""
+    shape = {"root": case.root, "segment": case.segment, "spans": case.given(rank)}
+    extra = buffers(case.name, case.operation, rank, case.size, case.count, **shape)
+    return [_work(case, rank, brought), *(_rubbish(length, brought.dtype) for length in extra)]
+
+
+def _work(case: Case, rank, brought):
+    if case.operation in {Op.ALL_GATHER, Op.GATHER}:
+        work = _rubbish(end(case.blocks), brought.dtype)
+        block = case.blocks[rank]
+        work[block.start : block.stop] = brought
+        return work
+    if case.operation in {Op.BROADCAST, Op.SCATTER} and rank != case.root:
+        return _rubbish(len(brought), brought.dtype)
+    return brought.copy()
+
+
+def _rubbish(count, dtype):
+    return np.full(count, 77).astype(dtype)
+
+
+def _got(case: Case, rank, memory):
+    block = case.blocks[rank] if case.operation in {Op.REDUCE_SCATTER, Op.SCATTER} else Span(0, len(memory[0]))
+    nothing = (
+        case.operation in {Op.REDUCE, Op.GATHER} and rank != case.root,
+        case.operation is Op.EXCLUSIVE_SCAN and rank == 0,
+        case.operation is Op.BARRIER,
+    )
+    if any(nothing):
+        return None
+    return memory[1] if case.operation is Op.ALL_TO_ALL else memory[0][block.start : block.stop]
+
+
+def wanted(case: Case, brought, total):
+    """What each rank should have got. `total(arrays)` reduces them."""
+    ranks = range(case.size)
+    if case.operation in {Op.SCAN, Op.EXCLUSIVE_SCAN}:
+        sums = [total(brought[: rank + 1]) for rank in ranks]
+        return sums if case.operation is Op.SCAN else [None, *sums[:-1]]
+    if case.operation is Op.ALL_TO_ALL:
+        return [np.concatenate([_block(case, brought, peer, rank) for peer in ranks]) for rank in ranks]
+    if case.operation in REDUCING:
+        everything = total(brought)
+    elif case.operation in {Op.BROADCAST, Op.SCATTER}:
+        everything = brought[case.root]
+    else:
+        everything = np.concatenate(brought)
+    if case.operation in {Op.REDUCE_SCATTER, Op.SCATTER}:
+        return [everything[block.start : block.stop] for block in case.blocks]
+    return [everything for _ in ranks]
+
+
+def _block(case: Case, brought, source, dest):
+    span = case.inputs(source)[dest]
+    return brought[source][span.start : span.stop]

@@ -1,0 +1,87 @@
+"""Every schedule, every world, every size: it ends, and everything is where it belongs."""
+
+import numpy as np
+import pytest
+
+from nexar.collectives.choose import steps
+from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.schedule import How, Part, Receive, Send, Step
+from nexar.collectives.schedules.catalog import CATALOG
+from tests.conformance.schedules.arithmetics import Neighbours, Sums
+from tests.conformance.schedules.cases import ALL, PIPELINED, REDUCING, ROOTED, WORLDS, Case, play, wanted
+from tests.conformance.schedules.interpreter import Deadlock, Interpreter
+
+QUADRATIC = {Op.ALL_GATHER, Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL}
+ORDERED = [(operation, name) for operation, name in ALL if operation in REDUCING and CATALOG[operation][name].ordered]
+
+
+def cases(operation, name, size):
+    """Sizes 0, 1, world-1, world+1, 1000 and 70,001: of the vector; the largest of all blocks together."""
+    for count in sorted({0, 1, size - 1, size + 1, 1000, 70_001}):
+        quadratic = operation in QUADRATIC or (name == "gather_fold" and size > 9)
+        block = count // size + 1 if quadratic and count > 1000 else count
+        roots = sorted({0, size // 2, size - 1}) if size < 10 else [size // 3]
+        for root in roots if operation in ROOTED else [0]:
+            for segment in (0, 5 if count < 1000 else count // 40) if name in PIPELINED else [0]:
+                yield Case(operation, name, size, block, root, segment)
+
+
+def compare(case, arithmetic):
+    brought = [arithmetic.bring(rank, case.bring(rank)) for rank in range(case.size)]
+    expected = wanted(case, brought, arithmetic.total)
+    for rank, got in enumerate(play(case, brought, arithmetic)):
+        assert got is None or np.array_equal(got, expected[rank]), f"{case} is wrong on rank {rank}"
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize(("operation", "name"), ALL)
+def test_every_element_ends_where_it_belongs(operation, name, size):
+    for case in cases(operation, name, size):
+        compare(case, Sums())
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize(("operation", "name"), ORDERED)
+def test_rank_order_is_kept_where_it_is_promised(operation, name, size):
+    for case in cases(operation, name, size):
+        compare(case, Neighbours())
+
+
+@pytest.mark.parametrize(("operation", "name"), [pair for pair in ALL if pair[0] in REDUCING and pair not in ORDERED])
+def test_what_does_not_promise_rank_order_does_not_keep_it(operation, name):
+    """Else the promise could be made, and more could be chosen from."""
+    with pytest.raises(AssertionError, match="out of rank order"):
+        compare(Case(operation, name, 5, 10), Neighbours())
+
+
+def test_nobody_leaves_a_barrier_before_everybody_has_come():
+    for name in CATALOG[Op.BARRIER]:
+        for size in WORLDS:
+            _watch_a_barrier(name, size)
+
+
+def _watch_a_barrier(name, size):
+    """A rank knows who it has heard of; each message brings what its sender knows."""
+    schedules = [steps(name, Op.BARRIER, rank, size, 0) for rank in range(size)]
+    known = [{rank} for rank in range(size)]
+    told = {}
+    at = [0] * size
+    while any(at[rank] < len(schedules[rank]) for rank in range(size)):
+        before = list(at)
+        for rank in [rank for rank in range(size) if at[rank] < len(schedules[rank])]:
+            step = schedules[rank][at[rank]]
+            told.update({(rank, send.peer, send.tag): set(known[rank]) for send in step.sends})
+            heard = [(receive.peer, rank, receive.tag) for receive in step.receives]
+            if all(way in told for way in heard):
+                known[rank].update(*(told[way] for way in heard))
+                at[rank] += 1
+        assert at != before, "deadlock"
+    assert all(each == set(range(size)) for each in known)
+
+
+def test_a_deadlock_is_seen():
+    here = Part(0, 0, 1)
+    late = [Step(receives=(Receive(1, here, 0, How.COPY),)), Step(sends=(Send(1, here, 0),))]
+    other = [Step(receives=(Receive(0, here, 0, How.COPY),)), Step(sends=(Send(0, here, 0),))]
+    with pytest.raises(Deadlock, match=r"ranks \[0, 1\] at steps \[0, 0\]"):
+        Interpreter([late, other], [[np.zeros(1)], [np.zeros(1)]], Sums()).run()

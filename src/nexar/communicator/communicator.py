@@ -6,21 +6,20 @@ import itertools
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self, overload
-
-from numpy.typing import NDArray
+from typing import Any, Self
 
 from nexar.cluster.membership import Membership
 from nexar.collectives.barrier import barrier
-from nexar.communicator.messages import Source, incoming, outgoing, received, space_and_wanted_tag
+from nexar.communicator.messaging import Messaging
+from nexar.communicator.parts import Run
+from nexar.communicator.point_to_point import run_to_end
 from nexar.config import Config
 from nexar.errors import CollectiveTimeout, OperationTimeout, UsageError
 from nexar.group import Group, deadline_after
-from nexar.types import ANY_SOURCE, Rank
-from nexar.wire.frame import Space
+from nexar.types import Rank
 
 
-class Communicator:
+class Communicator(Messaging):
     """Some nodes that talk to one another, each with a rank. May be used from several threads.
 
     Close it, or leave its `with` block: what was sent still arrives, then the others are told that this node left.
@@ -75,55 +74,6 @@ class Communicator:
         state = ", closed" if self._closing.locked() else ""
         return f"<nexar.Communicator rank {self.rank} of {self.size}, epoch {self.epoch}{state}>"
 
-    # -- messages --------------------------------------------------------------------------------------
-
-    def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> None:
-        """Send an array. A small one is on its way when this returns, a large one is with the receiver."""
-        deadline = self._deadline(timeout)
-        message = outgoing(array, tag)
-        sent = self._group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about)
-        self._group.wait((sent,), deadline)
-
-    @overload
-    def recv(
-        self, into: None = ..., source: Rank = ..., tag: int | None = ..., *, timeout: float | None = ...,
-        return_source: Literal[False] = ...,
-    ) -> NDArray[Any]: ...  # fmt: skip
-    @overload
-    def recv(
-        self, into: Any, source: Rank = ..., tag: int | None = ..., *, timeout: float | None = ...,
-        return_source: Literal[False] = ...,
-    ) -> Any: ...  # fmt: skip
-    @overload
-    def recv(
-        self, into: Any = ..., source: Rank = ..., tag: int | None = ..., *, timeout: float | None = ...,
-        return_source: Literal[True],
-    ) -> tuple[Any, Source]: ...  # fmt: skip
-    def recv(
-        self,
-        into: Any = None,
-        source: Rank = ANY_SOURCE,
-        tag: int | None = None,
-        *,
-        timeout: float | None = None,
-        return_source: bool = False,
-    ) -> Any:
-        """Receive into an array of the message's size and dtype, and return it; without one, a new array.
-
-        `tag` None takes messages that were sent without one. `return_source`: also where it came from.
-        """
-        deadline = self._deadline(timeout)
-        memory, code = incoming(into)
-        space, wanted = space_and_wanted_tag(tag)
-        receive = self._group.post_receive(source, memory, space=space, tag=wanted, dtype=code)
-        self._group.wait((receive,), deadline)
-        result = received(receive) if into is None else into
-        if not return_source:
-            return result
-        frame = receive.frame
-        sender = self._group.rank_of(frame.source) if frame.source else self.rank
-        return result, Source(sender, frame.tag if frame.space == Space.TAGGED else None)
-
     # -- collectives -----------------------------------------------------------------------------------
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -152,6 +102,9 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _carry_out(self, run: Run[Any], deadline: float) -> Any:
+        return run_to_end(self._group, run, deadline)
 
     def _deadline(self, timeout: Any) -> float:
         if self._closing.locked():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
-from nexar.errors import UsageError
+from nexar.errors import PeerMisbehaved, UsageError
 from nexar.links.message import Receive
 from nexar.links.sending import About
 from nexar.types import ANY_TAG, Rank, whole
@@ -43,18 +45,35 @@ def outgoing(array: object, tag: int | None) -> Outgoing:
     return Outgoing(as_bytes(held), shape, About(space=space, tag=number, dtype=code))
 
 
-def incoming(into: object) -> tuple[memoryview | None, int]:
-    """Memory and dtype number of a receive buffer; None for "make one". UsageError for what cannot be filled."""
+class Incoming(NamedTuple):
+    """Where a message is to go."""
+
+    memory: memoryview | None
+    """Contiguous; None: memory is made for what comes."""
+    code: int
+    """The dtype's number."""
+    commit: Callable[[], None]
+    """Call it when the message is here: brings it from `memory` to the caller's array, where they are not the same."""
+
+
+def incoming(into: object) -> Incoming:
+    """Of a receive buffer; None for "make one". UsageError for what cannot be filled."""
     if into is None:
-        return None, 0
+        return Incoming(None, 0, _nothing)
     if not _has_memory(into):
         raise UsageError(f"a {type(into).__name__} cannot be received into; receive without a buffer, or into an array")
     held = as_array(into)
     code, _ = _describe(held)
-    if not held.flags.c_contiguous or not held.flags.writeable:
-        what = "read-only" if not held.flags.writeable else "not contiguous"
-        raise UsageError(f"the receive buffer is {what}; receive without one, or into a contiguous writable array")
-    return as_bytes(held), code
+    if not held.flags.writeable:
+        raise UsageError("the receive buffer is read-only; receive without one, or into a writable array")
+    if held.flags.c_contiguous:
+        return Incoming(as_bytes(held), code, _nothing)
+    beside = np.empty(held.shape, held.dtype)
+    return Incoming(as_bytes(beside), code, partial(np.copyto, held, beside))
+
+
+def _nothing() -> None:
+    """The message is where it belongs."""
 
 
 def _has_memory(into: object) -> bool:
@@ -70,10 +89,13 @@ def _has_memory(into: object) -> bool:
     return True
 
 
-def received(receive: Receive) -> NDArray[Any]:
-    """The array of a receive that brought no buffer."""
+def received(receive: Receive, source: Rank) -> NDArray[Any]:
+    """The array of a receive that brought no buffer. PeerMisbehaved if what came is none."""
     assert receive.into is not None
-    return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+    try:
+        return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+    except ValueError as error:
+        raise PeerMisbehaved(rank=source, what=f"it sent an array that is none: {error}") from error
 
 
 def space_and_tag(tag: object) -> tuple[int, int]:

@@ -1,0 +1,214 @@
+"""Messages from one rank to another: each verb posts, says what it waits for, and returns its result in the end.
+
+A verb is a generator (see parts.Run), so that a call can be waited for by the thread that made it (`run_to_end`) or be
+advanced by whoever drives the node. Arguments are checked before it waits for anything. A verb that fails or is closed
+has let go of all memory of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nexar.arrays.dtypes import dtype_of
+from nexar.communicator.buffers import Scatter, gathered
+from nexar.communicator.messages import Source, incoming, outgoing, received, space_and_tag, space_and_wanted_tag
+from nexar.communicator.objects import decode_object, encode_object
+from nexar.communicator.parts import Run, T, fresh, held, receive_parts, send_parts, sender_of
+from nexar.communicator.values import ObjectError
+from nexar.errors import PeerMisbehaved
+from nexar.group import Group
+from nexar.links.asking import BuffersReceive, ObjectReceive, Probe
+from nexar.links.form import BUFFERS, FORMS, OBJECT, OTHER_FORMS, PICKLE
+from nexar.links.message import Receive, room_for, row_of
+from nexar.links.sending import About
+from nexar.types import Rank
+from nexar.wire.frame import Space
+
+
+def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
+    """Wait for all that a verb waits for, in this thread; its result."""
+    try:
+        while True:
+            group.wait(next(run), deadline)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        run.close()
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
+    """Done when the array may be changed again."""
+    message = outgoing(array, tag)
+    yield from held((group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about),))
+
+
+def recv(group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool) -> Run[Any]:
+    """`into`, filled, or a new array; with where it came from if that was asked for."""
+    target = incoming(into)
+    receive = _ask(group, source, tag, target.memory, target.code)
+    yield from held((receive,))
+    if into is None:
+        result: Any = received(receive, sender_of(group, receive))
+    else:
+        target.commit()
+        result = into
+    return _with_source(group, receive, result, return_source=return_source)
+
+
+def sendrecv(
+    group: Group,
+    array: object,
+    dest: Rank,
+    into: Any,
+    source: Rank,
+    *,
+    sendtag: int | None,
+    recvtag: int | None,
+    deadline: float,
+    return_source: bool,
+) -> Run[Any]:
+    """Both at once. `into` may be `array` itself: then a copy is sent."""
+    message, target = outgoing(array, sendtag), incoming(into)
+    data = message.data
+    if target.memory is not None and np.may_share_memory(_as_row(data), _as_row(target.memory)):
+        data = memoryview(bytes(data))
+    group.check(dest)
+    receive = _ask(group, source, recvtag, target.memory, target.code)
+    try:
+        sent = group.post_send(dest, data, deadline, shape=message.shape, about=message.about)
+    except BaseException:
+        receive.cancel()
+        raise
+    yield from held((receive, sent))
+    if into is None:
+        result: Any = received(receive, sender_of(group, receive))
+    else:
+        target.commit()
+        result = into
+    return _with_source(group, receive, result, return_source=return_source)
+
+
+# ---------------------------------------------------------------- looking
+
+
+class Probed(NamedTuple):
+    """A message that is here and was not taken."""
+
+    source: Rank
+    tag: int | None
+    """None: it was sent without a tag."""
+    kind: str
+    """`array`, `bytes`, `an object`, `a pickled object`, `a list of buffers`."""
+    dtype: np.dtype[Any] | None
+    """Of an array."""
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def probe(group: Group, source: Rank, tag: int | None) -> Run[Probed]:
+    """Done when a message is here that such a receive would take. It stays."""
+    space, wanted = space_and_wanted_tag(tag)
+    seen = group.post_receive(source, None, space=space, tag=wanted, ask=Probe)
+    yield from held((seen,))
+    frame = seen.frame
+    dtype = dtype_of(frame.dtype)
+    other = frame.dtype >= FORMS
+    kind = OTHER_FORMS[frame.dtype][0] if frame.dtype in OTHER_FORMS else "bytes" if dtype is None else "array"
+    place = _source_of(group, seen)
+    return Probed(place.rank, place.tag, kind, dtype, seen.shape, frame.count if other else frame.length)
+
+
+# ---------------------------------------------------------------- bytes and buffers
+
+
+def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
+    """Whatever holds contiguous memory."""
+    row = row_of(data, "a send needs contiguous memory")
+    space, number = space_and_tag(tag)
+    yield from held((group.post_send(dest, row, deadline, about=About(space=space, tag=number)),))
+
+
+def recv_bytes(group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool) -> Run[Any]:
+    """`into`, filled, or new bytes."""
+    receive = _ask(group, source, tag, None if into is None else room_for(into), 0)
+    yield from held((receive,))
+    assert receive.into is not None
+    result = bytes(receive.into) if into is None else into
+    return _with_source(group, receive, result, return_source=return_source)
+
+
+def send_iov(group: Group, buffers: Sequence[object], dest: Rank, tag: int | None, deadline: float) -> Run[None]:
+    """One message of all their bytes."""
+    pieces = gathered(buffers)
+    space, number = space_and_tag(tag)
+    yield from send_parts(group, group.check(dest), pieces, About(space=space, tag=number, dtype=BUFFERS), deadline)
+
+
+def recv_iov(
+    group: Group, buffers: Sequence[object], source: Rank, tag: int | None, *, return_source: bool
+) -> Run[Any]:
+    """The buffers, filled one after the other."""
+    scatter = Scatter(buffers)
+    space, wanted = space_and_wanted_tag(tag)
+
+    def ask(owner: Any, key: Any, _into: object, _dtype: int) -> Receive:
+        return BuffersReceive(owner, key, scatter.total, len(scatter))
+
+    first = group.post_receive(source, None, space=space, tag=wanted, ask=ask)
+    pieces = yield from receive_parts(group, first, scatter.room)
+    scatter.settle(pieces)
+    return _with_source(group, first, buffers, return_source=return_source)
+
+
+# ---------------------------------------------------------------- objects
+
+
+def send_object(
+    group: Group, value: object, dest: Rank, tag: int | None, *, pickle: bool, deadline: float
+) -> Run[None]:
+    """Its large arrays are sent from where they are."""
+    space, number = space_and_tag(tag)
+    dest = group.check(dest)
+    about = About(space=space, tag=number, dtype=PICKLE if pickle else OBJECT)
+    yield from send_parts(group, dest, encode_object(value, pickle=pickle), about, deadline)
+
+
+def recv_object(group: Group, source: Rank, tag: int | None, *, pickle: bool, return_source: bool) -> Run[Any]:
+    """The value."""
+    space, wanted = space_and_wanted_tag(tag)
+    form = PICKLE if pickle else OBJECT
+    first = group.post_receive(source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive)
+    parts = yield from receive_parts(group, first, fresh)
+    try:
+        value = decode_object(parts, pickle=pickle)
+    except ObjectError as error:
+        raise PeerMisbehaved(rank=sender_of(group, first), what=f"it sent something that is {error}") from error
+    return _with_source(group, first, value, return_source=return_source)
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def _ask(group: Group, source: Rank, tag: int | None, memory: memoryview | None, code: int) -> Receive:
+    space, wanted = space_and_wanted_tag(tag)
+    return group.post_receive(source, memory, space=space, tag=wanted, dtype=code)
+
+
+def _with_source(group: Group, receive: Receive, result: Any, *, return_source: bool) -> Any:
+    return (result, _source_of(group, receive)) if return_source else result
+
+
+def _source_of(group: Group, receive: Receive) -> Source:
+    frame = receive.frame
+    return Source(sender_of(group, receive), frame.tag if frame.space == Space.TAGGED else None)
+
+
+_as_row = partial(np.frombuffer, dtype=np.uint8)

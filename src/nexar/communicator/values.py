@@ -1,0 +1,222 @@
+"""Values as MessagePack, each coming back as the type it was; large arrays beside it, as the memory they are.
+
+Only types that can be read without running anybody's code: what is made of the bytes is made here. Types that are
+nearly one of these (a named tuple, an enum, a dataclass) are refused, because something else would come back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time, timedelta
+from types import MappingProxyType, NoneType
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+from msgspec.msgpack import Decoder, Encoder, Ext
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import RAW, code_of
+from nexar.arrays.view import as_bytes, from_bytes
+from nexar.errors import UsageError
+
+APART_BYTES: Final = 4 << 10
+"""An array from this size on travels beside the encoded value, without a copy."""
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1  # of MessagePack's integers
+_ATOMS: Final = frozenset((NoneType, bool, float, str, bytes))  # MessagePack has them as they are
+_KEYS: Final = _ATOMS | {int}
+_encode: Final = Encoder().encode
+_COMPLEX: Final = struct.Struct("<dd")
+_SPAN: Final = struct.Struct("<qqq")
+
+# Numbers are the wire format: never reuse one.
+INTEGER, COMPLEX, TUPLE, SET, FROZENSET, PAIRS, BYTEARRAY, ARRAY, ARRAY_APART, NUMBER = range(1, 11)
+DATETIME, DATE, TIME, TIMEDELTA = range(11, 15)
+
+
+class ObjectError(ValueError):
+    """Bytes that are no encoded value: whoever sent them speaks something else."""
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Writer:
+    """Turns one value into what MessagePack can hold. `apart`: the memory of its large arrays, in order."""
+
+    def __init__(self) -> None:
+        self.apart: list[memoryview] = []
+
+    def write(self, value: object) -> bytes:
+        """UsageError names what cannot be sent, and what to do about it."""
+        try:
+            return _encode(self._plain(value))
+        except RecursionError:
+            raise UsageError("the value is nested too deeply, or contains itself; send its parts one by one") from None
+        except UnicodeEncodeError as error:
+            raise UsageError(f"a text of this value is not Unicode ({error}); send it as bytes") from error
+
+    def _plain(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is int:
+            return value if _SMALLEST <= value <= _LARGEST else Ext(INTEGER, _encode_integer(value))
+        writing = _WRITING.get(kind)
+        if writing is not None:
+            return writing(self, value)
+        if isinstance(value, np.generic):
+            array = np.asarray(value)
+            return Ext(NUMBER, bytes((_code_of(array),)) + array.tobytes())
+        return _refuse(value)
+
+    def _list(self, value: Any) -> list[Any]:
+        # Most lists are of texts and floats alone. To know that takes no walk.
+        return value if type(value) is list and _ATOMS.issuperset(map(type, value)) else [self._plain(v) for v in value]
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        kinds = set(map(type, value))
+        if kinds <= _KEYS and (int not in kinds or all(_fits(key) for key in value)):
+            return {key: self._plain(each) for key, each in value.items()}
+        return self._within(PAIRS, [each for pair in value.items() for each in pair])
+
+    def _within(self, code: int, values: Any) -> Ext:
+        return Ext(code, _encode(self._list(values)))
+
+    def _array(self, value: NDArray[Any]) -> Ext:
+        code, shape = _code_of(value), value.shape
+        held = value if value.flags.c_contiguous else np.ascontiguousarray(value)
+        if held.nbytes < APART_BYTES:
+            return Ext(ARRAY, _encode((code, shape, held.tobytes())))
+        self.apart.append(as_bytes(held))
+        return Ext(ARRAY_APART, _encode((code, shape, len(self.apart) - 1)))
+
+
+def _fits(key: Any) -> bool:
+    return type(key) is not int or _SMALLEST <= key <= _LARGEST
+
+
+def _encode_integer(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _code_of(array: NDArray[Any]) -> int:
+    try:
+        return code_of(array.dtype)
+    except TypeError as error:
+        raise UsageError(f"{error}; convert it, or pass pickle=True on both ends") from error
+
+
+def _refuse(value: object) -> NoReturn:
+    kind = type(value)
+    remedy = "turn it into one of these"
+    if hasattr(kind, "__dataclass_fields__"):
+        remedy = "send dataclasses.asdict(value)"
+    elif isinstance(value, tuple | list | dict | set | str | int | float):
+        base = next(each.__name__ for each in kind.__mro__ if each.__module__ == "builtins")
+        remedy = f"send it as a {base}, which is what would come back"
+    elif isinstance(value, np.ndarray):
+        remedy = "send numpy.asarray(value)"
+    raise UsageError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot be sent as an object; {remedy}, or pass pickle=True on both "
+        "ends. Objects are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, "
+        "dates and times, NumPy arrays and numbers"
+    )
+
+
+def _moment(value: datetime | time) -> bytes:
+    return bytes((value.fold,)) + value.isoformat().encode()
+
+
+_WRITING: Final[MappingProxyType[type, Callable[[Writer, Any], Any]]] = MappingProxyType(
+    {
+        list: Writer._list,
+        dict: Writer._dict,
+        tuple: lambda writer, value: writer._within(TUPLE, value),
+        set: lambda writer, value: writer._within(SET, value),
+        frozenset: lambda writer, value: writer._within(FROZENSET, value),
+        np.ndarray: Writer._array,
+        bytearray: lambda _, value: Ext(BYTEARRAY, value),
+        complex: lambda _, value: Ext(COMPLEX, _COMPLEX.pack(value.real, value.imag)),
+        datetime: lambda _, value: Ext(DATETIME, _moment(value)),
+        date: lambda _, value: Ext(DATE, value.isoformat().encode()),
+        time: lambda _, value: Ext(TIME, _moment(value)),
+        timedelta: lambda _, value: Ext(TIMEDELTA, _SPAN.pack(value.days, value.seconds, value.microseconds)),
+    }
+)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Reader:
+    """Reads one value, whose large arrays lie in `apart`: they are used where they are."""
+
+    def __init__(self, apart: Sequence[memoryview]) -> None:
+        self._apart = apart
+        self._decode: Callable[[memoryview], Any] = Decoder(ext_hook=self._extension).decode
+
+    def read(self, data: memoryview) -> Any:
+        """ObjectError for anything that a Writer would not have written."""
+        try:
+            return self._decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, IndexError, struct.error) as error:
+            raise ObjectError(f"not an encoded object: {error}") from error
+        except RecursionError:
+            raise ObjectError("not an encoded object: it is nested too deeply") from None
+
+    def _extension(self, code: int, data: memoryview) -> Any:
+        return _READING[code](self, data) if code in _READING else _unknown(code)
+
+    def _pairs(self, data: memoryview) -> dict[Any, Any]:
+        flat = self._decode(data)
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def _array(self, data: memoryview) -> NDArray[Any]:
+        code, shape, content = self._decode(data)
+        return _array_of(memoryview(bytearray(content)), code, shape)
+
+    def _array_apart(self, data: memoryview) -> NDArray[Any]:
+        code, shape, index = self._decode(data)
+        return _array_of(self._apart[_natural(index)], code, shape)
+
+
+def _array_of(data: memoryview, code: int, shape: Sequence[int]) -> NDArray[Any]:
+    if code == RAW:
+        raise ValueError("an array without a dtype")
+    return from_bytes(data, code, tuple(_natural(extent) for extent in shape))
+
+
+def _natural(number: int) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is neither an index nor an extent")
+    return number
+
+
+def _read_moment(kind: type[datetime | time], data: memoryview) -> Any:
+    return kind.fromisoformat(str(data[1:], "ascii")).replace(fold=data[0])
+
+
+def _unknown(code: int) -> NoReturn:
+    raise ValueError(f"extension {code}, which this version does not know")
+
+
+_READING: Final[MappingProxyType[int, Callable[[Reader, memoryview], Any]]] = MappingProxyType(
+    {
+        INTEGER: lambda _, data: int.from_bytes(data, "little", signed=True),
+        COMPLEX: lambda _, data: complex(*_COMPLEX.unpack(data)),
+        TUPLE: lambda reader, data: tuple(reader._decode(data)),
+        SET: lambda reader, data: set(reader._decode(data)),
+        FROZENSET: lambda reader, data: frozenset(reader._decode(data)),
+        PAIRS: Reader._pairs,
+        BYTEARRAY: lambda _, data: bytearray(data),
+        ARRAY: Reader._array,
+        ARRAY_APART: Reader._array_apart,
+        NUMBER: lambda _, data: _array_of(memoryview(bytes(data[1:])), data[0], ())[()],
+        DATETIME: lambda _, data: _read_moment(datetime, data),
+        DATE: lambda _, data: date.fromisoformat(str(data, "ascii")),
+        TIME: lambda _, data: _read_moment(time, data),
+        TIMEDELTA: lambda _, data: timedelta(*_SPAN.unpack(data)),
+    }
+)

@@ -97,11 +97,11 @@ class Ledger:
         return False
 
     def told(self, source: int, sequence: int, theirs: Call) -> bool:
-        """A source says what its call of this sequence is, for the first time. False: ours is over."""
+        """A source says what its call of this sequence is. False: ours is over."""
         self.heard[source] = now = monotonic()
         found = self._open.get(sequence)
         if found is not None:
-            found[1][source] = now
+            found[1].setdefault(source, now)
             self._compare(sequence, source, theirs, found[0])
             return True
         if sequence >= self._next:

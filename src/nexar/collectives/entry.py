@@ -1,0 +1,56 @@
+"""One call of a collective, from the moment in which it has its number to its end."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import name_of
+from nexar.links.operation import Operation
+from nexar.types import AwaitedPeer
+
+
+class Entry(Operation):
+    """The alarm of everything the call waits for: it is done when the call is over, and has an error as soon as
+    somebody else has ended it for all.
+    """
+
+    __slots__ = ("arrivals", "began", "fingerprint", "moved_at", "sequence", "size_bytes", "step")
+
+    arrivals: dict[int, float]
+    """By node: when it was first heard of in this call. Under the node's lock."""
+
+    def __init__(self, lock: threading.Lock, sequence: int, fingerprint: Fingerprint, size_bytes: int) -> None:
+        self.lock = lock  # the base's part, written out: one is made for every call
+        self.done = False
+        self.error = None
+        self._waiter = None
+        self._callbacks = None
+        self.sequence = sequence
+        self.fingerprint = fingerprint
+        self.size_bytes = size_bytes
+        self.step = 0
+        self.began = self.moved_at = monotonic()
+
+    @property
+    def operation(self) -> str:
+        """`all_reduce`."""
+        return name_of(self.fingerprint.operation)
+
+    @property
+    def name(self) -> str:
+        """`all_reduce #12`."""
+        return f"{self.operation} #{self.sequence}"
+
+    def moved(self) -> None:
+        """One more step is done: that is progress. By who runs the call."""
+        self.step += 1
+        self.moved_at = monotonic()
+
+    def awaited(self) -> AwaitedPeer:
+        """Nobody in particular."""
+        return AwaitedPeer(missing=self.name)
+
+    def cancel(self) -> None:
+        """It has no buffers: who made the call ends it."""

@@ -1,0 +1,372 @@
+"""Every collective call of one communicator: its number, what becomes of it, and what the others say of theirs.
+
+Numbers   A call takes the next sequence number when it is made. Ranks agree on calls by number alone, so each must make
+          the same calls in the same order; with several threads, the order in which they call.
+Mismatch  Who sees a difference (see links.ledger) tells the others, who pass it on: each once, along the links that are
+          open. The call and all later ones raise, on every rank; the communicator is of no use any more. A call that
+          one rank skipped, followed by an identical one, cannot be seen.
+Giving up A rank that leaves a call without its result tells the others likewise. They raise at once, or when they come
+          to that call; earlier and later calls are not touched.
+Deadline  See `overdue`: who is slow is waited for, who is missing is named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from nexar.cluster.membership import Membership
+from nexar.collectives.entry import Entry
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.inquiry import Inquiry, verdict
+from nexar.collectives.lateness import Lateness, Straggler
+from nexar.collectives.mishap import Mishap, error_of, mismatch_of
+from nexar.collectives.recorder import Recorder
+from nexar.collectives.tally import Tally
+from nexar.errors import CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
+from nexar.links.ledger import Call
+from nexar.links.matching import Matching
+from nexar.links.notices import Notice, Speaker
+from nexar.links.operation import Operation
+from nexar.links.router import Router
+from nexar.types import AwaitedPeer, NodeId, Rank
+from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
+
+_PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
+_GIVEN_UP: Final = 1024  # calls given up that are remembered
+_TOLD: Final = 64  # calls that one message names
+
+
+class Members(Protocol):
+    """What a journal needs of its group."""
+
+    @property
+    def rank(self) -> Rank:
+        """Mine."""
+
+    @property
+    def communicator(self) -> int:
+        """Its id."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who takes part."""
+
+    @property
+    def matching(self) -> Matching:
+        """Of its messages."""
+
+    @property
+    def router(self) -> Router:
+        """Of its node."""
+
+    def links(self) -> Mapping[Rank, Speaker]:
+        """To the other ranks, those that are open."""
+
+    def rank_of(self, node: NodeId) -> Rank:
+        """Of a node that takes part."""
+
+    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
+        """See Progress.wait."""
+
+
+class Journal:
+    """Of one generation of one communicator. Any thread. Close it with the communicator."""
+
+    def __init__(self, group: Members) -> None:
+        self._group = group
+        self._rank = group.rank
+        self._about: Final = group.communicator, group.matching.generation
+        self._lock: threading.Lock = group.matching.lock  # over everything below
+        self._outbox = group.router.outbox
+        self._ledger = group.matching.ledger
+        self._ledger.on_disagreement = self._differs
+        self._next = 0
+        self._open: dict[int, Entry] = {}
+        self._finished: Entry | None = None  # the last that went well
+        self._given_up: dict[int, GaveUp] = {}  # by sequence, also of calls to come
+        self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
+        self._differing = 0  # its sequence
+        self._inquiries: dict[int, Inquiry] = {}
+        self._numbers = itertools.count(1)
+        self._tally = Tally()
+        self._lateness = Lateness()
+        self._ranks: dict[NodeId, Rank] = {}  # of those that were heard
+        self.recorder: Final = Recorder()
+        group.router.notices.open(*self._about, self.receive)
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def begin(self, fingerprint: Fingerprint, size_bytes: int = 0) -> Entry:
+        """A call is made. Whoever gets the entry ends it.
+
+        CollectiveMismatch: the communicator is of no use any more. Whatever else: another rank has given up this very
+        call; it has been made then, and is over.
+        """
+        with self._lock:
+            if self._calls is not None:
+                raise self._mismatch_at(fingerprint)
+            sequence = self._next
+            self._next = sequence + 1
+            entry = Entry(self._lock, sequence, fingerprint, size_bytes)
+            self._open[sequence] = entry
+            entry.arrivals = self._ledger.begin(sequence, fingerprint)
+            if self._given_up and sequence in self._given_up:
+                entry.finish(error_of(self._given_up[sequence], entry, self._known))
+        if entry.done:
+            error = self.end(entry, entry.error)
+            assert error is not None
+            raise error
+        return entry
+
+    def end(
+        self, entry: Entry, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
+    ) -> BaseException | None:
+        """The call is over, and nothing of it is posted any more. Returns the error that it has to raise: if others
+        ended it, that says more. With an error of its own, the others are told.
+
+        `arrivals`: when each rank came (time.monotonic), where the frames do not tell.
+        """
+        if error is not None:
+            return self._end_badly(entry, error)
+        ended = monotonic()
+        with self._lock:
+            entry.finish()
+            del self._open[entry.sequence]
+            self._ledger.end(entry.sequence)
+            self._finished = entry
+            self._count(entry, ended, "", arrivals)
+        return None
+
+    def _end_badly(self, entry: Entry, error: BaseException) -> BaseException:
+        with self._lock:
+            if entry.error is not None:
+                error, mine = copy(entry.error), None
+            else:
+                mine = self._give_up(entry, error)
+        if mine is not None:
+            self._spread(mine)  # before those who still send to us are refused: this is what they should raise
+        with self._lock:
+            entry.finish(error)
+            del self._open[entry.sequence]
+            self._ledger.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
+            self._count(entry, monotonic(), type(error).__name__)
+        self._outbox.flush()
+        return error
+
+    def _count(self, entry: Entry, ended: float, outcome: str, arrivals: Mapping[Rank, float] | None = None) -> None:
+        operation, dtype, count, _, _ = entry.fingerprint
+        began, size_bytes = entry.began, entry.size_bytes
+        self.recorder.record((entry.sequence, operation, count, dtype, began, ended, size_bytes, outcome))
+        totals = self._tally.count(operation, size_bytes, ended - began, outcome)
+        came = dict(arrivals) if arrivals else {self._rank_of(node): when for node, when in entry.arrivals.items()}
+        if came:
+            self._tally.waited(totals, began, came)
+            came.setdefault(self._rank, began)
+            self._lateness.saw(came)
+
+    def _rank_of(self, node: NodeId) -> Rank:
+        rank = self._ranks.get(node)
+        if rank is None:
+            rank = self._ranks[node] = self._group.rank_of(node)
+        return rank
+
+    # -- deadlines -----------------------------------------------------------------------------------------
+
+    def declare(self, entry: Entry) -> None:
+        """Tell the others what this call is. For one that lasts: a rank that only receives, from one that only
+        receives, would not hear of a difference before the deadline. Never blocks.
+        """
+        for link in self._links().values():
+            self._say(link, Inquire(*self._about, entry.sequence, 0, entry.fingerprint))
+
+    def ask(self, entry: Entry, deadline: float) -> Inquiry:
+        """Ask the others how far they are in this call; returns when all have answered, or at the deadline.
+
+        Raises what ended the call meanwhile.
+        """
+        links = self._links()
+        number = next(self._numbers)
+        inquiry = Inquiry(self._lock, {rank: self._known(rank) for rank in links})
+        with self._lock:
+            self._inquiries[number] = inquiry
+        for link in links.values():
+            self._say(link, Inquire(*self._about, entry.sequence, number, entry.fingerprint))
+        try:
+            if links:
+                self._wait(inquiry, deadline, entry)
+        finally:
+            del self._inquiries[number]
+        return inquiry
+
+    def overdue(self, entry: Entry, timeout: float, waiting_for: Sequence[AwaitedPeer] | str = ()) -> float:
+        """The deadline of the call has come. Returns the next one if somebody has made a step of it since `timeout`
+        ago; else raises CollectiveTimeout, or what ended the call meanwhile. Takes half a second at most.
+
+        `waiting_for`: for whom this rank waits; named if nobody who was asked is to blame.
+        """
+        limit = monotonic() + _PATIENCE
+        inquiry = self.ask(entry, limit)
+        outcome = verdict(entry, inquiry.asked, inquiry.reports, now=monotonic(), timeout=timeout)
+        if isinstance(outcome, float):
+            return outcome
+        if not outcome:
+            self._wait(entry, limit, entry)  # somebody else waits for who is missing, and will say so
+        raise CollectiveTimeout(
+            operation=entry.operation,
+            sequence=entry.sequence,
+            waiting_for=outcome or waiting_for or "ranks that it has no link to",
+            timeout=timeout,
+        )
+
+    def _wait(self, operation: Operation, deadline: float, alarm: Entry) -> None:
+        with suppress(OperationTimeout):  # an answer that does not come is an answer
+            self._group.wait((operation,), deadline, alarm)
+        if alarm.error is not None:
+            raise copy(alarm.error)
+
+    # -- what others say: the driving thread, without the lock ----------------------------------------------------
+
+    def receive(self, speaker: Speaker, notice: Notice) -> None:
+        """A control message about this communicator; those of strangers, and nonsense, are dropped."""
+        rank = self._group.membership.rank_of(speaker.peer)
+        if rank is None:
+            return
+        if isinstance(notice, Disagreed):
+            self._heard_disagreed(rank, notice)
+        elif isinstance(notice, GaveUp):
+            self._heard_gave_up(rank, notice)
+        elif isinstance(notice, Inquire):
+            self._asked(speaker, notice)
+        else:
+            with self._lock:
+                inquiry = self._inquiries.get(notice.number)
+                if inquiry is not None:
+                    inquiry.answer(rank, notice)
+        self._outbox.flush()
+
+    def _heard_disagreed(self, speaker: Rank, notice: Disagreed) -> None:
+        size = self._group.membership.size
+        with self._lock:
+            calls = {rank: call for rank, call in notice.calls.items() if 0 <= rank < size}
+            if self._calls is None and calls and notice.sequence >= 0:
+                self._revoke(notice.sequence, calls, speaker)
+
+    def _heard_gave_up(self, speaker: Rank, notice: GaveUp) -> None:
+        size = self._group.membership.size
+        ranks = [notice.rank, *(culprit.rank for culprit in notice.culprits)]
+        with self._lock:
+            nonsense = notice.sequence < 0 or not all(0 <= rank < size for rank in ranks)
+            if nonsense or notice.sequence in self._given_up:
+                return
+            self._remember(notice)
+            entry = self._open.get(notice.sequence)
+            if entry is not None:
+                entry.finish(error_of(notice, entry, self._known))
+        self._spread(notice, speaker)
+
+    def _asked(self, speaker: Speaker, notice: Inquire) -> None:
+        with self._lock:
+            if notice.call[0]:
+                self._ledger.told(speaker.peer, notice.sequence, notice.call)
+            report = self._report(notice)
+        if notice.number:
+            self._say(speaker, report)
+
+    def _report(self, notice: Inquire) -> Report:
+        entry, finished = self._open.get(notice.sequence), self._finished
+        last = None if finished is None else finished.name
+        if entry is not None:
+            age = max(0.0, monotonic() - entry.moved_at)
+            return Report(*self._about, notice.number, self._rank, "in", entry.step, age, finished=last)
+        come = "failed" if notice.sequence in self._given_up else "done"
+        doing = next((other.name for other in self._open.values()), "")
+        state: Any = "absent" if notice.sequence >= self._next else come
+        return Report(*self._about, notice.number, self._rank, state, doing=doing, finished=last)
+
+    # -- what ends a call on all ranks: under the lock, but for `_spread` -------------------------------------------
+
+    def _differs(self, sequence: int, source: NodeId, theirs: Call, ours: Call) -> None:
+        """See Ledger."""
+        if self._calls is None:
+            self._revoke(sequence, {self._rank_of(source): theirs, self._rank: ours}, None)
+
+    def _revoke(self, sequence: int, calls: dict[Rank, Call], speaker: Rank | None) -> None:
+        own = self._ledger.call_of(sequence)
+        if own is not None:
+            calls[self._rank] = own
+        self._calls, self._differing = calls, sequence
+        for entry in list(self._open.values()):
+            if entry.sequence >= sequence:
+                entry.finish(mismatch_of(sequence, calls, self._rank))
+        told = dict(list(calls.items())[:_TOLD])
+        self._outbox.add(self._spread, Disagreed(*self._about, sequence, told), speaker)
+
+    def _mismatch_at(self, fingerprint: Fingerprint) -> CollectiveMismatch:
+        """What a call raises that comes after the mismatch, or is the one that differs."""
+        assert self._calls is not None
+        if self._next == self._differing:
+            self._calls.setdefault(self._rank, fingerprint)
+        return mismatch_of(self._differing, self._calls, self._rank)
+
+    def _give_up(self, entry: Entry, error: BaseException) -> GaveUp | None:
+        """None: the others know."""
+        if entry.sequence in self._given_up:
+            return None
+        mishap = Mishap(error)
+        notice = GaveUp(*self._about, entry.sequence, self._rank, mishap.reason, mishap.timeout, mishap.culprits)
+        self._remember(notice)
+        return notice
+
+    def _remember(self, notice: GaveUp) -> None:
+        if len(self._given_up) >= _GIVEN_UP:
+            del self._given_up[min(self._given_up)]
+        self._given_up[notice.sequence] = notice
+
+    def _spread(self, notice: Notice, but: Rank | None = None) -> None:
+        """To all that have an open link, each of whom passes it on."""
+        for rank, link in self._links().items():
+            if rank != but:
+                self._say(link, notice)
+
+    def _links(self) -> dict[Rank, Speaker]:
+        return {rank: link for rank, link in self._group.links().items() if rank != self._rank}
+
+    def _say(self, link: Speaker, notice: Notice) -> None:
+        try:
+            link.send_control(notice)
+        except NexarError:
+            return  # the link is lost: who waits for that peer hears of it from the link itself
+
+    def _known(self, rank: Rank) -> AwaitedPeer:
+        """What is known of a rank, with how long it has been silent."""
+        node = self._group.membership.members[rank].node
+        found = self._group.matching.peers.get(node)
+        heard = self._ledger.heard.get(node)
+        return AwaitedPeer(
+            rank=rank,
+            node=node,
+            address=None if found is None else found.address,
+            last_heard=None if heard is None else monotonic() - heard,
+        )
+
+    # -- facts ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Calls, bytes, seconds, seconds waiting and errors: in all, by operation, and waiting by rank."""
+        with self._lock:
+            return {**self._tally.stats(), "in_flight": len(self._open), "messages_dropped": self._ledger.dropped}
+
+    def stragglers(self) -> list[Straggler]:
+        """Who keeps the others waiting, the worst first: see lateness.py."""
+        with self._lock:
+            return self._lateness.stragglers()
+
+    def close(self) -> None:
+        """Control messages about this generation are dropped from now on. Idempotent."""
+        self._group.router.notices.close(*self._about)

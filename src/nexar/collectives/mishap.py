@@ -1,0 +1,88 @@
+"""What ends a call on all ranks, as an error here and as a message to the others. Pure translation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from nexar.collectives.entry import Entry
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.errors import (
+    Cancelled,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    NexarError,
+    OperationTimeout,
+    PeerError,
+    PeerLost,
+)
+from nexar.links.ledger import Call, differ
+from nexar.types import AwaitedPeer, Rank
+from nexar.wire.messages import Culprit, GaveUp
+
+_LONGEST_REASON: Final = 1000
+
+
+class Mishap:
+    """Why a rank left a call without its result, so far as the others have to know."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.reason = (str(error) or type(error).__name__)[:_LONGEST_REASON]
+        self.timeout = 0.0
+        self.culprits: tuple[Culprit, ...] = ()
+        if isinstance(error, OperationTimeout):
+            self.timeout = error.timeout
+            waiting = [] if isinstance(error.waiting_for, str) else error.waiting_for
+            self.culprits = tuple(
+                Culprit(peer.rank, peer.missing, peer.last_operation, peer.last_heard)
+                for peer in waiting
+                if peer.rank is not None
+            )
+        elif isinstance(error, PeerError) and error.rank is not None:
+            self.culprits = (Culprit(error.rank),)
+        elif isinstance(error, Cancelled):
+            self.reason = error.reason or "it was cancelled there"
+
+
+def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer]) -> NexarError:
+    """What a call raises that another rank has given up: what that rank raised, if it means the same here."""
+    if notice.timeout > 0:
+        return CollectiveTimeout(
+            operation=entry.operation,
+            sequence=entry.sequence,
+            waiting_for=[_awaited(each, known) for each in notice.culprits] or f"others, as rank {notice.rank} says",
+            timeout=notice.timeout,
+        )
+    if notice.culprits:
+        peer = known(notice.culprits[0].rank)
+        cause = f"so says rank {notice.rank}: {notice.reason}"
+        return PeerLost(rank=peer.rank, node=peer.node, address=peer.address, cause=cause, operation=entry.name)
+    return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
+
+
+def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer]) -> AwaitedPeer:
+    return replace(
+        known(culprit.rank),
+        missing=culprit.missing,
+        last_operation=culprit.last_operation,
+        last_heard=culprit.last_heard,
+    )
+
+
+def mismatch_of(sequence: int, calls: Mapping[Rank, Call], rank: Rank) -> CollectiveMismatch:
+    """As `rank` sees it, whose own call may not be among those known."""
+    ours = calls.get(rank)
+    others = {other: call for other, call in calls.items() if ours is None or differ(call, ours)} or dict(calls)
+    first = next(iter(others.values()))
+    return CollectiveMismatch(
+        expected="no such call yet" if ours is None else _describe(ours),
+        found=_describe(first),
+        ranks=sorted(other for other, call in others.items() if call == first),
+        sequence=sequence,
+        calls={other: _describe(call) for other, call in sorted(calls.items())},
+    )
+
+
+def _describe(call: Call) -> str:
+    return Fingerprint(*call).describe()

@@ -1,0 +1,48 @@
+"""The last operations, for whoever wants to know afterwards what happened.
+
+A ring: one store for each operation, and nothing that grows. Any thread records, without a lock: a number from
+`itertools.count` is given to one caller only, and a list store is atomic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+KEPT: Final = 4096
+"""Operations: a power of two."""
+Facts: TypeAlias = tuple[int, int, int, int, float, float, int, str]
+"""The fields of a Record, in its order: a tuple is what a call pays for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operation that has ended. Times are of time.monotonic."""
+
+    sequence: int
+    operation: int
+    count: int
+    dtype: int
+    began: float
+    ended: float
+    size_bytes: int
+    outcome: str
+    """Empty: it went well; else the name of the error."""
+
+
+class Recorder:
+    """Of one communicator."""
+
+    def __init__(self) -> None:
+        self._ring: list[Facts | None] = [None] * KEPT
+        self._numbers = itertools.count()
+
+    def record(self, facts: Facts) -> None:
+        """An operation has ended."""
+        self._ring[next(self._numbers) % KEPT] = facts
+
+    def snapshot(self) -> list[Record]:
+        """The last operations, in the order in which they ended."""
+        records = [Record(*each) for each in self._ring.copy() if each is not None]
+        return sorted(records, key=lambda record: record.ended)

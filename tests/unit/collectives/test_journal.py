@@ -1,0 +1,347 @@
+"""The journals of several ranks, without a transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from nexar.arrays.operations import ReduceCode
+from nexar.collectives.entry import Entry
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.journal import _GIVEN_UP, Journal
+from nexar.collectives.operations import OperationCode
+from nexar.errors import BufferMismatch, Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, PeerLost
+from nexar.types import AwaitedPeer
+from nexar.wire.messages import Disagreed, GaveUp, Report
+from tests.unit.collectives.told_world import NODES, Line, World
+
+ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, ReduceCode.SUM)
+LONGER = ALL_REDUCE._replace(count=4)
+BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, rooted(0))
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
+def begin_all(world: World, fingerprint: Fingerprint = ALL_REDUCE) -> list[Entry]:
+    return [each.journal.begin(fingerprint) for each in world.ranks]
+
+
+# -- numbers ------------------------------------------------------------------------------------------------
+
+
+def test_calls_are_numbered_in_the_order_in_which_they_are_made() -> None:
+    world = World(1)
+    entries = [world[0].journal.begin(ALL_REDUCE) for _ in range(3)]
+    assert [entry.name for entry in entries] == ["all_reduce #0", "all_reduce #1", "all_reduce #2"]
+    for entry in reversed(entries):
+        assert world[0].journal.end(entry) is None
+        assert entry.done
+    assert world[0].journal.stats()["in_flight"] == 0
+
+
+def test_no_number_is_given_twice_whoever_calls() -> None:
+    journal, numbers = World(1)[0].journal, list[int]()
+
+    def call() -> None:
+        for _ in range(200):
+            entry = journal.begin(ALL_REDUCE)
+            numbers.append(entry.sequence)
+            journal.end(entry)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(800))
+
+
+# -- mismatch -----------------------------------------------------------------------------------------------
+
+
+def test_who_sees_a_difference_tells_everybody_and_all_raise_who_did_what() -> None:
+    world = World(4, RING)
+    entries = [world[rank].journal.begin(BROADCAST if rank == 1 else ALL_REDUCE) for rank in range(4)]
+    world[0].hears(1, 0, BROADCAST)
+    world.deliver()
+    for rank, entry in enumerate(entries):
+        error = world[rank].journal.end(entry, Cancelled())
+        assert isinstance(error, CollectiveMismatch)
+        assert error.sequence == 0
+        assert error.calls is not None
+        assert error.calls.items() >= {0: "all_reduce of float32[8], sum", 1: "broadcast of float32[8], root 0"}.items()
+        assert error.expected == error.calls[rank]
+        assert error.ranks == ([0] if rank == 1 else [1])
+
+
+def test_a_difference_is_passed_on_once() -> None:
+    world = World(4, RING)
+    begin_all(world)
+    world[0].hears(1, 0, BROADCAST)
+    world[2].hears(1, 0, BROADCAST)
+    world.deliver()
+    told = [(source, dest) for source, dest, message in world.said if isinstance(message, Disagreed)]
+    assert len(told) == len(set(told)) <= 8
+    assert {dest for _, dest in told} >= {1, 3}
+
+
+def test_a_rank_that_had_returned_raises_at_its_next_call_and_at_every_later_one() -> None:
+    world = World(2)
+    done = world[0].journal.begin(BROADCAST)
+    world[0].journal.end(done)
+    entry = world[1].journal.begin(ALL_REDUCE)
+    world[1].hears(0, 0, BROADCAST)
+    world.deliver()
+    assert isinstance(world[1].journal.end(entry, Cancelled()), CollectiveMismatch)
+    for rank in (0, 1, 0):
+        with pytest.raises(CollectiveMismatch, match="#0") as raised:
+            world[rank].journal.begin(ALL_REDUCE)
+        assert raised.value.ranks == [1 - rank]
+
+
+def test_a_frame_that_comes_after_the_call_returned_still_tells() -> None:
+    world = World(2)
+    world[0].journal.end(world[0].journal.begin(BROADCAST))
+    entry = world[1].journal.begin(ALL_REDUCE)
+    assert not world[0].hears(1, 0, ALL_REDUCE)
+    world.deliver()
+    assert isinstance(entry.error, CollectiveMismatch)
+
+
+def test_a_frame_that_came_before_the_call_makes_it_raise() -> None:
+    world = World(3)
+    world[0].hears(1, 0, LONGER)
+    with pytest.raises(CollectiveMismatch) as raised:
+        world[0].journal.begin(ALL_REDUCE)
+    assert (raised.value.expected, raised.value.found) == (ALL_REDUCE.describe(), LONGER.describe())
+    world.deliver()
+    with pytest.raises(CollectiveMismatch, match="all_reduce of float32\\[8\\], sum here"):
+        world[2].journal.begin(ALL_REDUCE)
+
+
+def test_a_rank_that_has_not_come_yet_says_so() -> None:
+    world = World(3)
+    world[2].journal.receive(Line(world, 2, 0), Disagreed(3, 1, 5, {0: tuple(ALL_REDUCE), 1: tuple(LONGER)}))
+    with pytest.raises(CollectiveMismatch, match="no such call yet here"):
+        world[2].journal.begin(ALL_REDUCE)
+
+
+def test_calls_in_flight_before_the_one_that_differs_go_on() -> None:
+    world = World(2)
+    earlier, later = begin_all(world)[0], begin_all(world)[0]
+    world[0].hears(1, 1, LONGER)
+    assert later.error is not None
+    assert earlier.error is None
+    assert world[0].journal.end(earlier) is None
+
+
+def test_what_two_would_never_tell_each_other_by_frames_they_declare() -> None:
+    world = World(2)
+    entries = [
+        world[rank].journal.begin(BROADCAST._replace(root=rooted(1 - rank))) for rank in range(2)
+    ]  # both only receive
+    world[0].journal.declare(entries[0])
+    world.deliver()
+    assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
+    assert not [message for _, _, message in world.said if isinstance(message, Report)]
+
+
+# -- giving up ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (KeyboardInterrupt(), Cancelled, ["all_reduce #0", "rank 1", "KeyboardInterrupt"]),
+        (Cancelled(operation="all_reduce #0", reason="enough"), Cancelled, ["rank 1", "enough"]),
+        (BufferMismatch(expected="4 bytes", found="8 bytes"), Cancelled, ["rank 1", "4 bytes", "8 bytes"]),
+        (PeerLost(rank=2, cause="it fell"), PeerLost, ["rank 2", "all_reduce #0", "rank 1", "it fell"]),
+        (
+            CollectiveTimeout(
+                operation="all_reduce",
+                sequence=0,
+                timeout=30.0,
+                waiting_for=[AwaitedPeer(rank=2, missing="all_reduce #0", last_operation="barrier #7")],
+            ),
+            CollectiveTimeout,
+            ["all_reduce #0", "30 s", "rank 2", "last finished barrier #7"],
+        ),
+        (CollectiveTimeout(operation="x", sequence=0, timeout=3.0, waiting_for="x"), CollectiveTimeout, ["rank 1"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_who_gives_up_ends_the_call_of_the_others_at_once(
+    error: BaseException, raised: type[NexarError], words: list[str]
+) -> None:
+    world = World(4, RING)
+    entries = [world[rank].journal.begin(ALL_REDUCE) for rank in (0, 1, 3)]
+    assert world[1].journal.end(entries[1], error) is error
+    world.deliver()
+    for rank, entry in ((0, entries[0]), (3, entries[2])):
+        mine = world[rank].journal.end(entry, Cancelled(operation="a send", reason="refused"))
+        assert type(mine) is raised
+        assert all(word in str(mine) for word in words), mine
+    with pytest.raises(raised):  # it comes later
+        world[2].journal.begin(ALL_REDUCE)
+    again = begin_all(world)
+    assert [entry.sequence for entry in again] == [1] * 4
+    assert [rank.journal.end(entry) for rank, entry in zip(world.ranks, again, strict=True)] == [None] * 4
+
+
+def test_that_a_call_was_given_up_is_passed_on_once() -> None:
+    world = World(4)
+    entries = begin_all(world)
+    for rank in (0, 2):
+        world[rank].journal.end(entries[rank], Cancelled(reason="both at once"))
+    world.deliver()
+    for rank in (1, 3):
+        world[rank].journal.end(entries[rank], Cancelled())
+    told = [(source, dest) for source, dest, message in world.said if isinstance(message, GaveUp)]
+    assert len(told) == len(set(told)) <= 12
+
+
+def test_a_call_that_had_all_it_wanted_is_not_spoiled_by_who_gives_up() -> None:
+    world = World(2)
+    entries = begin_all(world)
+    world[1].journal.end(entries[1], Cancelled())
+    world.deliver()
+    assert entries[0].error is not None
+    assert world[0].journal.end(entries[0]) is None
+
+
+def test_a_link_that_is_lost_does_not_keep_the_others_from_being_told() -> None:
+    world = World(3)
+    entries = begin_all(world)
+    world[0].lines[1].cut = True
+    world[0].journal.end(entries[0], Cancelled())
+    world.deliver()
+    assert entries[2].error is not None
+    assert entries[1].error is not None  # through 2
+
+
+def test_what_is_remembered_of_calls_given_up_is_bounded() -> None:
+    world = World(2)
+    for _ in range(_GIVEN_UP + 10):
+        world[0].journal.end(world[0].journal.begin(ALL_REDUCE), Cancelled())
+    world.deliver()
+    assert len(world[0].journal._given_up) == len(world[1].journal._given_up) == _GIVEN_UP
+
+
+@pytest.mark.parametrize(
+    "notice", [GaveUp(3, 1, 0, 9, "no such rank"), GaveUp(3, 1, -1, 0, "no such call"), Disagreed(3, 1, 0, {})]
+)
+def test_nonsense_of_others_is_dropped(notice: GaveUp | Disagreed) -> None:
+    world = World(2)
+    entries = begin_all(world)
+    world[0].journal.receive(Line(world, 0, 1), notice)
+    assert not entries[0].done
+    world[0].journal.receive(Line(world, 0, 7), GaveUp(3, 1, 0, 1, "a stranger"))
+    assert not entries[0].done
+
+
+def test_nothing_comes_after_the_close() -> None:
+    world = World(2)
+    entries = begin_all(world)
+    world[0].journal.close()
+    world[0].journal.close()
+    world[1].journal.end(entries[1], Cancelled())
+    world.deliver()
+    assert entries[0].error is None
+
+
+# -- deadlines ----------------------------------------------------------------------------------------------
+
+
+def test_who_has_not_come_is_named_with_what_it_did_last() -> None:
+    world = World(3)
+    for rank, entry in enumerate(begin_all(world)):
+        world[rank].journal.end(entry)
+    entries = [world[rank].journal.begin(ALL_REDUCE) for rank in (0, 1)]
+    for entry in entries:
+        entry.moved_at -= 5.0
+    with pytest.raises(CollectiveTimeout) as raised:
+        world[0].journal.overdue(entries[0], 5.0)
+    assert raised.value.sequence == 1
+    assert [(peer.rank, peer.node, peer.missing, peer.last_operation) for peer in raised.value.waiting_for] == [
+        (2, NODES + 2, "all_reduce #1", "all_reduce #0")
+    ]
+
+
+def test_who_does_not_answer_is_named() -> None:
+    world = World(3)
+    entries = begin_all(world)
+    for entry in entries:
+        entry.moved_at -= 5.0
+    world[0].hears(2, 0, ALL_REDUCE)
+    world.deaf.add(2)
+    with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0 and any answer, last heard"):
+        world[0].journal.overdue(entries[0], 5.0)
+
+
+def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
+    world = World(3)
+    entries = begin_all(world)
+    entries[0].moved_at -= 30.0
+    entries[2].moved_at -= 30.0
+    entries[1].moved()
+    until = world[0].journal.overdue(entries[0], 5.0)
+    assert time.monotonic() < until <= time.monotonic() + 5.0
+
+
+def test_whoever_knows_better_ends_the_inquiry() -> None:
+    world = World(2)
+    entries = begin_all(world)
+    entries[0].moved_at -= 5.0
+    world[1].journal.end(entries[1], PeerLost(rank=1, cause="x"))
+    with pytest.raises(PeerLost):
+        world[0].journal.overdue(entries[0], 5.0)
+
+
+def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
+    world = World(2, pairs=[])
+    entry = world[0].journal.begin(ALL_REDUCE)
+    entry.moved_at -= 5.0
+    with pytest.raises(CollectiveTimeout, match="rank 1"):
+        world[0].journal.overdue(entry, 5.0, [AwaitedPeer(rank=1)])
+    with pytest.raises(CollectiveTimeout, match="no link"):
+        world[0].journal.overdue(entry, 5.0)
+
+
+# -- facts --------------------------------------------------------------------------------------------------
+
+
+def test_calls_are_counted_recorded_and_compared() -> None:
+    world = World(2)
+    journal = world[0].journal
+    for number in range(3):
+        entry = journal.begin(ALL_REDUCE, 32)
+        world[0].hears(1, number, ALL_REDUCE)
+        journal.end(entry)
+    journal.end(journal.begin(BROADCAST, 8), Cancelled())
+    stats = journal.stats()
+    assert (stats["calls"], stats["bytes"], stats["errors"]) == (4, 104, 1)
+    assert stats["operations"]["all_reduce"]["calls"] == 3
+    assert stats["errors_by_kind"] == {"Cancelled": 1}
+    assert 0 < stats["waiting_for"][1] <= stats["seconds"]
+    assert [(record.sequence, record.outcome) for record in journal.recorder.snapshot()] == [
+        (0, ""), (1, ""), (2, ""), (3, "Cancelled"),
+    ]  # fmt: skip
+    assert [(each.rank, each.times_last) for each in journal.stragglers()] == [(1, 3), (0, 0)]
+
+
+def test_arrivals_may_be_told_by_who_knows_them() -> None:
+    journal = World(3)[0].journal
+    entry = journal.begin(ALL_REDUCE)
+    journal.end(entry, arrivals={0: entry.began, 1: entry.began + 2.0, 2: entry.began + 1.0})
+    assert [each.rank for each in journal.stragglers()] == [1, 2, 0]
+    assert journal.stats()["waiting_for"] == pytest.approx({1: 2.0, 2: 1.0})
+
+
+def test_a_journal_is_of_one_communicator() -> None:
+    world = World(2)
+    entries = begin_all(world)
+    world[0].notices.arrived(Line(world, 0, 1), GaveUp(4, 1, 0, 1, "another one"))
+    world[0].notices.arrived(Line(world, 0, 1), GaveUp(3, 2, 0, 1, "another generation"))
+    assert not entries[0].done
+    assert isinstance(world[0].journal, Journal)

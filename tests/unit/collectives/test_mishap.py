@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from nexar.collectives.entry import Entry
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.mishap import Mishap, error_of, mismatch_of
+from nexar.collectives.operations import OperationCode
+from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, PeerLost, UsageError
+from nexar.types import AwaitedPeer, Rank
+from nexar.wire.messages import GaveUp
+
+ENTRY = Entry(threading.Lock(), 7, Fingerprint(OperationCode.SCAN, 11, 8, 0, 1), 0)
+SCAN, REDUCE, BARRIER = (10, 11, 8, 0, 1), (4, 11, 8, 1, 1), (1, 0, 0, 0, 0)
+
+
+def known(rank: Rank) -> AwaitedPeer:
+    return AwaitedPeer(rank=rank, node=rank + 100, address="h:1", last_heard=9.0)
+
+
+def heard(error: BaseException) -> NexarError:
+    """What another rank raises."""
+    mishap = Mishap(error)
+    return error_of(GaveUp(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known)
+
+
+def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
+    peer = AwaitedPeer(rank=2, missing="scan #7", last_heard=4.0, last_operation="scan #6")
+    error = heard(OperationTimeout(operation="x", waiting_for=[peer, AwaitedPeer()], timeout=30.0))
+    assert isinstance(error, CollectiveTimeout)
+    assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)
+    assert list(error.waiting_for) == [
+        AwaitedPeer(rank=2, node=102, address="h:1", missing="scan #7", last_heard=4.0, last_operation="scan #6")
+    ]
+
+
+def test_a_lost_peer_is_lost_for_every_rank() -> None:
+    error = heard(PeerLost(rank=2, cause="its process died"))
+    assert isinstance(error, PeerLost)
+    assert (error.rank, error.node, error.operation) == (2, 102, "scan #7")
+    assert "rank 3" in error.cause
+    assert "its process died" in error.cause
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), UsageError("bad buffer"), PeerLost(cause="nobody knows who")])
+def test_anything_else_is_cancelled_by_who_raised_it(fault: BaseException) -> None:
+    error = heard(fault)
+    assert isinstance(error, Cancelled)
+    assert (error.rank, error.operation) == (3, "scan #7")
+    assert (str(fault) or "KeyboardInterrupt") in error.reason
+
+
+def test_a_reason_is_not_told_at_any_length() -> None:
+    assert len(Mishap(UsageError("x" * 1_000_000)).reason) == 1000
+
+
+def test_a_mismatch_names_first_whose_call_differs_from_mine() -> None:
+    calls = {0: SCAN, 1: REDUCE, 2: SCAN, 3: BARRIER}
+    error = mismatch_of(7, calls, 2)
+    assert (error.expected, error.found, error.ranks) == (
+        "scan of float32[8], sum", "reduce of float32[8], sum, root 0", [1],
+    )  # fmt: skip
+    assert mismatch_of(7, calls, 1).ranks == [0, 2]
+    assert error.calls == {0: error.expected, 1: error.found, 2: error.expected, 3: "barrier"}
+    assert "barrier on rank 3" in str(error)
+
+
+def test_a_mismatch_of_others_alone_names_one_of_them() -> None:
+    error = mismatch_of(7, {0: SCAN, 1: REDUCE}, 2)
+    assert error.expected == "no such call yet"
+    assert error.ranks == [0]

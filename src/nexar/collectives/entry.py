@@ -16,12 +16,12 @@ class Entry(Operation):
     somebody else has ended it for all.
     """
 
-    __slots__ = ("arrivals", "began", "fingerprint", "moved_at", "sequence", "size_bytes", "step")
+    __slots__ = ("arrivals", "began", "fingerprint", "moved_at", "sequence", "step")
 
     arrivals: dict[int, float]
     """By node: when it was first heard of in this call. Under the node's lock."""
 
-    def __init__(self, lock: threading.Lock, sequence: int, fingerprint: Fingerprint, size_bytes: int) -> None:
+    def __init__(self, lock: threading.Lock, sequence: int, fingerprint: Fingerprint) -> None:
         self.lock = lock  # the base's part, written out: one is made for every call
         self.done = False
         self.error = None
@@ -29,7 +29,6 @@ class Entry(Operation):
         self._callbacks = None
         self.sequence = sequence
         self.fingerprint = fingerprint
-        self.size_bytes = size_bytes
         self.step = 0
         self.began = self.moved_at = monotonic()
 

@@ -7,7 +7,7 @@ Mismatch  Who sees a difference (see links.ledger) tells the others, who pass it
           one rank skipped, followed by an identical one, cannot be seen.
 Giving up A rank that leaves a call without its result tells the others likewise. They raise at once, or when they come
           to that call; earlier and later calls are not touched.
-Deadline  See `overdue`: who is slow is waited for, who is missing is named.
+Deadline  See `extend`: who is slow is waited for, who is missing is named.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import cache
 from time import monotonic
 from typing import Any, Final, Protocol
 
+from nexar.arrays.dtypes import dtype_of
 from nexar.cluster.membership import Membership
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
@@ -40,6 +42,13 @@ from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
 _PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
 _GIVEN_UP: Final = 1024  # calls given up that are remembered
 _TOLD: Final = 64  # calls that one message names
+
+
+@cache
+def item_bytes(dtype: int) -> int:
+    """Of a dtype number; 0 for what has none."""
+    found = dtype_of(dtype)
+    return 0 if found is None else found.itemsize
 
 
 class Members(Protocol):
@@ -102,7 +111,7 @@ class Journal:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def begin(self, fingerprint: Fingerprint, size_bytes: int = 0) -> Entry:
+    def begin(self, fingerprint: Fingerprint) -> Entry:
         """A call is made. Whoever gets the entry ends it.
 
         CollectiveMismatch: the communicator is of no use any more. Whatever else: another rank has given up this very
@@ -113,7 +122,7 @@ class Journal:
                 raise self._mismatch_at(fingerprint)
             sequence = self._next
             self._next = sequence + 1
-            entry = Entry(self._lock, sequence, fingerprint, size_bytes)
+            entry = Entry(self._lock, sequence, fingerprint)
             self._open[sequence] = entry
             entry.arrivals = self._ledger.begin(sequence, fingerprint)
             if self._given_up and sequence in self._given_up:
@@ -161,11 +170,11 @@ class Journal:
 
     def _count(self, entry: Entry, ended: float, outcome: str, arrivals: Mapping[Rank, float] | None = None) -> None:
         operation, dtype, count, _, _ = entry.fingerprint
-        began, size_bytes = entry.began, entry.size_bytes
+        began, size_bytes = entry.began, count * item_bytes(dtype)
         self.recorder.record((entry.sequence, operation, count, dtype, began, ended, size_bytes, outcome))
         totals = self._tally.count(operation, size_bytes, ended - began, outcome)
-        came = dict(arrivals) if arrivals else {self._rank_of(node): when for node, when in entry.arrivals.items()}
-        if came:
+        if arrivals or entry.arrivals:
+            came = dict(arrivals) if arrivals else {self._rank_of(node): when for node, when in entry.arrivals.items()}
             self._tally.waited(totals, began, came)
             came.setdefault(self._rank, began)
             self._lateness.saw(came)
@@ -204,11 +213,12 @@ class Journal:
             del self._inquiries[number]
         return inquiry
 
-    def overdue(self, entry: Entry, timeout: float, waiting_for: Sequence[AwaitedPeer] | str = ()) -> float:
-        """The deadline of the call has come. Returns the next one if somebody has made a step of it since `timeout`
-        ago; else raises CollectiveTimeout, or what ended the call meanwhile. Takes half a second at most.
+    def extend(self, entry: Entry, late: OperationTimeout, timeout: float) -> float:
+        """The deadline of the call has come, as `late` says. Returns the next one if somebody has made a step of the
+        call since `timeout` ago; else raises CollectiveTimeout, or what ended the call meanwhile. Takes half a second
+        at most.
 
-        `waiting_for`: for whom this rank waits; named if nobody who was asked is to blame.
+        Those for whom this rank waits are named only if nobody who was asked is to blame.
         """
         limit = monotonic() + _PATIENCE
         inquiry = self.ask(entry, limit)
@@ -220,9 +230,9 @@ class Journal:
         raise CollectiveTimeout(
             operation=entry.operation,
             sequence=entry.sequence,
-            waiting_for=outcome or waiting_for or "ranks that it has no link to",
+            waiting_for=outcome or late.waiting_for or "ranks that it has no link to",
             timeout=timeout,
-        )
+        ) from late
 
     def _wait(self, operation: Operation, deadline: float, alarm: Entry) -> None:
         with suppress(OperationTimeout):  # an answer that does not come is an answer
@@ -295,6 +305,15 @@ class Journal:
         """See Ledger."""
         if self._calls is None:
             self._revoke(sequence, {self._rank_of(source): theirs, self._rank: ours}, None)
+
+    def disagree(self, entry: Entry, rank: Rank, theirs: Fingerprint) -> None:
+        """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
+        call raises, and is to be ended.
+        """
+        with self._lock:
+            if self._calls is None:
+                self._revoke(entry.sequence, {rank: theirs, self._rank: entry.fingerprint}, None)
+        self._outbox.flush()
 
     def _revoke(self, sequence: int, calls: dict[Rank, Call], speaker: Rank | None) -> None:
         own = self._ledger.call_of(sequence)

@@ -6,7 +6,7 @@ from nexar.collectives.operations import OperationCode
 
 
 def make() -> Entry:
-    return Entry(threading.Lock(), 12, Fingerprint(OperationCode.ALL_REDUCE, 11, 8), 32)
+    return Entry(threading.Lock(), 12, Fingerprint(OperationCode.ALL_REDUCE, 11, 8))
 
 
 def test_a_call_is_named_by_its_operation_and_number() -> None:

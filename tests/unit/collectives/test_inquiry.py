@@ -17,7 +17,7 @@ ASKED = {1: AwaitedPeer(rank=1, last_heard=4.0), 2: AwaitedPeer(rank=2, last_hea
 
 
 def entry(age: float = TIMEOUT) -> Entry:
-    made = Entry(threading.Lock(), 7, Fingerprint(OperationCode.BARRIER), 0)
+    made = Entry(threading.Lock(), 7, Fingerprint(OperationCode.BARRIER))
     made.moved_at = NOW - age
     return made
 

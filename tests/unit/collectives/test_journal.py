@@ -12,7 +12,15 @@ from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.journal import _GIVEN_UP, Journal
 from nexar.collectives.operations import OperationCode
-from nexar.errors import BufferMismatch, Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, PeerLost
+from nexar.errors import (
+    BufferMismatch,
+    Cancelled,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    NexarError,
+    OperationTimeout,
+    PeerLost,
+)
 from nexar.types import AwaitedPeer
 from nexar.wire.messages import Disagreed, GaveUp, Report
 from tests.unit.collectives.told_world import NODES, Line, World
@@ -21,6 +29,10 @@ ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, ReduceCode.SUM)
 LONGER = ALL_REDUCE._replace(count=4)
 BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, rooted(0))
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
+def late(waiting_for: list[AwaitedPeer] | str = "") -> OperationTimeout:
+    return OperationTimeout(operation="a receive", waiting_for=waiting_for, timeout=5.0)
 
 
 def begin_all(world: World, fingerprint: Fingerprint = ALL_REDUCE) -> list[Entry]:
@@ -250,6 +262,14 @@ def test_nothing_comes_after_the_close() -> None:
     assert entries[0].error is None
 
 
+def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
+    world = World(3)
+    entries = begin_all(world)
+    world[0].journal.disagree(entries[0], 1, LONGER)
+    world.deliver()
+    assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
+
+
 # -- deadlines ----------------------------------------------------------------------------------------------
 
 
@@ -261,7 +281,7 @@ def test_who_has_not_come_is_named_with_what_it_did_last() -> None:
     for entry in entries:
         entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout) as raised:
-        world[0].journal.overdue(entries[0], 5.0)
+        world[0].journal.extend(entries[0], late(), 5.0)
     assert raised.value.sequence == 1
     assert [(peer.rank, peer.node, peer.missing, peer.last_operation) for peer in raised.value.waiting_for] == [
         (2, NODES + 2, "all_reduce #1", "all_reduce #0")
@@ -276,7 +296,7 @@ def test_who_does_not_answer_is_named() -> None:
     world[0].hears(2, 0, ALL_REDUCE)
     world.deaf.add(2)
     with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0 and any answer, last heard"):
-        world[0].journal.overdue(entries[0], 5.0)
+        world[0].journal.extend(entries[0], late(), 5.0)
 
 
 def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
@@ -285,7 +305,7 @@ def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
     entries[0].moved_at -= 30.0
     entries[2].moved_at -= 30.0
     entries[1].moved()
-    until = world[0].journal.overdue(entries[0], 5.0)
+    until = world[0].journal.extend(entries[0], late(), 5.0)
     assert time.monotonic() < until <= time.monotonic() + 5.0
 
 
@@ -295,7 +315,7 @@ def test_whoever_knows_better_ends_the_inquiry() -> None:
     entries[0].moved_at -= 5.0
     world[1].journal.end(entries[1], PeerLost(rank=1, cause="x"))
     with pytest.raises(PeerLost):
-        world[0].journal.overdue(entries[0], 5.0)
+        world[0].journal.extend(entries[0], late(), 5.0)
 
 
 def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
@@ -303,9 +323,9 @@ def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
     entry = world[0].journal.begin(ALL_REDUCE)
     entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout, match="rank 1"):
-        world[0].journal.overdue(entry, 5.0, [AwaitedPeer(rank=1)])
+        world[0].journal.extend(entry, late([AwaitedPeer(rank=1)]), 5.0)
     with pytest.raises(CollectiveTimeout, match="no link"):
-        world[0].journal.overdue(entry, 5.0)
+        world[0].journal.extend(entry, late(), 5.0)
 
 
 # -- facts --------------------------------------------------------------------------------------------------
@@ -315,12 +335,12 @@ def test_calls_are_counted_recorded_and_compared() -> None:
     world = World(2)
     journal = world[0].journal
     for number in range(3):
-        entry = journal.begin(ALL_REDUCE, 32)
+        entry = journal.begin(ALL_REDUCE)
         world[0].hears(1, number, ALL_REDUCE)
         journal.end(entry)
-    journal.end(journal.begin(BROADCAST, 8), Cancelled())
+    journal.end(journal.begin(BROADCAST), Cancelled())
     stats = journal.stats()
-    assert (stats["calls"], stats["bytes"], stats["errors"]) == (4, 104, 1)
+    assert (stats["calls"], stats["bytes"], stats["errors"]) == (4, 4 * 32, 1)
     assert stats["operations"]["all_reduce"]["calls"] == 3
     assert stats["errors_by_kind"] == {"Cancelled": 1}
     assert 0 < stats["waiting_for"][1] <= stats["seconds"]

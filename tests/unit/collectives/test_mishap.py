@@ -12,7 +12,7 @@ from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTime
 from nexar.types import AwaitedPeer, Rank
 from nexar.wire.messages import GaveUp
 
-ENTRY = Entry(threading.Lock(), 7, Fingerprint(OperationCode.SCAN, 11, 8, 0, 1), 0)
+ENTRY = Entry(threading.Lock(), 7, Fingerprint(OperationCode.SCAN, 11, 8, 0, 1))
 SCAN, REDUCE, BARRIER = (10, 11, 8, 0, 1), (4, 11, 8, 1, 1), (1, 0, 0, 0, 0)
 
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cache
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from nexar.arrays.dtypes import dtype_of
-from nexar.cluster.membership import Membership
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.inquiry import Inquiry, verdict
@@ -30,13 +29,12 @@ from nexar.collectives.lateness import Lateness, Straggler
 from nexar.collectives.mishap import Mishap, error_of, mismatch_of
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
-from nexar.errors import CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
+from nexar.collectives.voice import Members, Voice
+from nexar.errors import CollectiveMismatch, CollectiveTimeout, OperationTimeout
 from nexar.links.ledger import Call
-from nexar.links.matching import Matching
 from nexar.links.notices import Notice, Speaker
 from nexar.links.operation import Operation
-from nexar.links.router import Router
-from nexar.types import AwaitedPeer, NodeId, Rank
+from nexar.types import NodeId, Rank
 from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
 
 _PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
@@ -51,44 +49,12 @@ def item_bytes(dtype: int) -> int:
     return 0 if found is None else found.itemsize
 
 
-class Members(Protocol):
-    """What a journal needs of its group."""
-
-    @property
-    def rank(self) -> Rank:
-        """Mine."""
-
-    @property
-    def communicator(self) -> int:
-        """Its id."""
-
-    @property
-    def membership(self) -> Membership:
-        """Who takes part."""
-
-    @property
-    def matching(self) -> Matching:
-        """Of its messages."""
-
-    @property
-    def router(self) -> Router:
-        """Of its node."""
-
-    def links(self) -> Mapping[Rank, Speaker]:
-        """To the other ranks, those that are open."""
-
-    def rank_of(self, node: NodeId) -> Rank:
-        """Of a node that takes part."""
-
-    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
-        """See Progress.wait."""
-
-
 class Journal:
     """Of one generation of one communicator. Any thread. Close it with the communicator."""
 
     def __init__(self, group: Members) -> None:
         self._group = group
+        self._voice = Voice(group)
         self._rank = group.rank
         self._about: Final = group.communicator, group.matching.generation
         self._lock: threading.Lock = group.matching.lock  # over everything below
@@ -126,7 +92,7 @@ class Journal:
             self._open[sequence] = entry
             entry.arrivals = self._ledger.begin(sequence, fingerprint)
             if self._given_up and sequence in self._given_up:
-                entry.finish(error_of(self._given_up[sequence], entry, self._known))
+                entry.finish(error_of(self._given_up[sequence], entry, self._voice.known))
         if entry.done:
             error = self.end(entry, entry.error)
             assert error is not None
@@ -159,7 +125,7 @@ class Journal:
             else:
                 mine = self._give_up(entry, error)
         if mine is not None:
-            self._spread(mine)  # before those who still send to us are refused: this is what they should raise
+            self._voice.spread(mine)  # before those who still send to us are refused: this is what they should raise
         with self._lock:
             entry.finish(error)
             del self._open[entry.sequence]
@@ -167,6 +133,15 @@ class Journal:
             self._count(entry, monotonic(), type(error).__name__)
         self._outbox.flush()
         return error
+
+    def disagree(self, entry: Entry, rank: Rank, theirs: Fingerprint) -> None:
+        """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
+        call raises, and is to be ended.
+        """
+        with self._lock:
+            if self._calls is None:
+                self._revoke(entry.sequence, {rank: theirs, self._rank: entry.fingerprint}, None)
+        self._outbox.flush()
 
     def _count(self, entry: Entry, ended: float, outcome: str, arrivals: Mapping[Rank, float] | None = None) -> None:
         operation, dtype, count, _, _ = entry.fingerprint
@@ -191,21 +166,21 @@ class Journal:
         """Tell the others what this call is. For one that lasts: a rank that only receives, from one that only
         receives, would not hear of a difference before the deadline. Never blocks.
         """
-        for link in self._links().values():
-            self._say(link, Inquire(*self._about, entry.sequence, 0, entry.fingerprint))
+        for link in self._voice.links().values():
+            self._voice.say(link, Inquire(*self._about, entry.sequence, 0, entry.fingerprint))
 
     def ask(self, entry: Entry, deadline: float) -> Inquiry:
         """Ask the others how far they are in this call; returns when all have answered, or at the deadline.
 
         Raises what ended the call meanwhile.
         """
-        links = self._links()
+        links = self._voice.links()
         number = next(self._numbers)
-        inquiry = Inquiry(self._lock, {rank: self._known(rank) for rank in links})
+        inquiry = Inquiry(self._lock, {rank: self._voice.known(rank) for rank in links})
         with self._lock:
             self._inquiries[number] = inquiry
         for link in links.values():
-            self._say(link, Inquire(*self._about, entry.sequence, number, entry.fingerprint))
+            self._voice.say(link, Inquire(*self._about, entry.sequence, number, entry.fingerprint))
         try:
             if links:
                 self._wait(inquiry, deadline, entry)
@@ -220,6 +195,8 @@ class Journal:
 
         Those for whom this rank waits are named only if nobody who was asked is to blame.
         """
+        if entry.error is not None:
+            raise copy(entry.error)
         limit = monotonic() + _PATIENCE
         inquiry = self.ask(entry, limit)
         outcome = verdict(entry, inquiry.asked, inquiry.reports, now=monotonic(), timeout=timeout)
@@ -277,8 +254,8 @@ class Journal:
             self._remember(notice)
             entry = self._open.get(notice.sequence)
             if entry is not None:
-                entry.finish(error_of(notice, entry, self._known))
-        self._spread(notice, speaker)
+                entry.finish(error_of(notice, entry, self._voice.known))
+        self._voice.spread(notice, speaker)
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:
         with self._lock:
@@ -286,7 +263,7 @@ class Journal:
                 self._ledger.told(speaker.peer, notice.sequence, notice.call)
             report = self._report(notice)
         if notice.number:
-            self._say(speaker, report)
+            self._voice.say(speaker, report)
 
     def _report(self, notice: Inquire) -> Report:
         entry, finished = self._open.get(notice.sequence), self._finished
@@ -299,21 +276,12 @@ class Journal:
         state: Any = "absent" if notice.sequence >= self._next else come
         return Report(*self._about, notice.number, self._rank, state, doing=doing, finished=last)
 
-    # -- what ends a call on all ranks: under the lock, but for `_spread` -------------------------------------------
+    # -- what ends a call on all ranks: under the lock -------------------------------------------
 
     def _differs(self, sequence: int, source: NodeId, theirs: Call, ours: Call) -> None:
         """See Ledger."""
         if self._calls is None:
             self._revoke(sequence, {self._rank_of(source): theirs, self._rank: ours}, None)
-
-    def disagree(self, entry: Entry, rank: Rank, theirs: Fingerprint) -> None:
-        """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
-        call raises, and is to be ended.
-        """
-        with self._lock:
-            if self._calls is None:
-                self._revoke(entry.sequence, {rank: theirs, self._rank: entry.fingerprint}, None)
-        self._outbox.flush()
 
     def _revoke(self, sequence: int, calls: dict[Rank, Call], speaker: Rank | None) -> None:
         own = self._ledger.call_of(sequence)
@@ -324,7 +292,7 @@ class Journal:
             if entry.sequence >= sequence:
                 entry.finish(mismatch_of(sequence, calls, self._rank))
         told = dict(list(calls.items())[:_TOLD])
-        self._outbox.add(self._spread, Disagreed(*self._about, sequence, told), speaker)
+        self._outbox.add(self._voice.spread, Disagreed(*self._about, sequence, told), speaker)
 
     def _mismatch_at(self, fingerprint: Fingerprint) -> CollectiveMismatch:
         """What a call raises that comes after the mismatch, or is the one that differs."""
@@ -346,33 +314,6 @@ class Journal:
         if len(self._given_up) >= _GIVEN_UP:
             del self._given_up[min(self._given_up)]
         self._given_up[notice.sequence] = notice
-
-    def _spread(self, notice: Notice, but: Rank | None = None) -> None:
-        """To all that have an open link, each of whom passes it on."""
-        for rank, link in self._links().items():
-            if rank != but:
-                self._say(link, notice)
-
-    def _links(self) -> dict[Rank, Speaker]:
-        return {rank: link for rank, link in self._group.links().items() if rank != self._rank}
-
-    def _say(self, link: Speaker, notice: Notice) -> None:
-        try:
-            link.send_control(notice)
-        except NexarError:
-            return  # the link is lost: who waits for that peer hears of it from the link itself
-
-    def _known(self, rank: Rank) -> AwaitedPeer:
-        """What is known of a rank, with how long it has been silent."""
-        node = self._group.membership.members[rank].node
-        found = self._group.matching.peers.get(node)
-        heard = self._ledger.heard.get(node)
-        return AwaitedPeer(
-            rank=rank,
-            node=node,
-            address=None if found is None else found.address,
-            last_heard=None if heard is None else monotonic() - heard,
-        )
 
     # -- facts ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,84 @@
+"""How one rank speaks to the others about a call: along the links that are open, never waiting for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Protocol
+
+from nexar.cluster.membership import Membership
+from nexar.errors import NexarError
+from nexar.links.matching import Matching
+from nexar.links.notices import Notice, Speaker
+from nexar.links.operation import Operation
+from nexar.links.router import Router
+from nexar.types import AwaitedPeer, NodeId, Rank
+
+
+class Members(Protocol):
+    """What a journal needs of its group."""
+
+    @property
+    def rank(self) -> Rank:
+        """Mine."""
+
+    @property
+    def communicator(self) -> int:
+        """Its id."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who takes part."""
+
+    @property
+    def matching(self) -> Matching:
+        """Of its messages."""
+
+    @property
+    def router(self) -> Router:
+        """Of its node."""
+
+    def links(self) -> Mapping[Rank, Speaker]:
+        """To the other ranks, those that are open."""
+
+    def rank_of(self, node: NodeId) -> Rank:
+        """Of a node that takes part."""
+
+    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
+        """See Progress.wait."""
+
+
+class Voice:
+    """Of one communicator. Any thread, without the node's lock, but for `known`, which does not care."""
+
+    def __init__(self, group: Members) -> None:
+        self._group = group
+
+    def links(self) -> dict[Rank, Speaker]:
+        """Those that are open, to the other ranks."""
+        return {rank: link for rank, link in self._group.links().items() if rank != self._group.rank}
+
+    def say(self, link: Speaker, notice: Notice) -> None:
+        """To one of them."""
+        try:
+            link.send_control(notice)
+        except NexarError:
+            return  # the link is lost: who waits for that peer hears of it from the link itself
+
+    def spread(self, notice: Notice, but: Rank | None = None) -> None:
+        """To all of them, each of whom passes it on; `but` has said it."""
+        for rank, link in self.links().items():
+            if rank != but:
+                self.say(link, notice)
+
+    def known(self, rank: Rank) -> AwaitedPeer:
+        """What is known of a rank, with how long it has been silent."""
+        node = self._group.membership.members[rank].node
+        found = self._group.matching.peers.get(node)
+        heard = self._group.matching.ledger.heard.get(node)
+        return AwaitedPeer(
+            rank=rank,
+            node=node,
+            address=None if found is None else found.address,
+            last_heard=None if heard is None else monotonic() - heard,
+        )

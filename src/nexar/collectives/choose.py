@@ -194,11 +194,9 @@ def _reduce(facts: Facts) -> str:
 def _all_gather(facts: Facts) -> str:
     if facts.size < 4:
         return "direct"
-    if facts.is_small:
-        return "bruck"
     if facts.is_large:
         return "pipelined_ring"
-    return "ring" if facts.suits_a_ring else "recursive_doubling"
+    return "ring" if facts.suits_a_ring and not facts.is_small else "bruck"
 
 
 def _reduce_scatter(facts: Facts) -> str:

@@ -17,6 +17,7 @@ REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.SCAN, Op.EXCLUSIVE_S
 ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
 PIPELINED = {"pipelined_ring", "chain", "direct"}
 ALL = [(operation, name) for operation, names in CATALOG.items() for name in names]
+ORDERED = [(operation, name) for operation, name in ALL if operation in REDUCING and CATALOG[operation][name].ordered]
 
 
 class Case(NamedTuple):
@@ -147,3 +148,11 @@ def wanted(case: Case, brought, total):
 def _block(case: Case, brought, source, dest):
     span = case.inputs(source)[dest]
     return brought[source][span.start : span.stop]
+
+
+def compare(case: Case, arithmetic):
+    """Every rank has got what it should have."""
+    brought = [arithmetic.bring(rank, case.bring(rank)) for rank in range(case.size)]
+    expected = wanted(case, brought, arithmetic.total)
+    for rank, got in enumerate(play(case, brought, arithmetic)):
+        assert got is None or np.array_equal(got, expected[rank]), f"{case} is wrong on rank {rank}"

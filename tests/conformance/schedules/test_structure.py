@@ -8,11 +8,10 @@ from nexar.collectives.operations import OperationCode as Op
 from nexar.collectives.schedule import How, Part, Receive, Send, Step
 from nexar.collectives.schedules.catalog import CATALOG
 from tests.conformance.schedules.arithmetics import Neighbours, Sums
-from tests.conformance.schedules.cases import ALL, PIPELINED, REDUCING, ROOTED, WORLDS, Case, play, wanted
+from tests.conformance.schedules.cases import ALL, ORDERED, PIPELINED, REDUCING, ROOTED, WORLDS, Case, compare
 from tests.conformance.schedules.interpreter import Deadlock, Interpreter
 
 QUADRATIC = {Op.ALL_GATHER, Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL}
-ORDERED = [(operation, name) for operation, name in ALL if operation in REDUCING and CATALOG[operation][name].ordered]
 
 
 def cases(operation, name, size):
@@ -24,13 +23,6 @@ def cases(operation, name, size):
         for root in roots if operation in ROOTED else [0]:
             for segment in (0, 5 if count < 1000 else count // 40) if name in PIPELINED else [0]:
                 yield Case(operation, name, size, block, root, segment)
-
-
-def compare(case, arithmetic):
-    brought = [arithmetic.bring(rank, case.bring(rank)) for rank in range(case.size)]
-    expected = wanted(case, brought, arithmetic.total)
-    for rank, got in enumerate(play(case, brought, arithmetic)):
-        assert got is None or np.array_equal(got, expected[rank]), f"{case} is wrong on rank {rank}"
 
 
 @pytest.mark.parametrize("size", WORLDS)

@@ -14,7 +14,7 @@ from nexar.collectives.schedule import How, Step
 from nexar.collectives.schedules.blocks import receives, runs, sends
 
 
-def all_gather(rank: int, size: int, spans: Sequence[Span]) -> Iterator[Step]:
+def all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 0) -> Iterator[Step]:
     """Rank i begins with block i in its place in buffer 0; all end with all blocks."""
     held = 1
     while held < size:
@@ -22,5 +22,5 @@ def all_gather(rank: int, size: int, spans: Sequence[Span]) -> Iterator[Step]:
         passed = min(held, size - held)
         out = runs(spans, [(rank + i) % size for i in range(passed)])
         into = runs(spans, [(above + i) % size for i in range(passed)])
-        yield Step(tuple(sends(below, out, 0)), tuple(receives(above, into, How.COPY, 0)))
+        yield Step(tuple(sends(below, out, tag)), tuple(receives(above, into, How.COPY, tag)))
         held += passed

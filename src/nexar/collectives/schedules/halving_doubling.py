@@ -7,7 +7,8 @@ Gathering is the same backwards.
 
 Of an odd number the lower half has one more, whose second partner is the first of the upper half: no rank has to stand
 aside, whatever the world. Reducing, each rank sends c·(n-1)/n elements in ceil(log2 n) rounds; gathering, it
-receives as many. What is combined comes from ranks here and there, so the operation has to commute.
+receives as many, but of an odd number some send twice. What is combined comes from ranks here and there, so the
+operation has to commute.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from nexar.arrays.partition import Span, split
 from nexar.collectives.schedule import How, Step
+from nexar.collectives.schedules import bruck
 from nexar.collectives.schedules.blocks import receives, runs, sends
 
 
@@ -74,10 +76,14 @@ def all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 0) -> 
 
 
 def all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Buffer 0 in place. Each element's result is made by one rank: all get the same bits. Commutative."""
+    """Buffer 0 in place. Each element's result is made by one rank: all get the same bits. Commutative.
+
+    Where the world is no power of two Bruck's way gathers: nobody sends twice there.
+    """
     spans = split(count, size)
     yield from reduce_scatter(rank, size, spans)
-    yield from all_gather(rank, size, spans, tag=size)
+    gather = bruck.all_gather if size & (size - 1) else all_gather
+    yield from gather(rank, size, spans, tag=size)
 
 
 def _how(peer: int, rank: int) -> How:

@@ -1,0 +1,79 @@
+"""The catalog of algorithms, and that the documents say of each what it really costs."""
+
+import re
+from math import ceil, log2
+from pathlib import Path
+
+import pytest
+
+from nexar.collectives.choose import buffers, steps
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.schedule import cost
+from nexar.collectives.schedules.catalog import CATALOG, SAME_AS, Shape, algorithms_of
+
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "algorithms.md"
+ROW = re.compile(r"\| (\w+) \| (\w+) \| `(.+?)` \| `(.+?)`( \*)? \| `(.+?)` \| (yes|no) \| (yes|no) \|")
+ROWS = ROW.findall(PAGE.read_text())
+ON_THE_WHOLE_VECTOR = {"broadcast", "scan", "exclusive_scan"}
+ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+SEGMENT = 20
+
+
+def test_every_algorithm_is_documented_once():
+    there = [(operation.name.lower(), name) for operation, names in CATALOG.items() for name in names]
+    assert [row[:2] for row in ROWS] == there
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
+@pytest.mark.parametrize("n", [*range(2, 10), 16, 17, 19])
+def test_a_schedule_costs_what_the_documents_say(row, n):
+    operation, name, steps_said, sent_said, roughly, memory_said, _, _ = row
+    c = n * 60
+    block = c if operation in ON_THE_WHOLE_VECTOR or (operation, name) == ("all_gather", "pipelined_ring") else c // n
+    known = {
+        "n": n,
+        "c": c,
+        "s": block // SEGMENT,
+        "p": 1 << (n.bit_length() - 1),
+        "rounds": ceil(log2(n)),
+        "log2": log2,
+    }
+    worst_steps, worst_sent, memory = _cost(OperationCode[operation.upper()], name, n, c)
+    assert worst_steps == _worth(steps_said, known)
+    assert memory == _worth(memory_said, known)
+    said = _worth(sent_said, known)
+    assert said <= worst_sent <= said * 1.67 if roughly and n & (n - 1) else worst_sent == said
+
+
+def _worth(formula, known):
+    return eval(formula, known)  # noqa: S307  # our own page
+
+
+def _cost(operation, name, n, c):
+    """The most of any rank, for any root."""
+    roots = range(n) if operation.name.lower() in ROOTED else [0]
+    shapes = [(rank, root) for rank in range(n) for root in roots]
+    costs = [cost(steps(name, operation, rank, n, c, root=root, segment=SEGMENT)) for rank, root in shapes]
+    memory = max(sum(buffers(name, operation, rank, n, c, root=root)) for rank, root in shapes)
+    return max(each.steps for each in costs), max(each.sent_bytes for each in costs), memory
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_documents_say_which_algorithms_keep_order(row):
+    found = CATALOG[OperationCode[row[0].upper()]][row[1]]
+    assert (found.ordered, found.folds) == (row[6] == "yes", row[7] == "yes")
+
+
+def test_every_operation_has_algorithms():
+    for operation in OperationCode:
+        assert algorithms_of(operation) is CATALOG[SAME_AS.get(operation, operation)]
+
+
+def test_what_folds_keeps_order():
+    assert all(each.ordered or not each.folds for names in CATALOG.values() for each in names.values())
+
+
+def test_a_shape_without_spans_has_equal_blocks_and_nearly_equal_shares():
+    shape = Shape(rank=0, size=3, count=4)
+    assert shape.blocks == shape.inputs == shape.outputs == ((0, 4), (4, 8), (8, 12))
+    assert shape.shares == ((0, 2), (2, 3), (3, 4))

@@ -1,0 +1,201 @@
+import dataclasses
+import enum
+import math
+from collections import OrderedDict, namedtuple
+from datetime import UTC, date, datetime, time, timedelta, timezone
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.communicator.values import APART_BYTES, ARRAY, ARRAY_APART, NUMBER, PAIRS, SET, ObjectError, Reader, Writer
+from nexar.errors import UsageError
+
+DTYPES = [
+    "bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
+    ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
+]  # fmt: skip
+
+hashable = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")) | st.binary()
+    | st.complex_numbers() | st.datetimes(timezones=st.none() | st.just(UTC)) | st.dates() | st.times()
+    | st.timedeltas(),
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+values = st.recursive(
+    hashable,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(hashable, max_size=3)
+        | st.dictionaries(hashable, inner, max_size=4)
+        | st.binary().map(bytearray)
+    ),
+    max_leaves=12,
+)
+
+
+def again(value: object) -> object:
+    writer = Writer()
+    data = writer.write(value)
+    return Reader([memoryview(bytearray(part)) for part in writer.apart]).read(memoryview(data))
+
+
+def same(left: object, right: object) -> bool:
+    """Equal, and of the same types all the way; nan is nan."""
+    return repr(left) == repr(right) or (type(left) is type(right) and left == right)
+
+
+@given(values)
+def test_a_value_comes_back_as_it_was(value: object) -> None:
+    assert same(again(value), value)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**400, -(10**400)])
+def test_integers_have_no_limit(number: int) -> None:
+    assert again([number, {number: 1}, (number,)]) == [number, {number: 1}, (number,)]
+
+
+def test_not_a_number_stays_one_also_as_a_key() -> None:
+    (key,) = again({math.nan: 1})  # type: ignore[misc]
+    assert math.isnan(key)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (40, 200)])
+def test_arrays_of_every_dtype_come_back_with_their_shape(dtype: object, shape: tuple[int, ...]) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)  # type: ignore[arg-type]
+    got = again({"array": array})["array"]  # type: ignore[index]
+    assert (got.dtype, got.shape) == (array.dtype, array.shape)
+    assert got.tobytes() == array.tobytes()
+    assert got.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_of_numpy_come_back_as_what_they_were(dtype: object) -> None:
+    number = np.ones(1, dtype)[0]  # type: ignore[call-overload]
+    got = again(number)
+    assert type(got) is type(number)
+    assert got == number
+
+
+def test_arrays_with_gaps_are_sent_in_their_own_order() -> None:
+    array = np.arange(20_000.0).reshape(100, 200)
+    for gappy in (array.T, array[:, ::3], np.asfortranarray(array)):
+        assert np.array_equal(again(gappy), gappy)  # type: ignore[arg-type]
+
+
+def test_large_arrays_are_not_copied() -> None:
+    array = np.zeros(APART_BYTES, np.uint8)
+    writer = Writer()
+    data = writer.write([array, array[: APART_BYTES - 1], (array,)])
+    assert [len(part) for part in writer.apart] == [APART_BYTES] * 2
+    array[5] = 9
+    got = Reader(writer.apart).read(memoryview(data))
+    assert got[0][5] == got[2][0][5] == 9
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (Point(), "dataclasses.asdict"),
+        (namedtuple("Pair", "a b")(1, 2), "send it as a tuple"),  # noqa: PYI024
+        (OrderedDict(a=1), "send it as a dict"),
+        (Colour.RED, "send it as a int"),
+        (object(), "turn it into"),
+        (memoryview(b"x"), "turn it into"),
+        (np.ma.masked_array([1]), "numpy.asarray"),
+        (np.array(["text"]), "convert it"),
+        (np.array([None]), "convert it"),
+        (np.datetime64("2020-01-01"), "convert it"),
+        (len, "turn it into"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused_with_a_remedy(value: object, remedy: str) -> None:
+    for holder in (value, [value], {"a": (value,)}):
+        with pytest.raises(UsageError, match=remedy) as raised:
+            Writer().write(holder)
+        assert "pickle=True" in str(raised.value)
+
+
+def test_what_contains_itself_is_refused() -> None:
+    ring: list[object] = []
+    ring.append(ring)
+    with pytest.raises(UsageError, match="contains itself"):
+        Writer().write(ring)
+    with pytest.raises(UsageError, match="not Unicode"):
+        Writer().write(["\ud800"])
+
+
+# ---------------------------------------------------------------- bytes of somebody else
+
+
+def extension(code: int, content: object) -> bytes:
+    data = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, data))
+
+
+@given(st.binary(max_size=200) | st.builds(extension, st.integers(-128, 127), st.binary(max_size=50)))
+def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
+    try:
+        Reader([memoryview(bytearray(16))]).read(memoryview(data))
+    except ObjectError:
+        return
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        extension(99, b""),
+        extension(PAIRS, [1, 2, 3]),
+        extension(PAIRS, [[1], 2]),
+        extension(SET, [[1]]),
+        extension(SET, 5),
+        extension(ARRAY, (12, (2,), bytes(8))),
+        extension(ARRAY, (12, (-1,), bytes(8))),
+        extension(ARRAY, (0, (8,), bytes(8))),
+        extension(ARRAY, (200, (1,), bytes(8))),
+        extension(ARRAY, (12, (2**62, 2**62), bytes(8))),
+        extension(ARRAY, 7),
+        extension(ARRAY_APART, (12, (1,), 1)),
+        extension(ARRAY_APART, (12, (1,), -1)),
+        extension(ARRAY_APART, (12, (1,), "0")),
+        extension(NUMBER, b""),
+        extension(NUMBER, bytes((12, 1))),
+        b"\x91" * 5000,
+    ],
+)
+def test_bytes_that_no_writer_wrote_are_refused(data: bytes) -> None:
+    with pytest.raises(ObjectError):
+        Reader([memoryview(bytearray(8))]).read(memoryview(data))
+
+
+def test_values_within_values_end_somewhere() -> None:
+    data = b"\xc0"
+    for _ in range(2000):
+        data = extension(3, b"\x91" + data)
+    with pytest.raises(ObjectError):
+        Reader([]).read(memoryview(data))
+
+
+def test_moments_keep_their_offset_and_their_side_of_the_hour() -> None:
+    zone = timezone(timedelta(hours=5, minutes=45))
+    moments = [datetime(2024, 2, 29, 1, 2, 3, 4, zone), time(1, 2, fold=1), date(1, 1, 1), timedelta(-1, 5)]
+    got = again(moments)
+    assert got == moments
+    assert got[1].fold == 1  # type: ignore[index]

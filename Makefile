@@ -10,10 +10,10 @@ bin := $(VENV)/bin
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format bench fuzz wheels clean
+.PHONY: help setup demo test lint types format bench bench-peers fuzz wheels clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make the virtual environment; build nexar-quic when cargo is there
 	@setup/all.sh
@@ -43,6 +43,9 @@ format: setup ## rewrite the sources in the common format
 bench: setup ## measure the transports
 	@$(bin)/python benchmarks/transport.py $(BENCH_ARGS)
 
+bench-peers: ## gloo, Open MPI and MPICH for nexar bench --against, in .venv-peers (2 GB)
+	@setup/bench_peers.sh
+
 fuzz: setup ## hostile input, for as long as it takes
 	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 
@@ -52,5 +55,5 @@ wheels: setup ## build the wheels of both packages into dist/
 	else echo "nexar-quic not built: no cargo on PATH"; fi
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ def test_the_version_can_be_asked_for():
     assert (ran.exit_code, ran.stdout) == (0, f"nexar {nexar.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["run", "seed", "config", "doctor"])
+@pytest.mark.parametrize("command", ["run", "seed", "config", "doctor", "bench"])
 def test_every_command_explains_itself(command):
     ran = CliRunner().invoke(app, [command, "--help"])
     assert ran.exit_code == 0

@@ -1,4 +1,4 @@
-"""Sizes as they are typed (`8`, `64K`, `128M`) and as they are shown, and the series between two of them. Pure."""
+"""Sizes as they are typed (`8`, `64K`, `128M`), and the series between two of them. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ def parse_size(text: str, option: str) -> int:
     if match is None:
         raise ConfigError(variable=option, value=text, allowed="a number of bytes, or one with K, M or G (1024)")
     return int(match[1]) << _UNITS[match[2].upper()]
-
-
-def show_size(size_bytes: int) -> str:
-    """`64K` where that is exact, the number elsewhere."""
-    for unit in ("G", "M", "K"):
-        if size_bytes and not size_bytes % (1 << _UNITS[unit]):
-            return f"{size_bytes >> _UNITS[unit]}{unit}"
-    return str(size_bytes)
 
 
 def series(begin: int, end: int, factor: float) -> Iterator[int]:

@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+from nexar.cli.bench.comparison import Wishes, row, rows
+from nexar.cli.bench.measures import MEASURES
+from nexar.cli.bench.order import Reply
+
+WISHES = Wishes(
+    dtype="float32",
+    itemsize=4,
+    op="sum",
+    root=0,
+    algorithm="ring",
+    warmups=5,
+    least_calls=20,
+    exactly=False,
+    rounds=4,
+    seconds=0.3,
+    patience=1.0,
+)
+
+
+class Answering:
+    """Two ranks that take as long as they are told."""
+
+    def __init__(self, name, log, nanoseconds=1_000_000, reply=None):
+        self.name, self.log, self.nanoseconds, self.reply = name, log, nanoseconds, reply
+
+    def ask(self, order, patience):
+        self.log.append((self.name, order))
+        times = (self.nanoseconds,) * order.iterations
+        return [self.reply or Reply(nanoseconds=times, wrong=int(order.check))] * 2
+
+
+def two(**second):
+    log = []
+    return log, {"nexar": Answering("nexar", log), "gloo": Answering("gloo", log, **second)}
+
+
+def test_systems_take_turns_and_each_begins_as_often():
+    log, systems = two()
+    row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert [name for name, _ in log] == ["nexar", "gloo"] + ["nexar", "gloo", "gloo", "nexar"] * 2
+
+
+def test_the_time_that_a_first_call_takes_decides_how_many_there_are():
+    log, systems = two(nanoseconds=100_000_000)
+    row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert {order.iterations for name, order in log[2:] if name == "nexar"} == {75}
+    assert {order.iterations for name, order in log[2:] if name == "gloo"} == {5}
+
+
+def test_a_number_of_calls_that_was_given_is_kept():
+    log, systems = two()
+    row(systems, MEASURES["all_reduce"], 10, replace(WISHES, exactly=True, least_calls=8), 2)
+    assert {order.iterations for _, order in log[2:]} == {2}
+
+
+def test_results_are_checked_at_the_beginning_and_at_the_end():
+    log, systems = two()
+    found = row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert [order.check for name, order in log if name == "gloo"] == [True, False, False, False, True]
+    assert found.figures["gloo"].wrong == 4
+
+
+def test_only_ours_is_told_which_algorithm_to_use():
+    log, systems = two()
+    row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert {(name, order.algorithm) for name, order in log} == {("nexar", "ring"), ("gloo", None)}
+
+
+def test_a_system_that_does_not_have_it_is_left_out_with_the_reason():
+    log, systems = two(reply=Reply(problem="no such thing"))
+    found = row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert found.problems == {"gloo": "no such thing"}
+    assert list(found.figures) == ["nexar"]
+    assert [name for name, _ in log].count("gloo") == 1
+
+
+def test_a_row_says_what_was_measured():
+    _, systems = two()
+    found = row(systems, MEASURES["reduce"], 10, WISHES, 2)
+    assert (found.size_bytes, found.count, found.dtype, found.op, found.root) == (40, 10, "float32", "sum", 0)
+    found = row(systems, MEASURES["barrier"], 0, WISHES, 2)
+    assert (found.size_bytes, found.count, found.dtype, found.op, found.root) == (0, 0, "", "", -1)
+
+
+def test_sizes_that_come_to_the_same_count_are_measured_once():
+    _, systems = two()
+    found = list(rows(systems, MEASURES["all_gather"], [1, 2, 4, 8, 16], WISHES, 2))
+    assert [each.size_bytes for each in found] == [8, 16]
+    assert len(list(rows(systems, MEASURES["barrier"], [1, 2, 4], WISHES, 2))) == 1

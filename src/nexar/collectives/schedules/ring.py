@@ -22,18 +22,14 @@ from nexar.collectives.schedules.blocks import most_tiles, part, tiles
 
 def reduce_scatter(rank: int, size: int, spans: Sequence[Span], *, segment: int = 0, tag: int = 0) -> Iterator[Step]:
     """Rank i ends with the reduction of block i, in place; the rest of buffer 0 holds partial results. Commutative."""
-    ways, most = ((rank + 1) % size, (rank - 1) % size), most_tiles(spans, segment)
-    for k in range(size - 1):
-        away, coming = spans[(rank - k - 1) % size], spans[(rank - k - 2) % size]
-        yield from _round(ways, tiles(away, segment), tiles(coming, segment), How.LEFT, tag + k * most)
+    cut = [tiles(span, segment) for span in spans]
+    return _pass_on(rank, size, cut, first=rank - 1, how=How.LEFT, tag=tag)
 
 
 def all_gather(rank: int, size: int, spans: Sequence[Span], *, segment: int = 0, tag: int = 0) -> Iterator[Step]:
     """Rank i begins with block i in its place in buffer 0; all end with all blocks."""
-    ways, most = ((rank + 1) % size, (rank - 1) % size), most_tiles(spans, segment)
-    for k in range(size - 1):
-        away, coming = spans[(rank - k) % size], spans[(rank - k - 1) % size]
-        yield from _round(ways, tiles(away, segment), tiles(coming, segment), How.COPY, tag + k * most)
+    cut = [tiles(span, segment) for span in spans]
+    return _pass_on(rank, size, cut, first=rank, how=How.COPY, tag=tag)
 
 
 def all_reduce(rank: int, size: int, count: int, *, segment: int = 0) -> Iterator[Step]:
@@ -44,9 +40,14 @@ def all_reduce(rank: int, size: int, count: int, *, segment: int = 0) -> Iterato
     yield from all_gather(rank, size, spans, segment=segment, tag=tag)
 
 
-def _round(ways: tuple[int, int], away: Sequence[Span], coming: Sequence[Span], how: How, tag: int) -> Iterator[Step]:
-    above, below = ways
-    for j, (out, into) in enumerate(zip_longest(away, coming)):
-        sends = (Send(above, part(out), tag + j),) if out else ()
-        receives = (Receive(below, part(into), tag + j, how),) if into else ()
-        yield Step(sends, receives)
+def _pass_on(
+    rank: int, size: int, cut: Sequence[tuple[Span, ...]], *, first: int, how: How, tag: int
+) -> Iterator[Step]:
+    """Once round: chunk `first` leaves in the first round; what came in one leaves in the next."""
+    most = max(map(len, cut))
+    above, below = (rank + 1) % size, (rank - 1) % size
+    for k in range(size - 1):
+        away, coming = cut[(first - k) % size], cut[(first - k - 1) % size]
+        for number, (out, into) in enumerate(zip_longest(away, coming), start=tag + k * most):
+            sends = (Send(above, part(out), number),) if out else ()
+            yield Step(sends, (Receive(below, part(into), number, how),) if into else ())

@@ -70,8 +70,7 @@ class Journal:
         self._inquiries: dict[int, Inquiry] = {}
         self._numbers = itertools.count(1)
         self._tally = Tally()
-        self._lateness = Lateness()
-        self._ranks: dict[NodeId, Rank] = {}  # of those that were heard
+        self._lateness = Lateness(group.membership.members[self._rank].node)
         self.recorder: Final = Recorder()
         group.router.notices.open(*self._about, self.receive)
 
@@ -134,31 +133,25 @@ class Journal:
         self._outbox.flush()
         return error
 
-    def disagree(self, entry: Entry, rank: Rank, theirs: Fingerprint) -> None:
+    def disagree(self, sequence: int, ours: Fingerprint, rank: Rank, theirs: Fingerprint) -> None:
         """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
         call raises, and is to be ended.
         """
         with self._lock:
             if self._calls is None:
-                self._revoke(entry.sequence, {rank: theirs, self._rank: entry.fingerprint}, None)
+                self._revoke(sequence, {rank: theirs, self._rank: ours}, None)
         self._outbox.flush()
 
     def _count(self, entry: Entry, ended: float, outcome: str, arrivals: Mapping[Rank, float] | None = None) -> None:
         operation, dtype, count, _, _ = entry.fingerprint
         began, size_bytes = entry.began, count * item_bytes(dtype)
         self.recorder.record((entry.sequence, operation, count, dtype, began, ended, size_bytes, outcome))
-        totals = self._tally.count(operation, size_bytes, ended - began, outcome)
-        if arrivals or entry.arrivals:
-            came = dict(arrivals) if arrivals else {self._rank_of(node): when for node, when in entry.arrivals.items()}
-            self._tally.waited(totals, began, came)
-            came.setdefault(self._rank, began)
-            self._lateness.saw(came)
-
-    def _rank_of(self, node: NodeId) -> Rank:
-        rank = self._ranks.get(node)
-        if rank is None:
-            rank = self._ranks[node] = self._group.rank_of(node)
-        return rank
+        came = entry.arrivals
+        if arrivals:
+            members = self._group.membership.members
+            came = {members[rank].node: when for rank, when in arrivals.items() if rank != self._rank}
+        waiting = self._lateness.saw(began, came) if came else 0.0
+        self._tally.count(operation, size_bytes, ended - began, waiting, outcome)
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
@@ -281,7 +274,7 @@ class Journal:
     def _differs(self, sequence: int, source: NodeId, theirs: Call, ours: Call) -> None:
         """See Ledger."""
         if self._calls is None:
-            self._revoke(sequence, {self._rank_of(source): theirs, self._rank: ours}, None)
+            self._revoke(sequence, {self._group.rank_of(source): theirs, self._rank: ours}, None)
 
     def _revoke(self, sequence: int, calls: dict[Rank, Call], speaker: Rank | None) -> None:
         own = self._ledger.call_of(sequence)
@@ -320,12 +313,17 @@ class Journal:
     def stats(self) -> dict[str, Any]:
         """Calls, bytes, seconds, seconds waiting and errors: in all, by operation, and waiting by rank."""
         with self._lock:
-            return {**self._tally.stats(), "in_flight": len(self._open), "messages_dropped": self._ledger.dropped}
+            return {
+                **self._tally.stats(),
+                "waiting_for": self._lateness.waiting(self._group.rank_of),
+                "in_flight": len(self._open),
+                "messages_dropped": self._ledger.dropped,
+            }
 
     def stragglers(self) -> list[Straggler]:
         """Who keeps the others waiting, the worst first: see lateness.py."""
         with self._lock:
-            return self._lateness.stragglers()
+            return self._lateness.stragglers(self._group.rank_of)
 
     def close(self) -> None:
         """Control messages about this generation are dropped from now on. Idempotent."""

@@ -7,10 +7,10 @@ many calls what is left is the rank that really comes last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from nexar.types import Rank
+from nexar.types import NodeId, Rank
 
 
 class Straggler(NamedTuple):
@@ -25,44 +25,64 @@ class Straggler(NamedTuple):
 
 
 class _Sum:
-    """Of one rank."""
+    """Of one node."""
 
-    __slots__ = ("calls", "last", "seconds", "worst")
+    __slots__ = ("calls", "last", "seconds", "waiting", "worst")
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
         self.worst = 0.0
         self.last = 0
+        self.waiting = 0.0  # of this node, for that one
 
 
 class Lateness:
-    """Sums over all calls so far. One thread at a time."""
+    """Sums over all calls so far, by node: what a rank is, the reader says. One thread at a time."""
 
-    def __init__(self) -> None:
-        self._sums: dict[Rank, _Sum] = {}
+    def __init__(self, node: NodeId) -> None:
+        """`node`: this one."""
+        self._node = node
+        self._sums: dict[NodeId, _Sum] = {}
+        self._mine = _Sum()
 
-    def saw(self, arrivals: Mapping[Rank, float]) -> None:
-        """One call: when each rank came that is known of."""
-        if len(arrivals) < 2:
-            return
-        first, last = min(arrivals.values()), max(arrivals.values())
-        for rank, when in arrivals.items():
-            found = self._sums.get(rank)
+    def saw(self, began: float, arrivals: Mapping[NodeId, float]) -> float:
+        """One call: when this node came, and when each other that is known of. Returns how long this one waited."""
+        first = last = began
+        for when in arrivals.values():  # not min() and max(): they cost more, and every call comes here
+            if when < first:
+                first = when
+            elif when > last:
+                last = when
+        self._add(self._mine, began - first, last=last == began > first)
+        for node, when in arrivals.items():
+            found = self._sums.get(node)
             if found is None:
-                found = self._sums[rank] = _Sum()
-            late = when - first
-            found.calls += 1
+                found = self._sums[node] = _Sum()
+            if when > began:
+                found.waiting += when - began
+            self._add(found, when - first, last=when == last > first)
+        return last - began
+
+    def _add(self, found: _Sum, late: float, *, last: bool) -> None:
+        found.calls += 1
+        found.last += last
+        if late:
             found.seconds += late
             found.worst = max(found.worst, late)
-            if when == last:
-                found.last += 1
 
-    def stragglers(self) -> list[Straggler]:
+    def stragglers(self, rank_of: Callable[[NodeId], Rank]) -> list[Straggler]:
         """Every rank that was seen, the one that cost most first."""
-        total = sum(each.seconds for each in self._sums.values()) or 1.0
+        if not self._mine.calls:
+            return []
+        sums = {self._node: self._mine, **self._sums}
+        total = sum(each.seconds for each in sums.values()) or 1.0
         ranks = [
-            Straggler(rank, each.seconds / each.calls, each.worst, each.last, each.seconds / total)
-            for rank, each in self._sums.items()
+            Straggler(rank_of(node), each.seconds / each.calls, each.worst, each.last, each.seconds / total)
+            for node, each in sums.items()
         ]
         return sorted(ranks, key=lambda each: (-each.share, each.rank))
+
+    def waiting(self, rank_of: Callable[[NodeId], Rank]) -> dict[Rank, float]:
+        """Seconds that this node has waited for each."""
+        return {rank_of(node): each.waiting for node, each in self._sums.items()}

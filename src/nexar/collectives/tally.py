@@ -1,4 +1,4 @@
-"""What collectives have cost so far: calls, bytes, time, and time spent waiting for whom."""
+"""What collectives have cost so far: calls, bytes, time, and how much of it was waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from nexar.collectives.operations import name_of
-from nexar.types import Rank
 
 
 class _Totals:
@@ -38,39 +37,27 @@ class Tally:
     def __init__(self) -> None:
         self._operations: dict[int, _Totals] = {}
         self._errors: Counter[str] = Counter()
-        self._waiting: dict[Rank, float] = {}
 
-    def count(self, operation: int, size_bytes: int, seconds: float, outcome: str) -> _Totals:
-        """One call has ended; `outcome` is empty, or names the error."""
+    def count(self, operation: int, size_bytes: int, seconds: float, waiting: float, outcome: str) -> None:
+        """One call has ended. `waiting`: seconds of it; `outcome` is empty, or names the error."""
         totals = self._operations.get(operation)
         if totals is None:
             totals = self._operations[operation] = _Totals()
         totals.calls += 1
         totals.size_bytes += size_bytes
         totals.seconds += seconds
+        totals.waiting += waiting
         if outcome:
             totals.errors += 1
             self._errors[outcome] += 1
-        return totals
-
-    def waited(self, totals: _Totals, began: float, arrivals: dict[Rank, float]) -> None:
-        """For each rank, from when this one came until that one did."""
-        longest = 0.0
-        for rank, when in arrivals.items():
-            seconds = when - began
-            if seconds > 0.0:
-                self._waiting[rank] = self._waiting.get(rank, 0.0) + seconds
-                longest = max(longest, seconds)
-        totals.waiting += longest
 
     def stats(self) -> dict[str, Any]:
-        """Everything, by operation and by rank, with sums."""
+        """Everything, by operation, with sums."""
         operations = {name_of(code): totals.facts() for code, totals in self._operations.items()}
         names = ("calls", "bytes", "seconds", "seconds_waiting", "errors")
         sums: dict[str, Any] = {name: sum(facts[name] for facts in operations.values()) for name in names}
         return {
             **sums,
             "operations": operations,
-            "waiting_for": dict(self._waiting),
             "errors_by_kind": dict(self._errors),
         }

@@ -4,37 +4,50 @@ from hypothesis import strategies as st
 
 from nexar.collectives.lateness import Lateness, Straggler
 
-times = st.dictionaries(st.integers(0, 5), st.floats(0, 1000), max_size=6)
+times = st.floats(0, 1000)
+calls = st.tuples(times, st.dictionaries(st.integers(101, 105), times, max_size=5))
+
+
+def rank_of(node: int) -> int:
+    return node - 100
 
 
 def test_nobody_is_late_before_anybody_has_come() -> None:
-    assert Lateness().stragglers() == []
+    assert Lateness(100).stragglers(rank_of) == []
+    assert Lateness(100).waiting(rank_of) == {}
 
 
 def test_lateness_is_measured_from_the_first_of_each_call() -> None:
-    lateness = Lateness()
-    lateness.saw({0: 10.0, 1: 13.0, 2: 11.0})
-    lateness.saw({0: 50.0, 1: 51.0, 2: 52.0})
-    assert lateness.stragglers() == [
+    lateness = Lateness(100)
+    lateness.saw(10.0, {101: 13.0, 102: 11.0})
+    lateness.saw(50.0, {101: 51.0, 102: 52.0})
+    assert lateness.stragglers(rank_of) == [
         Straggler(1, 2.0, 3.0, 1, pytest.approx(4 / 7)),
         Straggler(2, 1.5, 2.0, 1, pytest.approx(3 / 7)),
         Straggler(0, 0.0, 0.0, 0, 0.0),
     ]
 
 
-def test_a_rank_alone_is_not_late() -> None:
-    lateness = Lateness()
-    lateness.saw({0: 10.0})
-    lateness.saw({})
-    assert lateness.stragglers() == []
+def test_this_rank_can_be_the_last() -> None:
+    lateness = Lateness(100)
+    assert lateness.saw(10.0, {101: 8.0, 102: 9.0}) == 0.0
+    assert lateness.stragglers(rank_of)[0] == Straggler(0, 2.0, 2.0, 1, pytest.approx(2 / 3))
+    assert lateness.waiting(rank_of) == {1: 0.0, 2: 0.0}
 
 
-@given(st.lists(times, max_size=10))
-def test_shares_add_up_and_the_worst_is_no_less_than_the_mean(calls: list[dict[int, float]]) -> None:
-    lateness = Lateness()
-    for arrivals in calls:
-        lateness.saw(arrivals)
-    found = lateness.stragglers()
+def test_waiting_lasts_until_the_last_has_come_and_each_is_charged_with_its_own() -> None:
+    lateness = Lateness(100)
+    for _ in range(2):
+        assert lateness.saw(10.0, {101: 12.0, 102: 13.0, 103: 9.0}) == 3.0
+    assert lateness.waiting(rank_of) == {1: 4.0, 2: 6.0, 3: 0.0}
+
+
+@given(st.lists(calls, max_size=10))
+def test_shares_add_up_and_the_worst_is_no_less_than_the_mean(seen: list[tuple[float, dict[int, float]]]) -> None:
+    lateness = Lateness(100)
+    for began, arrivals in seen:
+        assert lateness.saw(began, arrivals) == max([began, *arrivals.values()]) - began
+    found = lateness.stragglers(rank_of)
     total = sum(each.share for each in found)
     assert total == pytest.approx(1.0) or all(each.worst == 0.0 for each in found)
     assert all(each.worst >= each.mean_lateness * (1 - 1e-9) >= 0 for each in found)

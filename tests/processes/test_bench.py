@@ -21,9 +21,20 @@ needs_namespaces = pytest.mark.skipif(permitted() is not None, reason=str(permit
 
 
 def bench(*arguments, cwd):
+    return nexar("bench", *arguments, *SHORT, cwd=cwd)
+
+
+def launched(ranks, *arguments, cwd):
+    """What rank 0 shows, without the prefix that says so."""
+    ran = nexar("run", "-n", str(ranks), "-m", "nexar", "bench", *arguments, *SHORT, cwd=cwd)
+    ran.stdout = ran.stdout.replace("[rank 0] ", "")
+    return ran
+
+
+def nexar(*arguments, cwd):
     environment = {name: text for name, text in os.environ.items() if not name.startswith("NEXAR_")}
     return subprocess.run(
-        [sys.executable, "-m", "nexar", "bench", *arguments, *SHORT],
+        [sys.executable, "-m", "nexar", *arguments],
         cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
 
@@ -44,6 +55,19 @@ def test_json_has_what_the_table_has(tmp_path):
     found = json.loads(ran.stdout)
     assert [row["measure"] for row in found["rows"]] == ["barrier", "p2p-latency"]
     assert all(row["figures"]["nexar"]["time_us"] > 0 for row in found["rows"])
+
+
+def test_ranks_of_another_launch_are_measured_together(tmp_path):
+    ran = launched(3, "barrier", "p2p-latency", "-e", "8", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["ranks"], found["where"], len(found["rows"])) == (3, "one host", 2)
+
+
+def test_a_rank_of_another_launch_starts_no_ranks_of_its_own(tmp_path):
+    ran = launched(1, "barrier", "--hosts", "2", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "outside" in ran.stderr
 
 
 @pytest.mark.netns

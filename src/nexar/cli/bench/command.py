@@ -10,7 +10,9 @@ import typer
 from nexar.cli.bench.measures import MEASURES
 from nexar.cli.bench.sizes import parse_size, series
 from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
+from nexar.environment import inherited
 from nexar.errors import ConfigError, UsageError
+from nexar.launch.detect import detect
 
 if TYPE_CHECKING:
     from nexar.cli.bench.comparison import Wishes
@@ -50,23 +52,23 @@ def bench(
     """Measure collectives and messages, on this machine or between two hosts on it.
 
     Columns are those of nccl-tests. A ratio above 1 means that nexar is faster. The exit code is 1 if any result of
-    nexar was wrong, or if a system failed.
+    nexar was wrong, or if a system failed. Started by a launcher (nexar run -n 4 -m nexar bench …) it measures the
+    ranks of that launch, on all of their hosts.
     """
 
     def action() -> int:
-        from nexar.cli.bench.run import Request, run  # noqa: PLC0415  # after the options made sense
+        from nexar.cli.bench.drawing import artist  # noqa: PLC0415  # after the options made sense
+        from nexar.cli.bench.inside import run_inside  # noqa: PLC0415
+        from nexar.cli.bench.report import Request  # noqa: PLC0415
+        from nexar.cli.bench.run import World, run  # noqa: PLC0415
         from nexar.cli.bench.runners import SystemFailed  # noqa: PLC0415
 
-        _check(ranks=ranks, hosts=hosts, root=root, rounds=rounds)
+        start = detect(inherited())
+        size = ranks if start is None else start.size
+        _check(ranks=size, hosts=1 if start else hosts, root=root, rounds=rounds)
         request = Request(
-            measures=_chosen(what or ["all_reduce"], ranks),
+            measures=_chosen(what or ["all_reduce"], size),
             sizes=tuple(series(parse_size(begin, "-b"), parse_size(end, "-e"), factor)),
-            ranks=ranks,
-            hosts=hosts,
-            mtu=mtu,
-            encrypt_bulk=encrypt_bulk,
-            rivals=tuple(name.strip() for name in against.split(",") if name.strip()),
-            peers=peers.absolute(),
             wishes=_wishes(
                 dtype=dtype,
                 op=op,
@@ -80,9 +82,17 @@ def bench(
             ),
             as_json=as_json,
             plot=plot,
+            artist=None if plot is None else artist(peers.absolute()),
+        )
+        rivals = tuple(name.strip() for name in against.split(",") if name.strip())
+        if start is not None:
+            _check_inside(rivals, hosts)
+            return GOOD if run_inside(request) else FAILED
+        world = World(
+            ranks=ranks, hosts=hosts, mtu=mtu, encrypt_bulk=encrypt_bulk, rivals=rivals, peers=peers.absolute()
         )
         try:
-            return GOOD if run(request) else FAILED
+            return GOOD if run(request, world) else FAILED
         except SystemFailed as failure:
             complain(str(failure))
             return FAILED
@@ -147,3 +157,9 @@ def _check(*, ranks: int, hosts: int, root: int, rounds: int) -> None:
         raise ConfigError(variable="-r", value=root, allowed=f"0 to {ranks - 1}")
     if rounds < 1:
         raise ConfigError(variable="--rounds", value=rounds, allowed="a whole number, 1 or more")
+
+
+def _check_inside(rivals: tuple[str, ...], hosts: int) -> None:
+    if rivals or hosts != 1:
+        option = "--against" if rivals else "--hosts"
+        raise UsageError(f"{option} starts ranks of its own; this is a rank of another launch: run it outside of one")

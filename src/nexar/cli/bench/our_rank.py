@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import nexar
 from nexar.cli.bench.measures import window
-from nexar.cli.bench.measuring import Call
+from nexar.cli.bench.measuring import Call, Unsupported
 from nexar.cli.bench.order import Order
 from nexar.cli.bench.serving import serve
 
@@ -37,6 +37,8 @@ class Ours:
 
     def _collective(self, order: Order, source: NDArray[Any], target: NDArray[Any]) -> Call:
         comm, op, root = self._comm, order.op, order.root
+        if order.measure == "scatter" and order.algorithm is not None:
+            raise Unsupported("scatter has one algorithm")
         forced: dict[str, Any] = {} if order.algorithm is None else {"algorithm": order.algorithm}
         at_root = target if self.rank == root else None
         calls: dict[str, Call] = {
@@ -47,8 +49,8 @@ class Ours:
             "reduce": lambda: comm.reduce(source, op=op, root=root, out=at_root, **forced),
             "all_to_all": lambda: comm.all_to_all(source, out=target, **forced),
             "gather": lambda: comm.gather(source, root=root, out=gathered if self.rank == root else None, **forced),
-            "scatter": lambda: comm.scatter(source if self.rank == root else None, root=root, out=target, **forced),
-            "barrier": comm.barrier,
+            "scatter": lambda: comm.scatter(source if self.rank == root else None, root=root, out=target),
+            "barrier": lambda: comm.barrier(**forced),
         }
         gathered = target.reshape(self.size, -1) if order.measure in ("all_gather", "gather") else target
         return calls[order.measure]

@@ -24,6 +24,7 @@ from nexar.group import Group
 from nexar.links.asking import BuffersReceive, ObjectReceive, Probe
 from nexar.links.form import BUFFERS, FORMS, OBJECT, OTHER_FORMS, PICKLE
 from nexar.links.message import Receive, room_for, row_of
+from nexar.links.operation import FINISHED
 from nexar.links.sending import About
 from nexar.types import Rank
 from nexar.wire.frame import Space
@@ -37,8 +38,9 @@ def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    finally:
+    except BaseException:
         run.close()
+        raise
 
 
 # ---------------------------------------------------------------- arrays
@@ -47,14 +49,17 @@ def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
 def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
     """Done when the array may be changed again."""
     message = outgoing(array, tag)
-    yield from held((group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about),))
+    sent = group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about)
+    if sent is not FINISHED:  # the way of every small message is short
+        yield from held((sent,))
 
 
 def recv(group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool) -> Run[Any]:
     """`into`, filled, or a new array; with where it came from if that was asked for."""
     target = incoming(into)
     receive = _ask(group, source, tag, target.memory, target.code)
-    yield from held((receive,))
+    if not receive.done or receive.error is not None:
+        yield from held((receive,))
     if into is None:
         result: Any = received(receive, sender_of(group, receive))
     else:

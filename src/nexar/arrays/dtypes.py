@@ -7,6 +7,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from nexar.errors import UsageError
+
 RAW: Final = 0
 """Bytes without a type: matches every dtype."""
 
@@ -31,19 +33,37 @@ _TYPES: Final[dict[int, np.dtype[Any]]] = {
     17: np.dtype(ml_dtypes.float8_e5m2),
 }
 _CODES: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in _TYPES.items()}
+# The types of ml_dtypes are of kind V to NumPy.
+_WORDS: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "V": "float", "c": "complex"}
+_KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _WORDS[dtype.kind] for dtype in _CODES}
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
     """The number of a dtype; TypeError names one that cannot travel."""
     code = _CODES.get(dtype)
     if code is None:
-        raise TypeError(f"arrays of dtype {dtype} cannot be sent; allowed: {', '.join(str(t) for t in _CODES)}")
+        raise TypeError(f"arrays of dtype {dtype} cannot be sent; allowed: {allowed()}")
     return code
 
 
 def dtype_of(code: int) -> np.dtype[Any] | None:
     """The dtype of a number; None for RAW and for numbers we do not know."""
     return _TYPES.get(code)
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """`bool`, `integer`, `float` or `complex`. UsageError names a dtype that cannot travel, and those that can."""
+    kind = _KINDS.get(dtype)
+    if kind is None:
+        raise UsageError(
+            f"arrays of dtype {dtype} cannot be sent or reduced; allowed: {allowed()}, in native byte order"
+        )
+    return kind
+
+
+def allowed() -> str:
+    """The names of all dtypes that can travel."""
+    return ", ".join(str(dtype) for dtype in _CODES)
 
 
 def describe(code: int, size_bytes: int) -> str:

@@ -18,6 +18,7 @@ from tests.processes.scale import MIB, measured, schemes, sized
 ATTACKS = sized(150, 3000)
 FRAMES = 30
 DEADLINE = 2.0
+EMPTY = (Kind.GRANT, Kind.DELIVERED, Kind.WITHDRAW, Kind.CREDIT, Kind.TERMS, Kind.FALLBACK)  # kinds without a body
 TELLING = [0, 1, 2, 7, 8, 63, 64, 255, 2**16, 2**20, 2**30, 2**32 - 1, 2**40, 2**60, 2**63, 2**64 - 1]
 LIMITS = {"generation": 2**32, "step": 2**32, "root": 2**32, "body": 2**32} | dict.fromkeys(
     ("version", "kind", "lane", "carrier", "space", "dtype", "dimensions", "operation", "reduce_op"), 256
@@ -44,7 +45,7 @@ def proper_frames(scene: Scene) -> list[tuple[Frame, bytes]]:
         (scene.frame(Kind.ENVELOPE, length=100_000, transfer=1, dimensions=2, body=16), shape),
         (scene.frame(Kind.CONTROL, lane=Lane.CONTROL, length=len(ping), body=len(ping)), ping),
         (scene.frame(Kind.CHUNK, transfer=1, body=100), bytes(100)),
-        *((scene.frame(kind, transfer=1), b"") for kind in (Kind.GRANT, Kind.DELIVERED, Kind.WITHDRAW, Kind.CREDIT)),
+        *((scene.frame(kind, transfer=1), b"") for kind in EMPTY),
         (scene.frame(Kind.REFUSE, transfer=1, body=5), b"\xff\xfe no"),
         (scene.frame(Kind.FINISH), b""),
     ]

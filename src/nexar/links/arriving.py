@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from nexar.errors import NexarError
 from nexar.links.flow import Flow
 from nexar.links.line import Line
@@ -126,7 +128,7 @@ class Arriving:
     def _announced(self, flow: Flow, frame: Frame, shape: tuple[int, ...]) -> None:
         if frame.transfer in self._flowing:
             raise Misbehaviour(f"it announced transfer {frame.transfer} twice")
-        if self._line.carrier_of(frame.carrier) is None:
+        if not self._line.knows(frame.carrier):
             raise Misbehaviour(f"it announced a payload on carrier {frame.carrier}, which does not connect us")
         message = flow.matching.announce(self, self._line.peer, frame, shape)
         self._flowing[frame.transfer] = flow.matching, message
@@ -185,20 +187,46 @@ class Arriving:
             else:
                 unfinished.append(self._flowing.pop(transfer))
         return unfinished
+    def fall_back(self, number: int) -> None:
+        """The sidecar of this number has ended: what flowed on it is expected anew on the mesh carrier. Under the lock.
+
+        The sidecar touches no memory any more, and the sender still holds every payload of which it has not heard that
+        it was delivered; so it begins again, and nothing is lost.
+        """
+        for _, message in list(self._flowing.values()):
+            if message.frame.carrier == number:
+                self._begin_anew(message)
+
+    def _begin_anew(self, message: Message) -> None:
+        transfer = message.frame.transfer
+        if transfer not in self._flowing:
+            return  # it ended otherwise while it was moved
+        if message.state in _WHOLE:
+            self.landed(transfer)
+        elif message.state is State.MOVING:  # only who moves it knows where it goes
+            message.after_move = partial(self._begin_anew, message)
+        else:
+            message.frame = replace(message.frame, carrier=self._line.number)
+            if message.data is not None:
+                self.grant(message, message.data)
+
 
     # -- Origin ----------------------------------------------------------------------------------------
 
     def grant(self, message: Message, into: memoryview) -> None:
-        """See Origin."""
-        frame = message.frame
-        carrier = self._line.carrier_of(frame.carrier)
+        """See Origin. A sidecar that was lost since the message was announced is replaced by the mesh carrier."""
+        frame, number = message.frame, message.frame.carrier
+        carrier = self._line.carrier_of(number)
+        if carrier is None:
+            number, carrier = self._line.number, self._line.carrier
+            message.frame = replace(frame, carrier=number)
         if carrier is None:
             return  # lost since it was announced; the message is abandoned with its link
         try:
             carrier.expect_payload(frame.transfer, into)
         except CarrierLost:
-            return  # likewise: the carrier reports its end by itself
-        self._line.notice(Kind.GRANT, frame.communicator, frame.generation, transfer=frame.transfer)
+            return  # likewise; of a sidecar: the carrier reports its end by itself, and the message begins anew
+        self._line.notice(Kind.GRANT, frame.communicator, frame.generation, transfer=frame.transfer, carrier=number)
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
         """See Origin. A carrier that has ended reports its loss by itself; nothing lands any more."""

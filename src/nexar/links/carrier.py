@@ -1,8 +1,8 @@
-"""Which carrier takes what: one pure function of the size and of what is connected.
+"""Which carrier takes what: pure functions of the size and of what is connected.
 
-Shared memory where both ends have verified that they share a host, else QUIC, else TLS over TCP. Everything of one
-link prefers the same carrier today; the size is asked so that a bulk sidecar can be chosen here and nowhere else. Of
-two dials that crossed, the lower node id's stays, so that both ends keep the same one.
+Shared memory where both ends have verified that they share a host, else QUIC, else TLS over TCP: that is the mesh
+carrier, on which everything travels but the large payloads of a link that has a sidecar. Of two dials that crossed,
+the lower node id's stays, so that both ends keep the same one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,41 @@ from zlib import crc32
 
 PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp")
 """Best first; schemes of others come after ours. The index is the number of a scheme on the wire."""
+BULK_BYTES: Final = 256 << 10
+"""A payload of this size or more takes the sidecar. Below it the payload is over before its second chunk, and one
+connection serves as well as the other."""
 _FIRST_FOREIGN: Final = 16
+_MEMORY: Final = ("memory", "shm")
 
 _NUMBERS: Final = {scheme: number for number, scheme in enumerate(PREFERENCE)}
 
 
-def choose(size_bytes: int, connected: Collection[str]) -> str | None:
-    """The scheme to use for a message of that size, None if nothing is connected."""
-    del size_bytes  # no carrier is better for one size than for another yet
+def choose(size_bytes: int, connected: Collection[str], sidecar: str | None = None) -> str | None:
+    """The scheme to use for a payload of that size, None if nothing is connected. `sidecar`: of the one that both ends
+    know.
+    """
+    if sidecar is not None and size_bytes >= BULK_BYTES:
+        return sidecar
     ours = next((scheme for scheme in PREFERENCE if scheme in connected), None)
     return ours or min(connected, default=None)
+
+
+def sidecar_scheme(enabled: bool | str, *, encrypted: bool) -> str | None:
+    """The sidecar that the settings ask for. `enabled` may be "auto": only where it wins, which is plain TCP, for QUIC
+    is as fast as TLS over TCP.
+    """
+    if not enabled:
+        return None
+    if not encrypted:
+        return "tcp"
+    return "tls" if enabled is True else None
+
+
+def takes_sidecar(scheme: str | None, connected: Collection[str]) -> bool:
+    """Whether a link over these has any use for that sidecar: memory is faster, and beside TLS another TLS is not."""
+    if scheme is None or not connected:
+        return False
+    return scheme not in connected and not any(memory in connected for memory in _MEMORY)
 
 
 def number_of(scheme: str) -> int:

@@ -30,6 +30,9 @@ class Line:
         self.carrier: Carrier | None = None  # the best of them; None: not connected
         self.number = 0  # of its scheme
         self.peer_credit = MIN_CREDIT_BYTES  # what each flow may send; more once the peer has said so
+        self.sidecar: Carrier | None = None  # beside the carriers above, for large payloads
+        self._sidecar_known = False  # the peer has it too: payloads may be announced on it
+        self._former: set[int] = set()  # numbers of sidecars that were lost: the peer may not have heard yet
         self._by_number: dict[int, Carrier] = {}
         self._finished: set[Carrier] = set()  # those on which the peer has finished
         self.failure: NexarError | None = None  # why nothing can be sent now
@@ -48,10 +51,32 @@ class Line:
             self._finished.discard(carrier)
             self._choose()
 
+    def add_sidecar(self, carrier: Carrier) -> None:
+        """A way for large payloads; nothing is announced on it before the peer has said that it knows it."""
+        self.sidecar = carrier
+        self._sidecar_known = False
+        self._choose()
+
+    def confirm_sidecar(self, carrier: Carrier) -> None:
+        """The peer has spoken on it, so it takes what comes there."""
+        self._sidecar_known = self._sidecar_known or self.sidecar is carrier
+
+    def drop_sidecar(self, carrier: Carrier | None = None) -> Carrier | None:
+        """It is gone (or whichever there is). None: there was none, or another."""
+        gone = self.sidecar
+        if gone is None or carrier not in (None, gone):
+            return None
+        self.sidecar = None
+        self._sidecar_known = False
+        self._former.add(number_of(gone.scheme))
+        self._choose()
+        return gone
+
     def drop_carriers(self) -> list[Carrier]:
-        """All ways are gone; returns them."""
-        carriers = list(self.carriers.values())
+        """All ways are gone, the sidecar too; returns them."""
+        carriers = [*self.carriers.values(), *filter(None, (self.drop_sidecar(),))]
         self.carriers.clear()
+        self._former.clear()
         self._finished.clear()
         self._choose()
         return carriers
@@ -67,7 +92,19 @@ class Line:
         scheme = choose(0, self.carriers)
         self.carrier = self.carriers[scheme] if scheme is not None else None
         self.number = number_of(scheme) if scheme is not None else 0
-        self._by_number = {number_of(scheme): carrier for scheme, carrier in self.carriers.items()}
+        every = [*self.carriers.values(), *filter(None, (self.sidecar,))]
+        self._by_number = {number_of(carrier.scheme): carrier for carrier in every}
+
+    def number_for(self, size_bytes: int) -> int:
+        """Of the carrier that takes a payload of that size."""
+        if self.sidecar is None or not self._sidecar_known:
+            return self.number
+        scheme = choose(size_bytes, self.carriers, self.sidecar.scheme)
+        return number_of(scheme) if scheme is not None else self.number
+
+    def knows(self, number: int) -> bool:
+        """Whether a peer that has not heard of a loss yet may announce a payload there."""
+        return number in self._by_number or number in self._former
 
     def connected(self) -> Carrier:
         """The carrier to use now. Raises why there is none."""
@@ -110,14 +147,22 @@ class Line:
             self.peer_credit = amount
 
     def notice(
-        self, kind: Kind, communicator: int, generation: int, *, transfer: int = 0, length: int = 0, body: bytes = b""
+        self,
+        kind: Kind,
+        communicator: int,
+        generation: int,
+        *,
+        transfer: int = 0,
+        length: int = 0,
+        carrier: int = 0,
+        body: bytes = b"",
     ) -> None:
         """Put a frame of the link's own protocol into the outbox. Under the lock."""
         if self.carrier is None:
             return
         lane = Lane.DATA if kind == Kind.WITHDRAW else Lane.CONTROL
         header = pack_header(
-            VERSION, kind, lane, 0, 0, 0, 0, 0, 0, generation, 0, 0, communicator, self.node, self.peer, 0, 0, 0,
+            VERSION, kind, lane, carrier, 0, 0, 0, 0, 0, generation, 0, 0, communicator, self.node, self.peer, 0, 0, 0,
             transfer, length, 0, len(body),
         )  # fmt: skip
         self.router.outbox.add(self.carrier.send_frame, lane, communicator, header, body)

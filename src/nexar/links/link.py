@@ -25,6 +25,7 @@ from nexar.links.line import Line
 from nexar.links.matching import Matching
 from nexar.links.router import Router
 from nexar.links.sending import Sending
+from nexar.links.sidecar import Sidecar
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId, Rank, format_node
 from nexar.wire.frame import VERSION, Frame, FrameError, Kind, Lane, pack_header
@@ -59,6 +60,8 @@ class Link:
         self._progress = router.progress
         self._sending = Sending(self._line)
         self._arriving = Arriving(self._line, self._misbehaved)
+        self.sidecar: Final = Sidecar(self._line, self._arriving)
+        """For large payloads, where there is one."""
         self.post_send: Final = self._sending.post
         """Send contiguous bytes. A small message is copied and done; a large one is borrowed until the operation is
         done.
@@ -199,6 +202,7 @@ class Link:
         """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
         with self._lock:
             self._closed = True
+        self.sidecar.finish()
             carriers = self._drop(LinkClosed(**self._line.facts()))
         self._unregister()
         self._outbox.flush()
@@ -228,6 +232,7 @@ class Link:
             facts.update({f"{scheme}.{name}": value for name, value in carrier.stats().items()})
         return facts
 
+                **self.sidecar.stats(),
     def heard_bytes(self) -> float:
         """What has come in on the carriers there are now: it grows while the peer, or its system, says anything."""
         with self._lock:
@@ -251,6 +256,8 @@ class Link:
             self._misbehaved(str(fault))
         if self._answers:
             self._outbox.flush()
+            elif kind == Kind.FALLBACK:
+                self.sidecar.lost_by_peer(frame.transfer)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         """See Sink."""
@@ -272,7 +279,10 @@ class Link:
             self._report(error)
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+            sidecar = self._line.drop_sidecar()  # nothing is promised of it any more, on either side
         """See Sink. A carrier that was replaced already says nothing new."""
+        if sidecar is not None:
+            sidecar.abort("the link is closed")
         explained = self._line.explain(error)
         with self._lock:
             mine = self._line.carriers.get(carrier.scheme) is carrier

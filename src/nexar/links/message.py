@@ -110,8 +110,8 @@ class Message:
     """One message that has arrived, as a whole or by its envelope."""
 
     __slots__ = (
-        "arrived", "credited", "data", "early_bytes", "error", "frame", "key", "lease", "order", "origin", "receive",
-        "settled", "shape", "state", "withdrawn",
+        "after_move", "arrived", "credited", "data", "early_bytes", "error", "frame", "key", "lease", "order", "origin",
+        "receive", "settled", "shape", "state", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...], order: int) -> None:
@@ -131,9 +131,13 @@ class Message:
         self.withdrawn = False  # the sender took it back
         self.error: NexarError | None = None  # why the rest will never come
         self.settled: threading.Event | None = None  # somebody waits for the end of the move
+        self.after_move: Callable[[], None] | None = None  # what its link has to do then, under the lock
 
     def end_move(self) -> None:
         """Whoever waits for the end of the move may look again."""
+        if self.after_move is not None:
+            act, self.after_move = self.after_move, None
+            act()
         if self.settled is not None:
             self.settled.set()
             self.settled = None

@@ -120,8 +120,10 @@ class Sending:
         """Let the envelope leave, if there is credit for it."""
         if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
             return False
-        transfer = next(self._transfers)
-        send.frame = replace(send.frame, kind=_ENVELOPE, lane=_DATA, transfer=transfer, body=len(send.shape))
+        transfer, carries = next(self._transfers), self._line.number_for(send.frame.length)
+        send.frame = replace(
+            send.frame, kind=_ENVELOPE, lane=_DATA, carrier=carries, transfer=transfer, body=len(send.shape)
+        )
         send.announced = True
         self._announced[transfer] = send
         self.envelopes += 1
@@ -138,7 +140,7 @@ class Sending:
         """
         send = self._announced.get(frame.transfer)
         if send is not None:
-            self._begin_payload(send)
+            self._begin_payload(send, frame.carrier)
         elif self._may_answer():
             self._withdraw(frame)
 
@@ -150,11 +152,18 @@ class Sending:
         except CarrierLost:
             return False  # the link is told by the carrier itself
 
-    def _begin_payload(self, send: Send) -> None:
-        """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again."""
-        carrier = self._line.carrier_of(send.frame.carrier)
-        if carrier is None or send.flowing:
+    def _begin_payload(self, send: Send, number: int) -> None:
+        """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again.
+
+        Where the receiver expects it is the receiver's word: the sidecar on which it was announced, or flows, may be
+        lost there and not here yet. It starts again then; the receiver has forgotten what came on the other one.
+        """
+        carrier = self._line.carrier_of(number)
+        if carrier is None or (send.flowing and send.frame.carrier == number):
             return
+        if send.frame.carrier != number:
+            self._stop(send)
+            send.frame = replace(send.frame, carrier=number)
         send.flowing = True
         try:
             carrier.send_payload(send.frame.transfer, send.data)

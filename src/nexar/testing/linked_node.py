@@ -42,10 +42,14 @@ class LinkedNode:
         network: MemoryNetwork | None = None,
         quic_settings: QuicSettings | None = None,
         spin: float | None = None,
+        sidecar: str | None = None,
         on_control: Callable[[Link, Message], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
     ) -> None:
+        """`sidecar`: the one of the schemes that carries large payloads beside the others."""
         self.node = credentials.node
+        self._sidecar = sidecar
+        self._met: set[NodeId] = set()  # peers whose first carrier has come; written by the driving thread
         self.refusals: list[tuple[str, str]] = []  # appended by the driving thread
         self._links: dict[NodeId, Link] = {}  # written by the driving thread and by connect()
         self._inbound: queue.SimpleQueue[Link] = queue.SimpleQueue()
@@ -81,8 +85,14 @@ class LinkedNode:
             raise link.failure
         for scheme in common:
             if scheme not in link.schemes:
-                link.adopt(self.transports[scheme].connect(addresses[scheme], Expected(peer), deadline))
+                self._give(link, self.transports[scheme].connect(addresses[scheme], Expected(peer), deadline))
         return link
+
+    def _give(self, link: Link, carrier: Carrier) -> None:
+        if carrier.scheme == self._sidecar:
+            link.sidecar.adopt(carrier)
+        else:
+            link.adopt(carrier)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -103,11 +113,14 @@ class LinkedNode:
 
     def carrier_accepted(self, carrier: Carrier) -> None:
         """See Acceptor: a new peer's first carrier makes the link; more carriers join it."""
-        new = carrier.peer.node not in self._links
-        link = self._link(carrier.peer.node)
-        link.adopt(carrier)
-        if new:
-            self._inbound.put(link)
+        peer = carrier.peer.node
+        new = peer not in self._links or (self._sidecar is not None and peer not in self._met)
+        link = self._link(peer)
+        self._give(link, carrier)
+        if carrier.scheme != self._sidecar:
+            self._met.add(peer)
+            if new:
+                self._inbound.put(link)
 
     def candidate_refused(self, address: str, reason: str) -> None:
         """See Acceptor."""

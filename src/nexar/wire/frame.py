@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
     EAGER = 1  # a whole message: shape, then `length` bytes
     ENVELOPE = 2  # a message whose payload waits for a grant: shape only
-    GRANT = 3  # receiver → sender: send payload `transfer` now
+    GRANT = 3  # receiver → sender: send payload `transfer` now, from its beginning, on `carrier`
     DELIVERED = 4  # receiver → sender: payload `transfer` has arrived whole
     REFUSE = 5  # receiver → sender: payload `transfer` is not wanted; the body says why
     WITHDRAW = 6  # sender → receiver: message `transfer` is taken back
@@ -46,7 +46,10 @@ class Kind(IntEnum):
     CHUNK = 9  # a piece of payload `transfer`, starting at byte `count` (carriers without streams of their own)
     FINISH = 10  # no frame follows from this side (half-close); `count` is what the carrier needs to check it
     HELLO = 11  # first frame of a connection that needs one: its body is the transport's own
-    TERMS = 12  # first frame of a link on each carrier: `length` is the credit of each of its flows
+    TERMS = (
+        12  # first frame of a link on each carrier: `length` is the credit of a flow, `transfer` a sidecar's name
+    )
+    FALLBACK = 13  # the sidecar that your terms called `transfer` is lost here: what flows on it is granted anew
 
 
 _EAGER: Final = int(Kind.EAGER)  # a member looked up in its enum class at every decode would cost a fifth of it

@@ -46,6 +46,8 @@ class Introduce(_Base, frozen=True, tag="introduce"):
 
     rank: int
     epoch: int
+    sidecar: bool = False
+    """This connection is to carry large payloads beside the link that we have."""
 
 
 class Introduced(_Base, frozen=True, tag="introduced"):
@@ -55,6 +57,8 @@ class Introduced(_Base, frozen=True, tag="introduced"):
     epoch: int
     shared_memory: str = ""
     """Where the dialer, and nobody else, may connect through memory; empty: nowhere."""
+    sidecar: str = ""
+    """The scheme of the connection for large payloads that the dialer may open; empty: none."""
 
 
 class Declined(_Base, frozen=True, tag="declined"):

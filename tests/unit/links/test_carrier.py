@@ -2,7 +2,7 @@ from itertools import permutations
 
 import pytest
 
-from nexar.links.carrier import PREFERENCE, choose, number_of, stays
+from nexar.links.carrier import BULK_BYTES, PREFERENCE, choose, number_of, sidecar_scheme, stays, takes_sidecar
 from nexar.links.lanes import BUDGET_BYTES, admits
 from nexar.wire.frame import Lane
 
@@ -43,3 +43,47 @@ def test_of_two_simultaneous_dials_exactly_the_lower_nodes_stays_seen_from_both_
 
 def test_a_dial_of_the_same_node_does_not_stay_beside_its_first_one() -> None:
     assert not stays(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "sidecar", "chosen"),
+    [(BULK_BYTES, "tcp", "tcp"), (BULK_BYTES - 1, "tcp", "quic"), (1 << 40, None, "quic"), (1 << 40, "tls", "tls")],
+)
+def test_large_payloads_take_the_sidecar_where_there_is_one(size: int, sidecar: str | None, chosen: str) -> None:
+    assert choose(size, ["quic"], sidecar) == chosen
+
+
+@pytest.mark.parametrize(
+    ("enabled", "encrypted", "scheme"),
+    [
+        ("auto", True, None),
+        ("auto", False, "tcp"),
+        (True, True, "tls"),
+        (True, False, "tcp"),
+        (False, True, None),
+        (False, False, None),
+    ],
+)
+def test_a_sidecar_is_asked_for_where_it_wins_or_always_or_never(
+    enabled: bool | str, encrypted: bool, scheme: str | None
+) -> None:
+    assert sidecar_scheme(enabled, encrypted=encrypted) == scheme
+
+
+@pytest.mark.parametrize(
+    ("scheme", "connected", "useful"),
+    [
+        ("tcp", ["quic"], True),
+        ("tcp", ["tls"], True),
+        ("tls", ["quic"], True),
+        ("tls", ["tls"], False),
+        ("tcp", ["quic", "shm"], False),
+        ("tcp", ["memory"], False),
+        ("tcp", [], False),
+        (None, ["quic"], False),
+    ],
+)
+def test_a_sidecar_has_no_place_beside_shared_memory_or_its_own_kind(
+    scheme: str | None, connected: list[str], useful: bool
+) -> None:
+    assert takes_sidecar(scheme, connected) == useful

@@ -1,0 +1,158 @@
+"""A TCP connection beside the mesh carrier of a link, for large payloads and nothing else.
+
+Law: envelopes, grants and all other frames stay on the mesh carrier, so order and agreement never depend on the
+sidecar. On the sidecar itself each side says its terms once, when it takes it; who has heard the other's knows that
+both have it, and may announce payloads there. Any other frame is dropped: a plain connection is not protected from
+what others write into it.
+
+Loss      Nothing is lost with it. Whoever notices tells the peer on the mesh carrier, and each side grants anew, on the
+          mesh carrier, what it was receiving here (see Arriving.fall_back); the sender still holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from nexar.links.arriving import Arriving
+from nexar.links.carrier import number_of
+from nexar.links.line import Line
+from nexar.transport.base import Carrier, CarrierLost
+from nexar.types import describe_peer
+from nexar.wire.frame import VERSION, Frame, Kind, Lane, pack_header
+
+_log = logging.getLogger(__name__)
+
+
+class Sidecar:
+    """The sidecar of one link, if it has one. It is the `Sink` of its carrier."""
+
+    def __init__(self, line: Line, arriving: Arriving) -> None:
+        self._line = line
+        self._lock = line.router.lock
+        self._outbox = line.router.outbox
+        self._arriving = arriving
+        self.failovers = 0  # sidecars lost while the link lived; under the lock
+        self.failures = 0  # sidecars that could not be opened; under the lock
+        self._name = 0  # how my terms call the one there is, or was; under the lock
+        self._their_name = 0  # how the peer's do; 0: it has said none yet; under the lock
+        self._past: Counter[str] = Counter()  # counters of those that were lost; under the lock
+
+    # -- any thread ------------------------------------------------------------------------------------
+
+    def adopt(self, carrier: Carrier) -> None:
+        """Use this one from now on. Aborted if the link is over, or has one."""
+        line = self._line
+        with self._lock:
+            taken = line.failure is None and line.sidecar is None
+            if taken:
+                line.add_sidecar(carrier)
+                self._name, self._their_name = self._name + 1, 0
+            name = self._name
+        if not taken:
+            carrier.abort("the link has no use for a sidecar")
+            return
+        carrier.attach(self)
+        header = pack_header(
+            VERSION, Kind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, name,
+            line.credit_bytes, 0, 0,
+        )  # fmt: skip
+        try:
+            carrier.send_frame(Lane.CONTROL, 0, header)
+        except CarrierLost:
+            return  # it reports its end by itself
+
+    def could_not_be_opened(self) -> None:
+        """Count it; the link works without."""
+        with self._lock:
+            self.failures += 1
+
+    def finish(self) -> None:
+        """The link closes politely."""
+        with self._lock:
+            carrier = self._line.sidecar
+        if carrier is not None:
+            _finish(carrier)
+
+    def stats(self) -> dict[str, float]:
+        """Counters, by scheme those of the sidecar that is there and of those that were lost. Under the lock."""
+        facts: Counter[str] = Counter(self._past)
+        if self._line.sidecar is not None:
+            facts.update(_counters(self._line.sidecar))
+        return {"sidecar_failovers": self.failovers, "sidecar_failures": self.failures, **facts}
+
+    # -- Sink: the driving thread ------------------------------------------------------------------------
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """See Sink."""
+        with self._lock:
+            if frame.kind == Kind.TERMS:
+                self._their_name = frame.transfer
+                self._line.confirm_sidecar(carrier)
+            else:
+                self._line.dropped_frames += 1
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """See Sink. What came on one that was given up meanwhile begins anew elsewhere."""
+        with self._lock:
+            if self._line.sidecar is carrier:
+                self._arriving.landed(transfer)
+        self._outbox.flush()
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """See Sink. The peer closes the link; if it did not, its payloads would take the mesh carrier."""
+        with self._lock:
+            self._give_up(carrier)
+        self._outbox.flush()
+        _finish(carrier)
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """See Sink."""
+        self._fall_back(carrier, error.reason)
+
+    def lost_by_peer(self, name: int = 0) -> None:
+        """The peer says that it has lost it, which may not show here. The word may come late, when there is a new one;
+        without a name it means whichever there is.
+        """
+        with self._lock:
+            carrier = self._line.sidecar if name in (0, self._name) else None
+        if carrier is not None:
+            reason = "the peer has lost it"
+            carrier.abort(reason)  # first: nothing may land any more where it is expected anew
+            self._fall_back(carrier, reason)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _fall_back(self, carrier: Carrier, reason: str) -> None:
+        line = self._line
+        with self._lock:
+            failed_over = self._give_up(carrier)
+            if failed_over:
+                self.failovers += 1
+                line.notice(Kind.FALLBACK, 0, 0, transfer=self._their_name)
+        self._outbox.flush()
+        if failed_over:
+            peer = describe_peer(line.rank, line.peer)
+            _log.warning("lost the bulk sidecar to %s, its payloads take the mesh connection: %s", peer, reason)
+
+    def _give_up(self, carrier: Carrier) -> bool:
+        """Under the lock: from now on there is none. False: there was none, or the link is over anyway."""
+        line = self._line
+        if line.drop_sidecar(carrier) is None:
+            return False
+        self._past.update(_counters(carrier))
+        if line.failure is not None or line.carrier is None:
+            return False
+        self._arriving.fall_back(number_of(carrier.scheme))
+        return True
+
+
+def _counters(carrier: Carrier) -> dict[str, float]:
+    return {f"{carrier.scheme}.{name}": value for name, value in carrier.stats().items()}
+
+
+def _finish(carrier: Carrier) -> None:
+    try:
+        carrier.finish()
+    except CarrierLost:
+        return  # it ended by itself; for closing that is as good

@@ -1,45 +1,38 @@
-"""Nobody leaves before everybody has come.
-
-Dissemination: in round k each rank tells the rank 2^k above it, and hears from the one 2^k below it (round the ring).
-After ceil(log2 n) rounds everybody has heard from everybody, directly or through others: steps ceil(log2 n), messages
-n·ceil(log2 n), each without a payload.
-"""
+"""Nobody leaves before everybody has come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Sequence
 
-from nexar.group import Group
-from nexar.links.message import collective_tag
-from nexar.links.sending import About
-from nexar.types import Rank
-from nexar.wire.frame import Space
+import numpy as np
 
-OPERATION: Final = 1
-"""In the fingerprint of every frame. Numbers are the wire format: never reuse one."""
-_NOTHING: Final = memoryview(bytearray())
+from nexar.collectives.assembly import PLAIN, Assembly, Wish
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import SHARED_MEMORY
+from nexar.collectives.executor import Run
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
 
-
-def rounds(rank: Rank, size: int) -> Iterator[tuple[Rank, Rank]]:
-    """Whom to tell and from whom to hear, round by round."""
-    distance = 1
-    while distance < size:
-        yield (rank + distance) % size, (rank - distance) % size
-        distance *= 2
+_CODE = OperationCode.BARRIER
 
 
-def barrier(group: Group, sequence: int, deadline: float) -> None:
-    """Return when every rank has called it. PeerLost if one cannot any more.
+def barrier(assembly: Assembly, wish: Wish = PLAIN) -> Work:
+    """Without a result."""
+    name = assembly.choose(_CODE, 0, None, wish)
+    call = assembly.begin(Fingerprint(_CODE), _turns(assembly, name))
+    return assembly.work(call, _run(assembly, call, name))
 
-    OperationTimeout names the rank that this one did not hear from: it has not come, or waits for one that has not.
-    """
-    for step, (above, below) in enumerate(rounds(group.rank, group.size)):
-        heard = group.post_receive(below, _NOTHING, space=Space.COLLECTIVE, tag=collective_tag(sequence, step))
-        try:
-            about = About(space=Space.COLLECTIVE, sequence=sequence, step=step, operation=OPERATION)
-            told = group.post_send(above, _NOTHING, deadline, about=about)
-        except BaseException:
-            heard.cancel()
-            raise
-        group.wait((heard, told), deadline)
+
+def _turns(assembly: Assembly, name: str) -> Sequence[Turn]:
+    arena = assembly.arena
+    if arena is None or name != SHARED_MEMORY:
+        return ()
+    return (lambda ticket, about, spin: arena.barrier(ticket, announcement=about, spin=spin),)
+
+
+def _run(assembly: Assembly, call: Call, name: str) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.take_turn(),)
+    else:
+        yield from assembly.execute(call, name, _CODE, np.empty(1, np.uint8))

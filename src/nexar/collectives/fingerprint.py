@@ -14,7 +14,7 @@ class Fingerprint(NamedTuple):
 
     operation: int
     dtype: int = 0
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # a fingerprint has no use for a tuple's count()
     root: int = 0
     reduce_op: int = 0
 

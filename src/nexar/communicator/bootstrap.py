@@ -12,9 +12,9 @@ from nexar.cluster.node import Node
 from nexar.cluster.standing import Standing
 from nexar.cluster.worker import Joined, Place, Worker
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.maker import WORLD, Maker
 from nexar.config import Config
 from nexar.errors import UsageError
-from nexar.group import Group
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
 
@@ -48,12 +48,13 @@ def bootstrap(
         undo.callback(standing.close)
         _check_size(joined, size)
         mesh.adopt(joined.membership)
-        group = Group(node, mesh, joined.membership)
-        undo.callback(group.close)
-        if group.size <= EAGER_WORLD:
+        maker = Maker(node, mesh, config)
+        undo.callback(maker.close)
+        if joined.membership.size <= EAGER_WORLD:
             mesh.open_all(deadline)
+        assembly, _ = maker.make(joined.membership, WORLD, deadline)
         ends = undo.pop_all()
-    return Communicator(group, config, ends.close)
+    return Communicator(assembly, maker, ends.close)
 
 
 def _stand(node: Node, invitation: Invitation, place: Place, joined: Joined, config: Config) -> Standing:

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from nexar.cluster.membership import Membership
-from nexar.collectives.barrier import barrier
+from nexar.collectives.assembly import Assembly
+from nexar.collectives.lateness import Straggler
+from nexar.collectives.work import Work
+from nexar.communicator.collecting import Collecting
+from nexar.communicator.maker import Maker
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.point_to_point import run_to_end
+from nexar.communicator.split import Part, chosen, members_of, propose
+from nexar.communicator.starter import Starter
 from nexar.config import Config
-from nexar.errors import CollectiveTimeout, OperationTimeout, UsageError
-from nexar.group import Group, deadline_after
+from nexar.errors import UsageError
+from nexar.group import deadline_after
 from nexar.types import Rank
 
 
-class Communicator(Messaging):
-    """Some nodes that talk to one another, each with a rank. May be used from several threads.
+class Communicator(Messaging, Collecting):
+    """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
+    call collectives must do so in the same order as on the other ranks.
 
-    Close it, or leave its `with` block: what was sent still arrives, then the others are told that this node left.
+    Close it, or leave its `with` block: what was sent still arrives, then the others are told that this node left. One
+    that was split off is only closed here; the node goes on.
     """
 
-    def __init__(self, group: Group, config: Config, close: Callable[[], None]) -> None:
-        """`close` ends the node behind it."""
-        self._group = group
-        self._config = config
+    def __init__(self, assembly: Assembly, maker: Maker, close: Callable[[], None]) -> None:
+        """`close` ends what it stands on."""
+        self._assembly = assembly
+        self._group = assembly.group
+        self._maker = maker
         self._close = close
-        self._sequence = itertools.count()  # of collectives; next() is atomic
         self._closing = threading.Lock()  # taken by the first close, never given back
+        self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
+        self.start: Final = Starter(assembly, self._seconds)
+        """Every verb once more: it returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
 
@@ -70,23 +81,85 @@ class Communicator(Messaging):
         """How many ranks this host has."""
         return self.membership.local_size(self.rank)
 
+    @property
+    def id(self) -> int:
+        """The same on all its members; 0 is the first communicator of a cluster."""
+        return self._group.communicator
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+        return self._assembly.config
+
+    @property
+    def topology(self) -> str:
+        """Which ranks have links for data."""
+        return str(self.config.topology)
+
+    @property
+    def neighbors(self) -> tuple[Rank, ...]:
+        """The ranks that this one may have a link to."""
+        return tuple(rank for rank in range(self.size) if rank != self.rank)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The ids of all hosts, by their first rank."""
+        return self.membership.hosts
+
+    @property
+    def host_index(self) -> int:
+        """Which of the hosts this one is."""
+        return self.hosts.index(self.host)
+
+    @property
+    def ranks_on_host(self) -> tuple[Rank, ...]:
+        """The ranks of this host, ascending."""
+        return self.membership.ranks_on(self.host)
+
+    @property
+    def host_leader(self) -> Rank:
+        """The first rank of this host."""
+        return self.ranks_on_host[0]
+
     def __repr__(self) -> str:
         state = ", closed" if self._closing.locked() else ""
         return f"<nexar.Communicator rank {self.rank} of {self.size}, epoch {self.epoch}{state}>"
 
-    # -- collectives -----------------------------------------------------------------------------------
+    # -- parts of it -----------------------------------------------------------------------------------
 
-    def barrier(self, *, timeout: float | None = None) -> None:
-        """Return when every rank has called it."""
-        timeout = self._config.barrier_timeout if timeout is None else timeout
-        deadline = self._deadline(timeout)
-        sequence = next(self._sequence)  # a call that was refused takes none: the other ranks did not count it
-        try:
-            barrier(self._group, sequence, deadline)
-        except OperationTimeout as late:
-            raise CollectiveTimeout(
-                operation="barrier", sequence=sequence, waiting_for=late.waiting_for, timeout=timeout
-            ) from late
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
+        """All ranks call it: those of one colour become a communicator, ranked by key, then by rank here.
+
+        None for those whose colour is None. It is a communicator like any other, with messages and collectives of its
+        own, and may be used at the same time as this one.
+        """
+        seconds = self._seconds(timeout)
+        part = self._conduct(propose(self._assembly, color, key), seconds)
+        return None if part is None else self._make(part, seconds)
+
+    def group(self, ranks: Iterable[Rank], *, timeout: float | None = None) -> Communicator | None:
+        """These ranks become a communicator, in the order given. They must call it with the same list; others may, and
+        get None at once.
+        """
+        seconds = self._seconds(timeout)
+        part = chosen(self._group, ranks, self._groups)
+        return None if part is None else self._make(part, seconds)
+
+    def _make(self, part: Part, seconds: float) -> Communicator:
+        membership = members_of(self.membership, part.ranks)
+        assembly, close = self._maker.make(membership, part.communicator, deadline_after(seconds))
+        return Communicator(assembly, self._maker, close)
+
+    # -- counted ---------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What it has done so far: calls, bytes, seconds, by operation; waiting, by rank; and each link's counters."""
+        links = {rank: link.stats() for rank, link in self._group.links().items()}
+        return {**self._assembly.journal.stats(), "links": links}
+
+    def stragglers(self) -> list[Straggler]:
+        """Who keeps the others waiting in collectives, the worst first."""
+        return self._assembly.journal.stragglers()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -106,10 +179,17 @@ class Communicator(Messaging):
     def _carry_out(self, run: Run[Any], deadline: float) -> Any:
         return run_to_end(self._group, run, deadline)
 
+    def _conduct(self, work: Work, timeout: float) -> Any:
+        return self._assembly.conductor.perform(work, timeout)
+
     def _deadline(self, timeout: Any) -> float:
+        return deadline_after(self._seconds(timeout))
+
+    def _seconds(self, timeout: Any) -> float:
         if self._closing.locked():
             raise UsageError("this communicator is closed; make a new one with nexar.init()")
-        timeout = self._config.collective_timeout if timeout is None else timeout
+        if timeout is None:
+            return self.config.collective_timeout
         if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0")
-        return deadline_after(timeout)
+        return float(timeout)

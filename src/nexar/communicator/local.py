@@ -13,9 +13,9 @@ from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.communicator.bootstrap import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.maker import WORLD, Maker
 from nexar.config import Config
 from nexar.errors import UsageError
-from nexar.group import Group
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.memory import MemoryNetwork
 
@@ -57,10 +57,11 @@ def _mesh(node: Node, membership: Membership) -> Mesh:
 
 
 def _communicator(node: Node, mesh: Mesh, membership: Membership, config: Config) -> Communicator:
-    group = Group(node, mesh, membership)
+    maker = Maker(node, mesh, config)
+    assembly, _ = maker.make(membership, WORLD, time.monotonic() + config.formation_timeout)
 
     def close() -> None:
-        group.close()
+        maker.close()
         mesh.close()
 
-    return Communicator(group, config, close)
+    return Communicator(assembly, maker, close)

@@ -50,6 +50,7 @@ class Router:
         self._unopened: dict[tuple[int, int], list[_Kept]] = {}  # under the lock
         self._unopened_bytes: Counter[object] = Counter()  # by owner; under the lock
         self._links: dict[Callable[[Matching, NexarError], None], None] = {}  # told when a generation ends
+        self._watchers: dict[Callable[[NodeId, NexarError], None], None] = {}  # told when a peer is lost
 
     def tell_of_ends(self, callback: Callable[[Matching, NexarError], None]) -> Callable[[], None]:
         """`callback` runs under the lock whenever a generation is closed: what a link does in it is over.
@@ -106,6 +107,18 @@ class Router:
     def matchings(self) -> list[Matching]:
         """Every open generation. Under the lock."""
         return list(self._open.values())
+
+    def lose(self, peer: NodeId, error: NexarError) -> None:
+        """This peer will send no more: every communicator that it takes part in is told. Under the lock."""
+        for matching in self.matchings():
+            matching.lose(peer, error)
+        for tell in list(self._watchers):
+            tell(peer, error)
+
+    def tell_of_losses(self, callback: Callable[[NodeId, NexarError], None]) -> Callable[[], None]:
+        """`callback` runs under the lock whenever a peer is lost. Returns what takes it back; it may be called twice."""
+        self._watchers[callback] = None
+        return lambda: self._watchers.pop(callback, None)
 
     def current(self, communicator: int) -> Matching:
         """The open generation of a communicator. Under the lock. UsageError if there is none."""

@@ -238,6 +238,11 @@ class Carrier(ABC):
         This side's sink is not called. Idempotent; later verbs raise CarrierLost("closed", reason).
         """
 
+    def nudge(self) -> None:
+        """Wake the peer if it sleeps: something changed in memory that both share beside the carrier, and the caller
+        has fenced. Without effect on carriers that share none.
+        """
+
     @abstractmethod
     def stats(self) -> dict[str, float]:
         """Counters of this carrier (bytes_sent, bytes_received, frames_sent, frames_received, and what the transport

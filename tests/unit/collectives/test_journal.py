@@ -265,7 +265,7 @@ def test_nothing_comes_after_the_close() -> None:
 def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
     world = World(3)
     entries = begin_all(world)
-    world[0].journal.disagree(entries[0], 1, LONGER)
+    world[0].journal.disagree(entries[0].sequence, entries[0].fingerprint, 1, LONGER)
     world.deliver()
     assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
 

@@ -150,6 +150,9 @@ class ShmCarrier(Carrier):
                 self._free()
         self._life.wait_outside()
 
+    def nudge(self) -> None:
+        self.bell.nudge()
+
     def stats(self) -> dict[str, float]:
         return {
             "bytes_sent": self._frames_out.bytes_sent + self._payloads_out.bytes_sent,

@@ -1,0 +1,62 @@
+"""Every rank gets what every rank brought, in the order of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.partition import split
+from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import SHARED_MEMORY
+from nexar.collectives.executor import Run, exchange
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
+
+_CODE = OperationCode.ALL_GATHER
+
+
+def all_gather(
+    assembly: Assembly, array: NDArray[Any], out: NDArray[Any], wish: Wish, code: OperationCode = _CODE
+) -> Work:
+    """Flat arrays; `out` has room for all of them."""
+    name = assembly.choose(_CODE, len(array), array.dtype, wish)
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array))
+    call = assembly.begin(fingerprint, _turns(assembly, name, array, out))
+    return assembly.work(call, _run(assembly, call, name, array, out))
+
+
+def _turns(assembly: Assembly, name: str, array: NDArray[Any], out: NDArray[Any]) -> Sequence[Turn]:
+    arena = assembly.arena
+    if arena is None or name != SHARED_MEMORY:
+        return ()
+    spans = split(len(out), assembly.group.size)
+    return (lambda ticket, about, spin: arena.all_gather(ticket, array, out, spans, announcement=about, spin=spin),)
+
+
+def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any]) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.take_turn(),)
+        return
+    mine = split(len(out), assembly.group.size)[assembly.group.rank]
+    np.copyto(out[mine.start : mine.stop], array)
+    yield from assembly.execute(call, name, _CODE, out, count=len(array))
+
+
+def all_gather_v(assembly: Assembly, array: NDArray[Any], code: OperationCode = OperationCode.ALL_GATHER_V) -> Work:
+    """Arrays of one dtype and any shape; the result is a list."""
+    dtype = code_of(array.dtype) if code is OperationCode.ALL_GATHER_V else 0
+    call = assembly.begin(Fingerprint(code, dtype))
+    return assembly.work(call, _run_unequal(assembly, call, array))
+
+
+def _run_unequal(assembly: Assembly, call: Call, array: NDArray[Any]) -> Run:
+    rank, size = assembly.group.rank, assembly.group.size
+    others = [(rank + distance) % size for distance in range(1, size)]  # each begins with another one
+    found = yield from exchange(assembly.ground(call), dict.fromkeys(others, array), others)
+    return [array.copy() if each == rank else found[each] for each in range(size)]

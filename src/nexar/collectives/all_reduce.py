@@ -1,0 +1,51 @@
+"""Every rank gets the reduction of what all ranks brought: bit-identical everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operations import Reduction
+from nexar.arrays.reduce import finish
+from nexar.collectives import two_level
+from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
+from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
+
+_CODE = OperationCode.ALL_REDUCE
+
+
+def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, wish: Wish) -> Work:
+    """In place, on a flat array."""
+    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code)
+    call = assembly.begin(fingerprint, _turns(assembly, name, array, reduction))
+    return assembly.work(call, _run(assembly, call, name, array, reduction))
+
+
+def _turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:
+    arena = assembly.arena
+    if arena is None:
+        return ()
+    if name == SHARED_MEMORY:
+        return (lambda ticket, about, spin: arena.all_reduce(ticket, array, reduction, announcement=about, spin=spin),)
+    return two_level.turns(assembly, arena, array, reduction) if name == TWO_LEVEL else ()
+
+
+def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reduction: Reduction) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.take_turn(),)
+        return
+    if name == TWO_LEVEL:
+        yield from two_level.all_reduce(assembly, call, array, reduction)
+    else:
+        arithmetic = Arithmetic.of(reduction, array.dtype)
+        yield from assembly.execute(call, name, _CODE, array, arithmetic=arithmetic)
+    finish(reduction, array, assembly.group.size)

@@ -1,0 +1,187 @@
+"""What every collective of one communicator stands on: the ranks, their hosts, the memory they share, the journal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.operations import Reduction
+from nexar.arrays.partition import Span
+from nexar.collectives.arena import Arena
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import Facts, buffers, choose, steps
+from nexar.collectives.conductor import Conductor
+from nexar.collectives.executor import Arithmetic, Ground, Run, execute
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.journal import Journal
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.program import Program, compile_steps
+from nexar.collectives.schedules.catalog import Shape
+from nexar.collectives.scratch import Scratch
+from nexar.collectives.work import Work
+from nexar.config import Config
+from nexar.group import Group
+
+_PROGRAMS: Final = 512
+_LONG: Final = 1024  # steps: making such a program costs little beside running it, and keeping many of them much
+
+
+class Wish(NamedTuple):
+    """What the caller of a verb may ask for beside the result."""
+
+    algorithm: str | None = None
+    deterministic: bool = False
+
+
+PLAIN: Final = Wish()
+
+
+class Assembly:
+    """One communicator, as its collectives see it. Any thread."""
+
+    def __init__(self, group: Group, config: Config, journal: Journal, arena: Arena | None, *, shared: bool) -> None:
+        """`arena`: the memory that the ranks of this host share; None: there is none, or nobody to share it with.
+
+        `shared`: the ranks of every host share memory; the same on all ranks.
+        """
+        self.group = group
+        self.config = config
+        self.journal = journal
+        self.arena = arena
+        self.conductor: Final = Conductor(group, journal, arena)
+        self.scratch = Scratch()
+        membership = group.membership
+        self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
+        """The ranks of each host."""
+        self.index: Final = membership.local_rank(group.rank)
+        """Which of the ranks of its host this one is."""
+        self._shared = shared
+        self._order = threading.Lock()  # numbers and tickets are taken in the same order
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        operation: OperationCode,
+        count: int,
+        dtype: np.dtype[Any] | None = None,
+        wish: Wish = PLAIN,
+        reduction: Reduction | None = None,
+    ) -> str:
+        """The algorithm: the same on every rank that makes the same call."""
+        hosts = tuple(map(len, self.hosts))
+        size_bytes = count * (1 if dtype is None else dtype.itemsize)
+        commutative = reduction is None or reduction.commutative
+        facts = self._facts(operation, count, size_bytes, hosts)
+        if wish.deterministic or not commutative:
+            facts = replace(facts, deterministic=wish.deterministic, commutative=commutative)
+        return choose(facts, wish.algorithm)
+
+    def choose_schedule(
+        self, operation: OperationCode, count: int, dtype: np.dtype[Any], size: int | None = None
+    ) -> str:
+        """For a part of a call that cannot run in shared memory, among `size` ranks (default: all)."""
+        hosts = (1,) * (self.group.size if size is None else size)
+        return choose(self._facts(operation, count, count * dtype.itemsize, hosts), None)
+
+    def _facts(self, operation: OperationCode, count: int, size_bytes: int, hosts: tuple[int, ...]) -> Facts:
+        config = self.config
+        return Facts(
+            operation=operation,
+            size_bytes=size_bytes,
+            count=count,
+            size=sum(hosts),
+            hosts=hosts,
+            shared_memory=self._shared and max(hosts) > 1,
+            large_msg_bytes=config.large_msg_bytes,
+            pipeline_segment_bytes=config.pipeline_segment_bytes,
+            ring_max_world=config.ring_max_world,
+        )
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def begin(self, fingerprint: Fingerprint, turns: Sequence[Turn] = ()) -> Call:
+        """Take the next number, and the turns in the arena that it will need. Raises what has become of the
+        communicator.
+        """
+        arena = self.arena
+        with self._order:
+            entry = self.journal.begin(fingerprint)
+            ticket = arena.reserve(len(turns)) if turns and arena is not None else 0
+        if arena is not None:
+            arena.announce(entry.sequence, fingerprint)
+        return Call(entry, fingerprint, ticket, turns)
+
+    def work(self, call: Call, run: Run) -> Work:
+        """The call, to be performed or started."""
+        return Work(call.entry.name, run, call, partial(self._end, call))
+
+    def _end(self, call: Call, error: BaseException | None) -> BaseException | None:
+        if error is None:
+            return self.journal.end(call.entry, None, self._arrivals(call))
+        call.skip_turns()
+        return self.journal.end(call.entry, error)
+
+    def _arrivals(self, call: Call) -> dict[int, float] | None:
+        """Of the ranks of this host, which write theirs down; the others' are known from their frames."""
+        if self.arena is None or len(self.hosts) > 1:
+            return None
+        came = self.arena.arrivals(call.entry.sequence)
+        return {rank: when / 1e9 for rank, when in enumerate(came) if when is not None}
+
+    def ground(self, call: Call) -> Ground:
+        """For the executor."""
+        deadline = monotonic() + self.config.collective_timeout
+        return Ground(self.group, self.scratch, call.entry.sequence, call.fingerprint, deadline, call.entry.moved)
+
+    def execute(
+        self,
+        call: Call,
+        name: str,
+        operation: OperationCode,
+        work: NDArray[Any],
+        *,
+        arithmetic: Arithmetic | None = None,
+        root: int = 0,
+        spans: tuple[Span, ...] | None = None,
+        team: Sequence[int] | None = None,
+        phase: int = 0,
+        more: Sequence[NDArray[Any]] = (),
+        count: int | None = None,
+    ) -> Run:
+        """Run one schedule. `team`: the ranks that take part, if not all. `more`: buffers 1 … where the caller has
+        them. `count` is the schedule's, if it is not the length of the work array.
+        """
+        size = self.group.size if team is None else len(team)
+        rank = self.group.rank if team is None else team.index(self.group.rank)
+        item = work.dtype.itemsize
+        segment = max(1, self.config.pipeline_segment_bytes // item)
+        shape = Shape(rank, size, len(work) if count is None else count, root, segment, spans)
+        needed = buffers(name, operation, *shape[:3], root=root, segment=segment, spans=spans)[len(more) :]
+        borrowed = [self.scratch.take(each * item) for each in needed]
+        extra = [memory[: each * item].view(work.dtype) for memory, each in zip(borrowed, needed, strict=True)]
+        program = program_of(name, operation, shape)
+        yield from execute(self.ground(call), program, [work, *more, *extra], arithmetic, ranks=team, phase=phase)
+        for memory in borrowed:
+            self.scratch.give_back(memory)
+
+
+def program_of(name: str, operation: OperationCode, shape: Shape) -> Program:
+    """Kept for the next call of the same shape, unless it is long."""
+    long = shape.segment and shape.size * (shape.count // shape.segment) > _LONG
+    return _make(name, operation, shape) if long else _kept(name, operation, shape)
+
+
+def _make(name: str, operation: OperationCode, shape: Shape) -> Program:
+    rank, size, count, root, segment, spans = shape
+    return compile_steps(steps(name, operation, rank, size, count, root=root, segment=segment, spans=spans))
+
+
+_kept = lru_cache(_PROGRAMS)(_make)

@@ -1,0 +1,48 @@
+"""One call of a collective that has its number, and its turns in the memory that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from nexar.collectives.arena_records import Announcement
+from nexar.collectives.entry import Entry
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.links.operation import Operation
+
+Turn: TypeAlias = Callable[[int, Announcement, bool], Operation]
+"""Posts an operation in the arena: its ticket, what it is part of, and whether the caller may spin."""
+
+
+class Call:
+    """Turns are taken in order. Each must be taken or skipped: the other ranks count on it."""
+
+    __slots__ = ("_taken", "entry", "fingerprint", "spin", "ticket", "turns")
+
+    def __init__(
+        self,
+        entry: Entry,
+        fingerprint: Fingerprint,
+        ticket: int = 0,
+        turns: Sequence[Turn] = (),
+    ) -> None:
+        self.entry = entry
+        self.fingerprint = fingerprint
+        self.ticket = ticket
+        self.turns = turns
+        self.spin = False
+        """The thread that made the call runs it, and has nothing better to do. Written by who runs it."""
+        self._taken = 0
+
+    def take_turn(self) -> Operation:
+        """The next one."""
+        return self._post(spin=self.spin)
+
+    def skip_turns(self) -> None:
+        """Those that are left: the other ranks find that this one gave up."""
+        while self._taken < len(self.turns):
+            self._post(spin=False).cancel()
+
+    def _post(self, *, spin: bool) -> Operation:
+        index, self._taken = self._taken, self._taken + 1
+        return self.turns[index](self.ticket + index, (self.entry.sequence, self.fingerprint), spin)

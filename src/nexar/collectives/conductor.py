@@ -1,0 +1,89 @@
+"""Runs work: in the thread that called, or in the background; and judges, when its time is over, who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final
+
+from nexar.collectives.arena import Arena
+from nexar.collectives.entry import Entry
+from nexar.collectives.journal import Journal
+from nexar.collectives.work import Running, Work
+from nexar.errors import OperationTimeout
+from nexar.group import Group, deadline_after
+from nexar.links.operation import Operation
+
+_DECLARE: Final = 0.2
+"""Seconds after which a call that waits tells the others what it is: two ranks that wait for each other in different
+calls learn of it then, not at their deadlines."""
+
+
+class Conductor:
+    """Of one communicator. Any thread."""
+
+    def __init__(self, group: Group, journal: Journal, arena: Arena | None) -> None:
+        self._group = group
+        self._journal = journal
+        self._arena = arena
+        membership = group.membership
+        self._local = membership.ranks_on(membership.member(group.rank).host)
+
+    def perform(self, work: Work, timeout: float) -> Any:
+        """Run it to its end in this thread. CollectiveTimeout when nobody has made progress for `timeout` seconds."""
+        if work.call is not None:
+            work.call.spin = True
+        try:
+            while True:
+                operations = next(work.run)
+                for operation in operations:
+                    if not operation.done or operation.error is not None:
+                        self._wait(operations, work.alarm, timeout)
+                        break
+        except StopIteration as stop:
+            work.finish(None)
+            return stop.value
+        except BaseException as error:
+            final = work.finish(error) or error
+            if final is error:
+                raise
+            raise final from error
+
+    def start(self, work: Work) -> Running:
+        """Run it in the background."""
+        return Running(self._group.progress, work)
+
+    def _wait(self, operations: Sequence[Operation], entry: Entry | None, timeout: float) -> None:
+        deadline = deadline_after(timeout)
+        early = min(deadline, monotonic() + _DECLARE)
+        while True:
+            try:
+                self._group.wait(operations, early, entry, keep=True)
+            except OperationTimeout as late:
+                if early < deadline:
+                    early = deadline
+                    if entry is not None:
+                        self._declare(entry)
+                else:
+                    early = deadline = self.extend(entry or _entry_of(operations), late, timeout)
+            else:
+                return
+
+    def _declare(self, entry: Entry) -> None:
+        """What this rank does, to those on other ways; and look what those of this host have written down."""
+        self._journal.declare(entry)
+        found = None if self._arena is None else self._arena.disagreement(entry.sequence)
+        if found is not None:
+            self._journal.disagree(entry.sequence, entry.fingerprint, self._local[found[0]], found[1])
+
+    def extend(self, entry: Entry | None, late: OperationTimeout, timeout: float) -> float:
+        """The deadline has come: a later one, or the error that ends the call is raised."""
+        if entry is None:
+            raise late
+        return self._journal.extend(entry, late, timeout)
+
+
+def _entry_of(operations: Sequence[Operation]) -> Entry | None:
+    """Of the first call that is waited for."""
+    running = (each for each in operations if isinstance(each, Running) and not each.done)
+    return next((each.entry for each in running), None)

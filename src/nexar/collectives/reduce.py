@@ -1,0 +1,66 @@
+"""The root gets the reduction of what all ranks brought; the others' arrays stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operations import Reduction
+from nexar.arrays.reduce import finish
+from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import SHARED_MEMORY
+from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
+
+_CODE = OperationCode.REDUCE
+
+
+class Reducing(NamedTuple):
+    """What is reduced, flat."""
+
+    array: NDArray[Any]
+    out: NDArray[Any] | None
+    """The root's; it may be `array` itself."""
+    reduction: Reduction
+    root: int
+
+
+def reduce(assembly: Assembly, job: Reducing, wish: Wish) -> Work:
+    """Without a result: it is in the root's `out`."""
+    array, _, reduction, root = job
+    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code)
+    call = assembly.begin(fingerprint, _turns(assembly, name, job))
+    return assembly.work(call, _run(assembly, call, name, job))
+
+
+def _turns(assembly: Assembly, name: str, job: Reducing) -> Sequence[Turn]:
+    arena = assembly.arena
+    if arena is None or name != SHARED_MEMORY:
+        return ()
+    return (lambda ticket, about, spin: arena.reduce(ticket, *job, announcement=about, spin=spin),)
+
+
+def _run(assembly: Assembly, call: Call, name: str, job: Reducing) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.take_turn(),)
+        return
+    array, out, reduction, root = job
+    memory = assembly.scratch.take(array.nbytes) if out is None else None
+    work = out if memory is None else memory[: array.nbytes].view(array.dtype)
+    assert work is not None
+    if work is not array:
+        np.copyto(work, array)
+    arithmetic = Arithmetic.of(reduction, array.dtype)
+    yield from assembly.execute(call, name, _CODE, work, arithmetic=arithmetic, root=root)
+    if memory is not None:
+        assembly.scratch.give_back(memory)
+    else:
+        finish(reduction, work, assembly.group.size)

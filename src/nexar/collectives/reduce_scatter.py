@@ -1,0 +1,65 @@
+"""Rank i gets part i of the reduction of what all ranks brought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operations import Reduction
+from nexar.arrays.partition import Span
+from nexar.arrays.reduce import finish
+from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.call import Call, Turn
+from nexar.collectives.choose import SHARED_MEMORY
+from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
+
+_CODE = OperationCode.REDUCE_SCATTER
+
+
+class Scattering(NamedTuple):
+    """What is reduced, flat."""
+
+    array: NDArray[Any]
+    out: NDArray[Any]
+    """As long as this rank's span, and no part of `array`, which stays as it is."""
+    spans: tuple[Span, ...]
+    reduction: Reduction
+
+
+def reduce_scatter(assembly: Assembly, job: Scattering, wish: Wish, code: OperationCode = _CODE) -> Work:
+    """Without a result: it is in `out`."""
+    array, reduction = job.array, job.reduction
+    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), 0, reduction.code)
+    call = assembly.begin(fingerprint, _turns(assembly, name, job))
+    return assembly.work(call, _run(assembly, call, name, job))
+
+
+def _turns(assembly: Assembly, name: str, job: Scattering) -> Sequence[Turn]:
+    arena = assembly.arena
+    if arena is None or name != SHARED_MEMORY:
+        return ()
+    return (lambda ticket, about, spin: arena.reduce_scatter(ticket, *job, announcement=about, spin=spin),)
+
+
+def _run(assembly: Assembly, call: Call, name: str, job: Scattering) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.take_turn(),)
+        return
+    array, out, spans, reduction = job
+    memory = assembly.scratch.take(array.nbytes)
+    work = memory[: array.nbytes].view(array.dtype)
+    np.copyto(work, array)
+    arithmetic = Arithmetic.of(reduction, array.dtype)
+    yield from assembly.execute(call, name, _CODE, work, arithmetic=arithmetic, spans=spans)
+    mine = spans[assembly.group.rank]
+    np.copyto(out, work[mine.start : mine.stop])
+    finish(reduction, out, assembly.group.size)
+    assembly.scratch.give_back(memory)

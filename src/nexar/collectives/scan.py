@@ -1,0 +1,32 @@
+"""Rank i gets the reduction of what ranks 0 to i brought; exclusive: without its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operations import Reduction, identity
+from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.call import Call
+from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.work import Work
+
+
+def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, wish: Wish, *, exclusive: bool) -> Work:
+    """In place, on a flat array. Exclusive: rank 0 gets the identity."""
+    code = OperationCode.EXCLUSIVE_SCAN if exclusive else OperationCode.SCAN
+    name = assembly.choose(code, len(out), out.dtype, wish, reduction)
+    call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code))
+    return assembly.work(call, _run(assembly, call, name, out, reduction))
+
+
+def _run(assembly: Assembly, call: Call, name: str, out: NDArray[Any], reduction: Reduction) -> Run:
+    code = OperationCode(call.fingerprint.operation)
+    yield from assembly.execute(call, name, code, out, arithmetic=Arithmetic.of(reduction, out.dtype))
+    if code is OperationCode.EXCLUSIVE_SCAN and assembly.group.rank == 0:
+        np.copyto(out, identity(reduction, out.dtype))

@@ -1,0 +1,171 @@
+"""One call on its way: run to its end by the thread that made it, or advanced by whoever drives the node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, Self
+
+from nexar.collectives.call import Call
+from nexar.collectives.entry import Entry
+from nexar.collectives.executor import Run
+from nexar.errors import Cancelled
+from nexar.links.operation import Operation
+from nexar.links.progress import Progress
+from nexar.types import AwaitedPeer
+
+
+class Work:
+    """A call that has its sequence number, and has to be run now. `end` is told how it ended, exactly once.
+
+    The error of its `alarm` ends it, whatever it waits for.
+    """
+
+    __slots__ = ("call", "end", "name", "run")
+
+    def __init__(
+        self, name: str, run: Run, call: Call | None, end: Callable[[BaseException | None], BaseException | None]
+    ) -> None:
+        """`end(error)` returns the error to raise, which may say more than the one it was given."""
+        self.name = name
+        self.run = run
+        self.call = call
+        self.end = end
+
+    @property
+    def alarm(self) -> Entry | None:
+        """See Journal."""
+        return None if self.call is None else self.call.entry
+
+    def then(self, result: Callable[[Any], Any]) -> Self:
+        """The same work, whose result is made of what it was before."""
+        run = self.run
+
+        def wrapped() -> Run:
+            return result((yield from run))
+
+        self.run = wrapped()
+        return self
+
+    def finish(self, error: BaseException | None) -> BaseException | None:
+        """Every buffer is detached first."""
+        self.run.close()
+        return self.end(error)
+
+
+class Running(Operation):
+    """Work in flight. Its legs run one at a time, on whichever thread leads; each posts, and none waits.
+
+    Law: a leg is run by who takes `_turn`, and only while the call is not done; so `cancel`, which takes it too,
+    returns when no leg runs and none will. Between two legs the next one is scheduled exactly once: when all that the
+    last one waits for is done, or the first of it has failed, or the alarm has.
+    """
+
+    __slots__ = ("_awaited", "_due", "_leg", "_missing", "_progress", "_result", "_turn", "_work")
+
+    def __init__(self, progress: Progress, work: Work) -> None:
+        super().__init__(progress.lock)
+        self._progress = progress
+        self._work = work
+        self._turn = threading.Lock()  # held by who runs a leg
+        self._leg = 0  # written by who has the turn
+        self._awaited: Sequence[Operation] = ()  # of the leg that was run last; likewise
+        self._missing = 0  # of those; under the node's lock
+        self._due = True  # a leg is scheduled, or runs; under the node's lock
+        self._result: Any = None
+        if work.alarm is not None:
+            with self.lock:
+                work.alarm.when_done(self._schedule)
+        self._advance()
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return self._work.name
+
+    @property
+    def entry(self) -> Entry | None:
+        """Of a collective."""
+        return self._work.alarm
+
+    def value(self) -> Any:
+        """What the verb returns."""
+        return self._result
+
+    def awaited(self) -> AwaitedPeer:
+        """Of what it waits for, the first."""
+        return next((each.awaited() for each in self._awaited if not each.done), AwaitedPeer())
+
+    def cancel(self) -> None:
+        """The call ends here; the other ranks are told that this one gave it up."""
+        self.fail(Cancelled(operation=self.name))
+
+    def fail(self, error: BaseException) -> None:
+        """As cancel, for another reason."""
+        with self._turn:
+            if not self.done:
+                self._end(error)
+
+    # -- legs --------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        with self._turn:
+            while not self.done:
+                failed = self._failure()
+                if failed is not None:
+                    self._end(copy(failed))
+                elif not self._run_leg():
+                    return
+
+    def _run_leg(self) -> bool:
+        """True: there is more to do at once."""
+        try:
+            operations = next(self._work.run)
+        except StopIteration as stop:
+            self._result = stop.value
+            self._end(None)
+            return False
+        except BaseException as error:
+            self._end(error)
+            if not isinstance(error, Exception):
+                raise  # a signal of the thread that happens to drive: it is told, and so are those who wait for us
+            return False
+        self._leg += 1
+        self._awaited = operations
+        return self._subscribe(operations, self._leg)
+
+    def _subscribe(self, operations: Sequence[Operation], leg: int) -> bool:
+        """Under the lock, so that none ends unseen. True: the next leg may run at once."""
+        with self.lock:
+            self._missing = len(operations)
+            for operation in operations:
+                operation.when_done(partial(self._count, operation, leg))
+            self._due = self._missing == 0 or self._failure() is not None
+            return self._due
+
+    def _count(self, operation: Operation, leg: int) -> None:
+        """One of them has ended. Under the lock."""
+        if leg != self._leg:
+            return
+        self._missing -= 1
+        if self._missing == 0 or operation.error is not None:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """Under the lock."""
+        if not self._due and not self.done:
+            self._due = True
+            self._progress.run_soon(self._advance)
+
+    def _failure(self) -> BaseException | None:
+        alarm = self._work.alarm
+        if alarm is not None and alarm.error is not None:
+            return alarm.error
+        return next((each.error for each in self._awaited if each.error is not None), None)
+
+    def _end(self, error: BaseException | None) -> None:
+        error = self._work.finish(error)
+        with self.lock:
+            self.finish(error)

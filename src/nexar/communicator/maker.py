@@ -1,0 +1,61 @@
+"""Makes the communicators of one node: the first, and those that are split off it; and closes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+from nexar.cluster.membership import Membership
+from nexar.cluster.mesh import Mesh
+from nexar.cluster.node import Node
+from nexar.collectives.assembly import Assembly
+from nexar.collectives.journal import Journal
+from nexar.communicator.sharing import Sharing, may_share
+from nexar.config import Config
+from nexar.group import Group
+
+WORLD: Final = 0
+"""The id of a cluster's first communicator."""
+_CLOSED: Final = object()
+
+
+class Maker:
+    """Of one node. Any thread."""
+
+    def __init__(self, node: Node, mesh: Mesh, config: Config) -> None:
+        self.config = config
+        self._node = node
+        self._mesh = mesh
+        self._open: dict[Callable[[], None], None] = {}  # what closes each; dict methods are atomic
+
+    def make(self, membership: Membership, communicator: int, deadline: float) -> tuple[Assembly, Callable[[], None]]:
+        """Together with all its members: what a communicator stands on, and what closes it (idempotent).
+
+        PeerLost, OperationTimeout: a member did not take part in time; nothing is left behind then.
+        """
+        with ExitStack() as undo:
+            group = Group(self._node, self._mesh, membership, communicator)
+            undo.callback(group.close)
+            journal = Journal(group)
+            undo.callback(journal.close)
+            arena, shared = None, False
+            if may_share(membership):
+                sharing = Sharing(group, deadline)
+                arena = sharing.agree(journal)
+                shared = sharing.shared
+                undo.callback(sharing.close)
+            assembly = Assembly(group, self.config, journal, arena, shared=shared)
+            ends = undo.pop_all()
+
+        def close() -> None:
+            if self._open.pop(close, _CLOSED) is not _CLOSED:
+                ends.close()
+
+        self._open[close] = None
+        return assembly, close
+
+    def close(self) -> None:
+        """Every communicator. Idempotent."""
+        for close in list(self._open):
+            close()

@@ -1,0 +1,137 @@
+"""The handle of an operation in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from time import monotonic
+from typing import Any, TypeAlias
+
+from nexar.collectives.work import Running
+from nexar.errors import NexarError, OperationTimeout, UsageError
+from nexar.group import deadline_after
+from nexar.links.progress import Progress
+
+Patience: TypeAlias = Callable[[Running, OperationTimeout], float]
+"""Called when the deadline of an operation has come: gives a later one, or raises the error that has ended it."""
+
+
+class Request:
+    """One verb that was started: wait for it, await it, or cancel it. May be waited for from several threads.
+
+    Its buffers must be left alone until it is done. A request that is dropped is cancelled. Whoever waits drives; while
+    nobody does, the node's progress thread.
+    """
+
+    __slots__ = ("__weakref__", "_patience", "_progress", "_running", "_timeout")
+
+    def __init__(self, progress: Progress, running: Running, timeout: float, patience: Patience) -> None:
+        self._progress = progress
+        self._running = running
+        self._timeout = timeout
+        self._patience = patience
+
+    def done(self) -> bool:
+        """Has it ended, well or not? Never blocks."""
+        return self._running.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The verb's result, or its error raised.
+
+        OperationTimeout after `timeout` seconds: the request goes on, and can be waited for again. Without one, the
+        operation's own timeout holds: it ends an operation in which nobody makes progress.
+        """
+        if timeout is not None and not timeout > 0:
+            raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0, or ask done()")
+        if timeout is not None:
+            self._progress.wait((self._running,), deadline_after(timeout), keep=True)
+        else:
+            self._wait()
+        return self._running.result()
+
+    def _wait(self) -> None:
+        deadline = deadline_after(self._timeout)
+        while not self.done():
+            try:
+                self._progress.wait((self._running,), deadline, keep=True)
+            except OperationTimeout as late:
+                if self.done():
+                    return
+                deadline = self._patience(self._running, late)
+
+    def cancel(self) -> None:
+        """Give up: when this returns, its buffers are free. Of a collective the others are told, and raise.
+
+        A request that is done is left alone.
+        """
+        self._running.cancel()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The verb's result. Cancelling the task that awaits it cancels the request."""
+        from asyncio import get_running_loop  # noqa: PLC0415 - whoever awaits has it; nobody else pays for it
+
+        loop = get_running_loop()
+        running = self._running
+
+        def watch() -> None:
+            """The operation's own timeout, judged where it may block."""
+            if not running.done:
+                loop.run_in_executor(None, self._judge).add_done_callback(_observe)
+
+        timer = loop.call_later(self._timeout, watch)
+        try:
+            return (yield from running.__await__())
+        finally:
+            timer.cancel()
+
+    def _judge(self) -> None:
+        try:
+            self._wait()
+        except NexarError:
+            if not self._running.done:
+                raise  # else who awaits it is told
+
+    def __del__(self) -> None:
+        running = getattr(self, "_running", None)
+        if running is not None and not running.done:
+            self._progress.run_soon(running.cancel)  # not here: a collector may run while this thread holds our locks
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self.done() else "failed" if self._running.error is not None else "done"
+        return f"<nexar.Request {self._running.name}, {state}>"
+
+
+def _observe(judged: Any) -> None:
+    judged.exception()
+
+
+def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
+    """Wait for all of them, also if some fail; their results, in order.
+
+    Then raises the first error, with the others as its `others`. `timeout` is for all together.
+    """
+    handles: list[Any] = list(requests)
+    strangers = [each for each in handles if not isinstance(each, Request)]
+    if strangers:
+        raise UsageError(f"wait_all takes requests, and got {strangers[0]!r}; start one with comm.start.<verb>(…)")
+    deadline = None if timeout is None else deadline_after(timeout)
+    results, errors = [], []
+    for each in handles:
+        try:
+            results.append(each.wait(_left(deadline)))
+        except NexarError as error:
+            errors.append(error)
+    if errors:
+        raise _first(errors)
+    return results
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(1e-6, deadline - monotonic())
+
+
+def _first(errors: list[NexarError]) -> NexarError:
+    first, *others = errors
+    first.others = others  # type: ignore[attr-defined]
+    for other in others:
+        first.add_note(f"also: {type(other).__name__}: {other}")
+    return first

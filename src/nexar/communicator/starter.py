@@ -1,0 +1,64 @@
+"""Every verb once more, started instead of waited for: `comm.start.all_reduce(x)` gives a Request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from nexar.collectives.assembly import Assembly
+from nexar.collectives.work import Running, Work
+from nexar.communicator.collecting import Collecting
+from nexar.communicator.messaging import Messaging
+from nexar.communicator.parts import Run
+from nexar.communicator.request import Request
+from nexar.errors import OperationTimeout
+from nexar.group import deadline_after
+
+
+class Starter(Messaging, Collecting):
+    """The verbs of a communicator: each takes its number now, and returns a Request at once.
+
+    Only a link that is not open yet is waited for: what runs in the background must not have to.
+    """
+
+    def __init__(self, assembly: Assembly, seconds: Callable[[Any], float]) -> None:
+        """`seconds(timeout)` checks a timeout, and that the communicator is open."""
+        self._assembly = assembly
+        self._group = assembly.group
+        self._seconds_of = seconds
+
+    def _seconds(self, timeout: Any) -> float:
+        seconds = self._seconds_of(timeout)
+        group = self._group
+        group.open_links(range(group.size), deadline_after(seconds))
+        return seconds
+
+    def _deadline(self, timeout: Any) -> float:
+        return deadline_after(self._seconds_of(timeout))
+
+    def _conduct(self, work: Work, timeout: float) -> Request:
+        conductor = self._assembly.conductor
+
+        def patience(running: Running, late: OperationTimeout) -> float:
+            try:
+                return conductor.extend(running.entry, late, timeout)
+            except BaseException as error:
+                running.fail(error)
+                raise
+
+        return Request(self._group.progress, conductor.start(work), timeout, patience)
+
+    def _carry_out(self, run: Run[Any], deadline: float) -> Request:
+        work = Work("the message", run, None, _as_it_is)
+        running = Running(self._group.progress, work)
+
+        def patience(_: Running, late: OperationTimeout) -> float:
+            running.fail(late)
+            raise late
+
+        return Request(self._group.progress, running, deadline - monotonic(), patience)
+
+
+def _as_it_is(error: BaseException | None) -> BaseException | None:
+    return error

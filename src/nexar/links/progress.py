@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from copy import copy
 from time import monotonic
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from nexar.errors import Cancelled, OperationTimeout, UsageError
 from nexar.links import nodes
@@ -26,6 +26,8 @@ from nexar.transport.base import Sleeper, Transport
 
 DEFAULT_SPIN = 200e-6
 """Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
+
+Outcome = TypeVar("Outcome")
 
 
 def spin_of(microsecs: int | str) -> float:
@@ -187,8 +189,8 @@ class Progress:
         """Let who leads look again before it sleeps on. Costs little where nobody sleeps."""
         self._kick()
 
-    def attempt(self, task: Callable[[], bool]) -> bool:
-        """Run `task` now, in this thread, whoever leads: a shortcut past the queue of something that is driven.
+    def attempt(self, task: Callable[..., Outcome], *facts: Any) -> Outcome:
+        """Run `task(*facts)` now, in this thread, whoever leads: a shortcut past the queue of something that is driven.
 
         It may look at memory for as long as `spin`, no longer. Signals are put off meanwhile, as in every verb, and the
         progress thread neither takes the lead nor keeps it: asleep it would ask peers to ring for it.
@@ -197,12 +199,12 @@ class Progress:
         leadership = self._leadership
         leadership.turns += 1
         if not self._background.leads:
-            return task()
+            return task(*facts)
         passing = Waiter()  # a follower that never sleeps: whoever offers the lead passes it by
         self._followers.append(passing)
         self._kick()
         try:
-            return task()
+            return task(*facts)
         finally:
             self._followers.remove(passing)
 

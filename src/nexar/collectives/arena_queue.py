@@ -1,0 +1,308 @@
+"""The operations of an arena in the order of their tickets, and who advances them: see arena for the law."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from numpy.typing import NDArray
+
+from nexar.arrays.operations import Reduction
+from nexar.collectives.arena_memory import ArenaMemory
+from nexar.collectives.arena_operation import ArenaOperation
+from nexar.collectives.arena_pace import Differs, GaveUp, Pace
+from nexar.collectives.arena_quick import Plans
+from nexar.collectives.arena_records import Announcement, Records
+from nexar.collectives.arena_slots import Slots
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.shared_memory import Rounds
+from nexar.errors import Cancelled, UsageError
+from nexar.links.operation import FINISHED, Operation
+from nexar.links.progress import Progress
+from nexar.types import AwaitedPeer
+
+Row = NDArray[Any]
+
+_INLINE_ROUNDS: Final = 3  # an operation of more is better driven: transports must not wait for it
+
+
+class Members(Protocol):
+    """What an arena must be told of its ranks: who they are, and what to say when they disagree. Called by who has the
+    turn, so it must not call back.
+    """
+
+    def awaited(self, index: int) -> AwaitedPeer:
+        """The rank with that index in the arena."""
+
+    def given_up(self, index: int, operation: str) -> BaseException:
+        """The error of an operation that this rank gave up."""
+
+    def differs(self, index: int, theirs: Fingerprint, mine: Announcement) -> BaseException:
+        """The error of an operation that this rank takes to be another one. Nothing runs in the arena after it."""
+
+
+class ArenaQueue:
+    """A Poller: whoever leads advances the operation at the head."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        memory: ArenaMemory,
+        rank: int,
+        members: Members,
+        nudges: Sequence[Callable[[], None]],
+    ) -> None:
+        self.records = Records(memory.records(), rank, memory.geometry.size)
+        self.slots = Slots(memory, rank)
+        self.lock = progress.lock
+        self.closed = False
+        self._progress = progress
+        self._memory = memory
+        self._members = members
+        self._plans = Plans(self.slots)
+        self._pace = Pace(self.records, self.slots, nudges)
+        self._turn = threading.Lock()
+        self._head = 1  # the ticket whose turn it is; written by who has the turn
+        self._posted: dict[int, ArenaOperation] = {}  # by ticket; any thread adds, who has the turn removes
+        self._ended: BaseException | None = None  # why nothing runs any more; written once
+        self._unfork = progress.when_forked(self._let_go)
+        progress.add_poller(self)
+
+    def start(
+        self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds, spin: bool
+    ) -> ArenaOperation:
+        """Post an operation; with `spin`, run it at once as far as that goes without sleeping."""
+        operation = ArenaOperation(self, label, ticket, announcement, rounds)
+        if not (spin and rounds.number <= _INLINE_ROUNDS and self._progress.attempt(self._run, operation)):
+            self._post(operation)
+        return operation
+
+    def start_quick(
+        self, ticket: int, announcement: Announcement | None, array: Row, reduction: Reduction, out: Row
+    ) -> Operation | None:
+        """An all_reduce of few bytes, here and now. None: it is not its turn."""
+        return self._progress.attempt(self._run_quick, ticket, announcement, array, reduction, out)
+
+    def skip(self, ticket: int, rounds: int) -> None:
+        """See Arena.skip."""
+        operation = ArenaOperation(self, "skipped", ticket, None, Rounds(rounds, iter(())))
+        operation.done = True
+        self._post(operation)
+
+    def _post(self, operation: ArenaOperation) -> None:
+        self._posted[operation.ticket] = operation
+        self._progress.attempt(self.poll)
+
+    # -- by who has the turn ---------------------------------------------------------------------------
+
+    def _run(self, operation: ArenaOperation) -> bool:
+        """From its beginning as far as it gets by spinning. False: it has to be posted."""
+        if not self._turn.acquire(False):
+            return False
+        try:
+            if self._head != operation.ticket or self._ended is not None:
+                return False
+            self._pace.begin(operation)
+            while self._pace.spin(operation.wants, self._progress.spin, self._has_ended):
+                if self._go_on(operation):
+                    return True
+            return False
+        finally:
+            self._turn.release()
+
+    def _run_quick(
+        self, ticket: int, announcement: Announcement | None, array: Row, reduction: Reduction, out: Row
+    ) -> Operation | None:
+        if not self._turn.acquire(False):
+            return None
+        try:
+            pace = self._pace
+            if self._head != ticket or self._ended is not None or not pace.settled:
+                return None
+            plan = self._plans.of(array, reduction)
+            if announcement is not None:
+                self.records.take(ticket, announcement)
+            number = pace.round + 1
+            plan.give(number & 1, array)
+            pace.publish(number)
+            if not pace.spin(number, self._progress.spin, self._has_ended):
+                return self._leave_to_queue(ticket, announcement, plan.rest(number & 1, out))
+            try:
+                pace.check(ticket, announcement)
+                plan.fold(number & 1, out)
+            except BaseException as error:  # noqa: BLE001 - see _go_on
+                operation = self._leave_to_queue(ticket, announcement, iter(()))
+                self._fail(operation, error)
+                return operation
+            self._head = ticket + 1
+            return FINISHED
+        finally:
+            self._turn.release()
+
+    def _leave_to_queue(self, ticket: int, announcement: Announcement | None, rest: Iterator[None]) -> ArenaOperation:
+        """A quick operation of which this rank has published its one round turns out to be slow."""
+        operation = ArenaOperation(self, "all_reduce", ticket, announcement, Rounds(1, rest))
+        operation.begun, operation.wants, operation.base = True, self._pace.round, self._pace.round - 1
+        self._posted[ticket] = operation
+        return operation
+
+    def _has_ended(self) -> bool:
+        return self._ended is not None
+
+    def _go_on(self, operation: ArenaOperation) -> bool:
+        """One step. True: that was its end, good or bad."""
+        try:
+            if self._pace.step(operation):
+                self._leave(operation, None)
+        except BaseException as error:  # noqa: BLE001 - of a user's function, say: it is the operation's
+            self._fail(operation, error)
+        return operation.done
+
+    def _fail(self, operation: ArenaOperation, error: BaseException) -> None:
+        if isinstance(error, GaveUp):
+            self._give_up(operation, self._members.given_up(error.index, operation.name))
+        elif isinstance(error, Differs):
+            theirs = self.records.taken(self.records.all[error.index], operation.ticket)
+            self._disagree(operation, error.index, theirs)
+        else:
+            self._give_up(operation, error)
+
+    def _leave(self, operation: ArenaOperation, error: BaseException | None) -> None:
+        self._posted.pop(operation.ticket, None)
+        self._head = operation.ticket + 1
+        with operation.lock:
+            operation.finish(error)
+
+    def _give_up(self, operation: ArenaOperation, error: BaseException) -> None:
+        operation.close()
+        self._pace.give_up(operation)
+        self._leave(operation, error)
+
+    def _disagree(self, operation: ArenaOperation, index: int, theirs: Fingerprint) -> None:
+        assert operation.announcement is not None
+        error = self._members.differs(index, theirs, operation.announcement)
+        self._ended = self._ended or error
+        self._give_up(operation, error)
+
+    def _fail_all(self, error: BaseException) -> bool:
+        failed = list(self._posted.values())
+        self._posted.clear()
+        for operation in failed:
+            operation.close()
+        with self._progress.lock:
+            for operation in failed:
+                operation.finish(error)
+        return bool(failed)
+
+    # -- driven by who leads ---------------------------------------------------------------------------
+
+    @property
+    def spins(self) -> bool:
+        """See Poller."""
+        return bool(self._posted)
+
+    def poll(self) -> bool:
+        """See Poller. Also called by who posts, so not only by who leads."""
+        if not self._posted or not self._turn.acquire(False):
+            return False
+        try:
+            return self._advance()
+        finally:
+            self._turn.release()
+
+    def _advance(self) -> bool:
+        """What peers had published before they were lost counts: so first go on, then fail what cannot."""
+        happened = False
+        while (operation := self._posted.get(self._head)) is not None and not self.closed:
+            if operation.done:  # cancelled before its turn came
+                self._give_up(operation, Cancelled())
+            elif not self._advance_one(operation):
+                break
+            happened = True
+        if self._ended is not None:
+            return self._fail_all(self._ended) or happened
+        return happened
+
+    def _advance_one(self, operation: ArenaOperation) -> bool:
+        """True if anything could be done."""
+        moved = not operation.begun
+        if moved:
+            self._pace.begin(operation)
+        while self._pace.reached(operation.wants):
+            moved = True
+            if self._go_on(operation):
+                break
+        return moved
+
+    def arm(self) -> bool:
+        """See Poller. Who is about to sleep has time to look at what the others have announced."""
+        if not self._posted:
+            return True
+        if not self._turn.acquire(False):
+            return False
+        try:
+            return self._may_sleep()
+        finally:
+            self._turn.release()
+
+    def _may_sleep(self) -> bool:
+        operation = self._posted.get(self._head)
+        if self._ended is not None:
+            return False
+        if operation is None:
+            return True
+        if operation.done or not operation.begun or self._pace.reached(operation.wants):
+            return False
+        announcement = operation.announcement
+        found = None if announcement is None else self.records.disagreement(announcement[0])
+        if found is not None:
+            self._disagree(operation, *found)
+        return found is None
+
+    # -- any thread ------------------------------------------------------------------------------------
+
+    def awaited(self, operation: ArenaOperation) -> AwaitedPeer:
+        """The first who has not published what the operation waits for; if it is not its turn, what the head does."""
+        head = self._posted.get(self._head) or operation
+        with self._turn:
+            missing = None if self.closed else self._pace.missing(max(head.wants, head.base + 1))
+        return AwaitedPeer() if missing is None else self._members.awaited(missing)
+
+    def cancel(self, operation: ArenaOperation) -> None:
+        """On return nothing touches its arrays."""
+        with self._turn:
+            if operation.done:
+                return
+            if operation.begun and not self.closed:
+                self._give_up(operation, Cancelled(operation=operation.name))
+            else:  # it keeps its ticket until its turn comes
+                operation.close()
+                with operation.lock:
+                    operation.finish(Cancelled(operation=operation.name))
+        self._progress.kick()  # who leads goes on with the next
+
+    def fail(self, error: BaseException) -> None:
+        """See Arena.fail."""
+        self._ended = self._ended or error
+        self._progress.kick()
+
+    def close(self) -> None:
+        """See Arena.close."""
+        if self.closed:
+            return
+        self._unfork()
+        self._progress.remove_poller(self)
+        with self._turn:
+            self._ended = self._ended or UsageError("this communicator is closed; use it before closing it")
+            self._fail_all(self._ended)
+            self._let_go()
+        self._progress.kick()
+
+    def _let_go(self) -> None:
+        """Also in a forked child, where nobody else can have the turn."""
+        self.closed = True
+        self._plans.release()
+        self.slots.release()
+        self.records.release()
+        self._memory.close()

@@ -3,6 +3,7 @@ import enum
 import math
 from collections import OrderedDict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
+from typing import Any
 
 import ml_dtypes
 import msgspec
@@ -20,14 +21,15 @@ DTYPES = [
 ]  # fmt: skip
 
 hashable = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")) | st.binary()
-    | st.complex_numbers() | st.datetimes(timezones=st.none() | st.just(UTC)) | st.dates() | st.times()
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")) | st.binary()
+    | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+    | st.datetimes(timezones=st.none() | st.just(UTC)) | st.dates() | st.times()
     | st.timedeltas(),
     lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )  # fmt: skip
 values = st.recursive(
-    hashable,
+    hashable | st.floats() | st.complex_numbers(),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.tuples(inner, inner)
@@ -45,9 +47,15 @@ def again(value: object) -> object:
     return Reader([memoryview(bytearray(part)) for part in writer.apart]).read(memoryview(data))
 
 
-def same(left: object, right: object) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Equal, and of the same types all the way; nan is nan."""
-    return repr(left) == repr(right) or (type(left) is type(right) and left == right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return same(list(left.items()), list(right.items()))
+    return bool(left == right) if isinstance(left, set | frozenset) else repr(left) == repr(right)
 
 
 @given(values)

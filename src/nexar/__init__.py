@@ -43,6 +43,7 @@ from nexar.types import ANY_SOURCE, ANY_TAG
 if TYPE_CHECKING:
     from nexar.cluster.membership import Membership
     from nexar.communicator.communicator import Communicator
+    from nexar.communicator.request import Request, wait_all
     from nexar.launch.init import connect, init
     from nexar.launch.local import local
     from nexar.launch.seed import Seed
@@ -76,6 +77,7 @@ __all__ = [
     "PeerMisbehaved",
     "RecoveryTimeout",
     "RemoteError",
+    "Request",
     "Revoked",
     "RpcCancelled",
     "RpcError",
@@ -90,16 +92,19 @@ __all__ = [
     "init",
     "local",
     "spawn",
+    "wait_all",
 ]
 
 _ROOMS = {
     "Communicator": "nexar.communicator.communicator",
     "Membership": "nexar.cluster.membership",
+    "Request": "nexar.communicator.request",
     "Seed": "nexar.launch.seed",
     "connect": "nexar.launch.init",
     "init": "nexar.launch.init",
     "local": "nexar.launch.local",
     "spawn": "nexar.launch.spawn",
+    "wait_all": "nexar.communicator.request",
 }
 
 

@@ -31,6 +31,7 @@ NAMES = [
     "PeerMisbehaved",
     "RecoveryTimeout",
     "RemoteError",
+    "Request",
     "Revoked",
     "RpcCancelled",
     "RpcError",
@@ -45,6 +46,7 @@ NAMES = [
     "init",
     "local",
     "spawn",
+    "wait_all",
 ]
 
 

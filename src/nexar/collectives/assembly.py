@@ -119,6 +119,14 @@ class Assembly:
             arena.announce(entry.sequence, fingerprint)
         return Call(entry, fingerprint, ticket, turns)
 
+    def take_ticket(self) -> tuple[int, int] | None:
+        """A number and a turn for a call that is expected to end at once: see Journal.take."""
+        arena = self.arena
+        assert arena is not None
+        with self._order:
+            sequence = self.journal.take()
+            return None if sequence is None else (sequence, arena.reserve())
+
     def work(self, call: Call, run: Run) -> Work:
         """The call, to be performed or started."""
         return Work(call.entry.name, run, call, partial(self._end, call))

@@ -88,15 +88,48 @@ class Journal:
             sequence = self._next
             self._next = sequence + 1
             entry = Entry(self._lock, sequence, fingerprint)
-            self._open[sequence] = entry
-            entry.arrivals = self._ledger.begin(sequence, fingerprint)
-            if self._given_up and sequence in self._given_up:
-                entry.finish(error_of(self._given_up[sequence], entry, self._voice.known))
+            self._enter(entry)
         if entry.done:
             error = self.end(entry, entry.error)
             assert error is not None
             raise error
         return entry
+
+    def take(self) -> int | None:
+        """The number of a call that is expected to end at once, and well: by `note`. If it does not, `adopt` it.
+
+        None: something is amiss, and only `begin` can say what.
+        """
+        with self._lock:
+            if self._calls is not None or self._given_up:
+                return None
+            sequence = self._next
+            self._next = sequence + 1
+            return sequence
+
+    def note(self, sequence: int, fingerprint: Fingerprint, size_bytes: int, began: float) -> None:
+        """A call that was taken has ended well."""
+        ended = monotonic()
+        operation, dtype, count, _, _ = fingerprint
+        self.recorder.record((sequence, operation, count, dtype, began, ended, size_bytes, ""))
+        with self._lock:
+            self._tally.count(operation, size_bytes, ended - began, 0.0, "")
+
+    def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Entry:
+        """A call that was taken lasts: from now on it is one like any other. Whoever gets the entry ends it."""
+        with self._lock:
+            entry = Entry(self._lock, sequence, fingerprint)
+            entry.began = began
+            self._enter(entry)
+        return entry
+
+    def _enter(self, entry: Entry) -> None:
+        """Under the lock."""
+        sequence = entry.sequence
+        self._open[sequence] = entry
+        entry.arrivals = self._ledger.begin(sequence, entry.fingerprint)
+        if self._given_up and sequence in self._given_up:
+            entry.finish(error_of(self._given_up[sequence], entry, self._voice.known))
 
     def end(
         self, entry: Entry, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None

@@ -44,7 +44,7 @@ def table(output):
 
 
 def test_a_table_has_a_line_for_each_size_and_nothing_is_wrong(tmp_path):
-    ran = bench("p2p-latency", "-b", "8", "-e", "128K", "-f", "128", cwd=tmp_path)
+    ran = bench("p2p-latency", "--sizes", "8,1K,128K", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert [(line[0], line[-1]) for line in table(ran.stdout)] == [("8", "0"), ("1024", "0"), ("131072", "0")]
 

@@ -27,6 +27,7 @@ def bench(
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M.")] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
     factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is so many times the one before.")] = 2,
+    sizes: Annotated[str, typer.Option(help="These instead: 8,64K,1M.")] = "",
     iterations: Annotated[
         int | None, typer.Option("-n", "--iters", help="Calls per size; unset: 20, or what --seconds allow.")
     ] = None,
@@ -68,7 +69,7 @@ def bench(
         _check(ranks=size, hosts=1 if start else hosts, root=root, rounds=rounds)
         request = Request(
             measures=_chosen(what or ["all_reduce"], size),
-            sizes=tuple(series(parse_size(begin, "-b"), parse_size(end, "-e"), factor)),
+            sizes=_sizes(sizes) or tuple(series(parse_size(begin, "-b"), parse_size(end, "-e"), factor)),
             wishes=_wishes(
                 dtype=dtype,
                 op=op,
@@ -111,6 +112,10 @@ def _chosen(what: list[str], ranks: int) -> tuple[str, ...]:
     if pairs and ranks < 2:
         raise UsageError(f"{pairs[0]} is measured between two ranks: give --ranks 2 or more")
     return tuple(dict.fromkeys(what))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(parse_size(size, "--sizes") for size in text.split(",")) if text else ()
 
 
 def _wishes(

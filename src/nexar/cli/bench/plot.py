@@ -12,11 +12,13 @@ from typing import Any
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """One picture per operation, side by side. Where nothing has a size, times are drawn instead."""
+    """One picture per operation, side by side; a barrier has no size, and no picture."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot = import_module("matplotlib.pyplot")
-    names = list(dict.fromkeys(row["measure"] for row in results["rows"]))
+    names = list(dict.fromkeys(row["measure"] for row in results["rows"] if row["size_bytes"]))
+    if not names:
+        sys.exit("nothing that was measured has a size")
     figure, axes = pyplot.subplots(1, len(names), figsize=(6.4 * len(names), 4.8), squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
         _draw_one(axis, name, [row for row in results["rows"] if row["measure"] == name])

@@ -14,6 +14,7 @@ def bench(*arguments):
         (["nothing"], "nothing"),
         (["-b", "x"], "-b"),
         (["-f", "1"], "-f"),
+        (["--sizes", "8,x"], "--sizes"),
         (["-o", "plus"], "-o"),
         (["-d", "float33"], "-d"),
         (["--ranks", "0"], "--ranks"),

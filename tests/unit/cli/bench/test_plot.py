@@ -1,3 +1,5 @@
+import pytest
+
 from nexar.cli.bench import plot
 
 
@@ -34,3 +36,9 @@ def test_there_is_a_line_for_each_system_over_the_sizes_it_was_measured_at(monke
     plot.draw({"title": "", "rows": [row(8, nexar=1.0, gloo=0.5), row(16, nexar=2.0)]}, "out.png")
     assert drawn.lines == {"nexar": ((8, 16), (1.0, 2.0)), "gloo": ((8,), (0.5,))}
     assert drawn.saved == "out.png"
+
+
+def test_what_has_no_size_cannot_be_drawn(monkeypatch):
+    monkeypatch.setattr(plot, "import_module", lambda _: Recorded())
+    with pytest.raises(SystemExit, match="has a size"):
+        plot.draw({"title": "", "rows": [row(0, nexar=0.0)]}, "out.png")

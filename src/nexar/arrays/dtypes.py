@@ -61,6 +61,10 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return kind
 
 
+can_travel: Final = _CODES.__contains__
+"""Whether arrays of a dtype can be sent and reduced."""
+
+
 def allowed() -> str:
     """The names of all dtypes that can travel."""
     return ", ".join(str(dtype) for dtype in _CODES)

@@ -1,0 +1,100 @@
+"""What the caller gave, as an array; and results as what the caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays import numpy_adapter, torch_adapter
+from nexar.arrays.dtypes import can_travel, kind_of
+from nexar.errors import UsageError
+
+
+class Operand:
+    """An argument of a collective."""
+
+    __slots__ = ("_commit", "_like", "_value", "array")
+
+    def __init__(
+        self,
+        array: NDArray[Any],
+        value: object,
+        like: Callable[[NDArray[Any]], object],
+        commit: Callable[[], None] | None,
+    ) -> None:
+        self.array = array
+        """C-contiguous, of the caller's shape; in the caller's memory where that is possible."""
+        self._value = value
+        self._like = like
+        self._commit = commit
+
+    def commit(self) -> None:
+        """Bring `array`, which was written to, into the caller's memory. Does nothing where it lies there already, and
+        nothing to an operand that is only read.
+        """
+        if self._commit is not None:
+            self._commit()
+
+    def like(self, result: NDArray[Any]) -> Any:
+        """A new array as one of the caller's kind: torch for torch, a number for a number, NumPy's for all others.
+
+        It may share the memory of `result`.
+        """
+        return self._like(result)
+
+    def result(self) -> Any:
+        """What a verb that works in place returns: the caller's own object, or a new number where it gave one."""
+        return self.like(self.array) if self._value is None else self._value
+
+
+def adapt(value: Any, *, writable: bool = False) -> Operand:
+    """The operand for a value of the caller's; `writable`: the operation writes to it.
+
+    NumPy arrays of any layout, numbers, whatever has the buffer protocol, `__array_interface__` or DLPack, and torch
+    tensors on the CPU. UsageError for anything else, for a dtype that cannot travel, and for memory that is read-only
+    although it is to be written. A number counts as writable: a new one comes back.
+    """
+    if type(value) is np.ndarray:  # nearly always, so first
+        flags = value.flags
+        if flags.c_contiguous and can_travel(value.dtype) and (flags.writeable or not writable):
+            return Operand(value, value, numpy_adapter.same, None)
+    if torch_adapter.is_tensor(value):
+        return _of_tensor(value, writable)
+    number = numpy_adapter.number_of(value)
+    if number is not None:
+        return Operand(number.array, None, number.like, None)
+    view = numpy_adapter.array_of(value, writable=writable)
+    array, commit = _contiguous(view, writable)
+    return Operand(array, value, numpy_adapter.same, commit)
+
+
+def _of_tensor(tensor: Any, writable: bool) -> Operand:
+    view = torch_adapter.array_of(tensor)
+    array, commit = _contiguous(view, writable)
+    return Operand(
+        array, tensor, torch_adapter.tensor_of, partial(_commit_tensor, tensor, commit) if writable else None
+    )
+
+
+def _commit_tensor(tensor: Any, commit: Callable[[], None] | None) -> None:
+    if commit is not None:
+        commit()
+    torch_adapter.written(tensor)
+
+
+def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Callable[[], None] | None]:
+    """The array to work on, and what brings it back into the view."""
+    kind_of(view.dtype)  # refuses what cannot travel
+    if writable and not view.flags.writeable:
+        raise UsageError(
+            "the array is read-only, but the operation writes to it; give a copy, or another array as out="
+        )
+    if view.flags.c_contiguous:
+        return view, None
+    # In C order even if it lies in Fortran order: the other ranks may hold theirs differently.
+    array = np.ascontiguousarray(view)
+    return array, partial(np.copyto, view, array) if writable else None

@@ -1,0 +1,189 @@
+import array
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nexar.arrays.operand import adapt
+from nexar.errors import UsageError
+
+DTYPES = [
+    np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32,
+    np.float64, np.complex64, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 0, 2)])
+def test_a_contiguous_array_is_used_as_it_lies(dtype: Any, shape: tuple[int, ...]) -> None:
+    given = np.ones(shape, dtype)
+    operand = adapt(given, writable=True)
+    assert operand.array is given
+    operand.commit()
+    assert operand.result() is given
+
+
+LAYOUTS = {
+    "a column": lambda: np.arange(12.0).reshape(3, 4)[:, 1],
+    "every second": lambda: np.arange(12.0)[::2],
+    "backwards": lambda: np.arange(12.0)[::-1],
+    "Fortran order": lambda: np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "transposed": lambda: np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_is_read_in_c_order_and_written_back(layout: str) -> None:
+    given = LAYOUTS[layout]()
+    before = given.copy()
+    operand = adapt(given, writable=True)
+    assert operand.array.flags.c_contiguous
+    assert np.array_equal(operand.array, before)
+    operand.array += 100
+    operand.commit()
+    assert np.array_equal(given, before + 100)
+    assert operand.result() is given
+
+
+def test_what_is_only_read_is_never_written_back() -> None:
+    given = np.arange(12.0)[::2]
+    given.flags.writeable = False
+    operand = adapt(given)
+    operand.array[:] = 0
+    operand.commit()
+    assert given[1] == 2
+
+
+@pytest.mark.parametrize("make", [lambda: np.arange(4.0), lambda: np.arange(8.0)[::2]])
+def test_a_read_only_array_is_refused_where_it_would_be_written(make: Any) -> None:
+    given = make()
+    given.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only, but the operation writes to it; give a copy, or"):
+        adapt(given, writable=True)
+    assert np.array_equal(adapt(given).array, given)
+
+
+def test_a_subclass_is_used_as_a_plain_array_of_the_same_memory() -> None:
+    given = np.arange(6.0).reshape(2, 3).view(type("Mine", (np.ndarray,), {}))
+    operand = adapt(given, writable=True)
+    assert type(operand.array) is np.ndarray
+    assert np.shares_memory(operand.array, given)
+    assert operand.result() is given
+
+
+@pytest.mark.parametrize("dtype", ["O", "U4", "M8[s]", ">f4", ">i2", "f4,i4", np.longdouble])
+def test_a_dtype_that_cannot_travel_is_refused(dtype: Any) -> None:
+    with pytest.raises(UsageError, match=r"cannot be sent or reduced; allowed: bool, .*, in native byte order"):
+        adapt(np.zeros(3, dtype))
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(True, bool), (3, np.int64), (2.5, np.float64), (1j, np.complex128)])
+def test_a_number_of_python_comes_back_as_a_new_one(number: Any, dtype: Any) -> None:
+    operand = adapt(number, writable=True)
+    assert operand.array.shape == ()
+    assert operand.array.dtype == dtype
+    operand.array[...] = operand.array * 2
+    operand.commit()
+    assert type(operand.result()) is type(number)
+    assert operand.result() == type(number)(number * 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_of_numpy_comes_back_as_a_new_one_of_its_dtype(dtype: Any) -> None:
+    number = np.ones((), dtype)[()]
+    operand = adapt(number, writable=True)
+    assert operand.array.dtype == np.dtype(dtype)
+    assert type(operand.result()) is type(number)
+    assert operand.result() == number
+
+
+@pytest.mark.parametrize("number", [3, 2.5, np.float32(1)])
+def test_several_results_of_a_number_are_an_array(number: Any) -> None:
+    result = np.arange(3)
+    assert adapt(number).like(result) is result
+
+
+def test_an_integer_that_does_not_fit_is_refused_rather_than_of_another_dtype() -> None:
+    with pytest.raises(UsageError, match="does not fit into 64 bits"):
+        adapt(1 << 63)
+
+
+BUFFERS = {
+    "bytearray": lambda: bytearray(b"abcd"),
+    "memoryview": lambda: memoryview(bytearray(b"abcd")),
+    "array.array": lambda: array.array("h", [1, 2, 3]),
+    "part of a memoryview": lambda: memoryview(bytearray(b"abcdefgh"))[::2],
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_are_written_in_place(kind: str) -> None:
+    given = BUFFERS[kind]()
+    operand = adapt(given, writable=True)
+    operand.array += 1
+    operand.commit()
+    assert memoryview(given).tolist() == [each + 1 for each in memoryview(BUFFERS[kind]()).tolist()]
+    assert operand.result() is given
+
+
+def test_bytes_can_be_read_and_not_written() -> None:
+    assert adapt(b"abc").array.tolist() == [97, 98, 99]
+    with pytest.raises(UsageError, match="read-only"):
+        adapt(b"abc", writable=True)
+
+
+class Interface:
+    def __init__(self, held: Any) -> None:
+        self._held = held
+        self.__array_interface__ = held.__array_interface__
+
+
+class Capsule:
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._held.__dlpack_device__()
+        return device
+
+
+@pytest.mark.parametrize("wrap", [Interface, Capsule])
+def test_foreign_arrays_are_used_in_their_own_memory(wrap: Any) -> None:
+    held = np.arange(6.0).reshape(2, 3)
+    operand = adapt(wrap(held), writable=True)
+    operand.array += 1
+    operand.commit()
+    assert held.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert isinstance(operand.result(), wrap)
+
+
+def test_what_only_makes_arrays_can_be_read_and_not_written() -> None:
+    class Made:
+        def __array__(self, *_: object, **__: object) -> Any:
+            return np.arange(3)
+
+    assert adapt(Made()).array.tolist() == [0, 1, 2]
+    with pytest.raises(UsageError, match="a Made is no array whose memory could be used"):
+        adapt(Made(), writable=True)
+
+
+@pytest.mark.parametrize("value", [None, "text", [1, 2], {"a": 1}, object()])
+def test_what_is_no_array_is_refused_with_what_is(value: object) -> None:
+    name = type(value).__name__
+    with pytest.raises(UsageError, match=rf"a {name} is no array.*; allowed: NumPy arrays, numbers, .*torch tensors"):
+        adapt(value)
+
+
+def test_an_array_of_numpy_is_given_back_as_it_is() -> None:
+    result = np.arange(3)
+    assert adapt(np.zeros(2)).like(result) is result
+
+
+def test_messages_name_every_dtype_that_is_allowed() -> None:
+    with pytest.raises(UsageError, match=re.escape(", ".join(str(np.dtype(dtype)) for dtype in DTYPES))):
+        adapt(np.zeros(1, object))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operand import adapt
 from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
 from nexar.errors import PeerMisbehaved, UsageError
 from nexar.links.message import Receive
@@ -62,14 +63,9 @@ def incoming(into: object) -> Incoming:
         return Incoming(None, 0, _nothing)
     if not _has_memory(into):
         raise UsageError(f"a {type(into).__name__} cannot be received into; receive without a buffer, or into an array")
-    held = as_array(into)
-    code, _ = _describe(held)
-    if not held.flags.writeable:
-        raise UsageError("the receive buffer is read-only; receive without one, or into a writable array")
-    if held.flags.c_contiguous:
-        return Incoming(as_bytes(held), code, _nothing)
-    beside = np.empty(held.shape, held.dtype)
-    return Incoming(as_bytes(beside), code, partial(np.copyto, held, beside))
+    _refuse_masked(into)
+    operand = adapt(into, writable=True)
+    return Incoming(as_bytes(operand.array), code_of(operand.array.dtype), operand.commit)
 
 
 def _nothing() -> None:
@@ -117,12 +113,18 @@ def as_array(array: object) -> NDArray[Any]:
     """A plain NumPy array on the same memory, where there is any. UsageError names what it is instead."""
     if type(array) is np.ndarray:
         return array
-    if isinstance(array, np.ndarray) and isinstance(array, np.ma.MaskedArray):  # in this order: np.ma loads when asked
-        raise UsageError("a masked array is two arrays; use its .data and its .mask, each by itself, or send .filled()")
+    _refuse_masked(array)
+    if not isinstance(array, list | tuple):
+        return adapt(array).array
     try:
         return np.asarray(array)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{type(array).__name__} is not an array: {error}") from error
+        raise UsageError(f"this {type(array).__name__} is not an array: {error}") from error
+
+
+def _refuse_masked(array: object) -> None:
+    if isinstance(array, np.ndarray) and isinstance(array, np.ma.MaskedArray):  # in this order: np.ma loads when asked
+        raise UsageError("a masked array is two arrays; use its .data and its .mask, each by itself, or send .filled()")
 
 
 def _describe(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:

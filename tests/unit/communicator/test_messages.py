@@ -1,4 +1,5 @@
 import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +34,9 @@ def test_numbers_and_lists_are_arrays_too(value: object, shape: tuple[int, ...])
     assert outgoing(value, None).shape == shape
 
 
-@pytest.mark.parametrize("value", ["text", b"bytes", object(), None, [[1], [1, 2]], {"a": 1}, np.array(["x"])])
+@pytest.mark.parametrize("value", ["text", object(), None, 2**70, [[1], [1, 2]], {"a": 1}, np.array(["x"])])
 def test_what_is_no_array_of_numbers_is_refused_by_name(value: object) -> None:
-    with pytest.raises(UsageError, match=r"cannot be sent|is not an array"):
+    with pytest.raises(UsageError, match=r"cannot be sent|is not an array|is no array|does not fit"):
         outgoing(value, None)
 
 
@@ -120,3 +121,38 @@ def test_an_array_with_gaps_is_filled_when_all_is_here(gappy: np.ndarray) -> Non
 def test_an_array_stays_the_array_it_is() -> None:
     values = np.zeros(3)
     assert as_array(values) is values
+
+
+class Exported:
+    """Memory that only DLPack shows."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("buffer", [b"abcd", bytearray(b"abcd"), array.array("B", b"abcd"), memoryview(b"abcd")])
+def test_buffers_are_arrays_too(buffer: object) -> None:
+    assert bytes(outgoing(buffer, None).data) == b"abcd"
+    assert outgoing(buffer, None).shape == (4,)
+
+
+def test_memory_that_dlpack_shows_is_sent() -> None:
+    assert bytes(outgoing(Exported(np.arange(3.0)), None).data) == np.arange(3.0).tobytes()
+
+
+def test_a_torch_tensor_is_sent_and_filled_where_it_is() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    tensor = torch.arange(4, dtype=torch.bfloat16)
+    message = outgoing(tensor, None)
+    into = torch.zeros(2, 4, dtype=torch.bfloat16)[:, ::2]
+    target = incoming(into)
+    assert target.memory is not None
+    target.memory[:] = message.data
+    target.commit()
+    assert into.flatten().tolist() == [0, 1, 2, 3]

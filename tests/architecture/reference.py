@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nexar import errors
 from nexar.config import Setting, settings
+from tests.architecture.api import api
 from tests.architecture.sources import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -30,7 +31,11 @@ attributes.
 
 def pages() -> dict[Path, str]:
     """Each page, and what it has to hold."""
-    return {FOLDER / "configuration.md": configuration(), FOLDER / "errors.md": error_tree()}
+    return {
+        FOLDER / "api.md": api(_MADE),
+        FOLDER / "configuration.md": configuration(),
+        FOLDER / "errors.md": error_tree(),
+    }
 
 
 def configuration() -> str:

@@ -29,7 +29,7 @@ from nexar.collectives.work import Work
 from nexar.config import Config
 from nexar.group import Group
 
-_PROGRAMS: Final = 512
+_KEPT: Final = 512  # shapes of calls
 _LONG: Final = 1024  # steps: making such a program costs little beside running it, and keeping many of them much
 
 
@@ -63,6 +63,7 @@ class Assembly:
         self.index: Final = membership.local_rank(group.rank)
         """Which of the ranks of its host this one is."""
         self._shared = shared
+        self._chosen: dict[tuple[Any, ...], str] = {}  # algorithms of calls that were made; dict methods are atomic
         self._order = threading.Lock()  # numbers and tickets are taken in the same order
 
     # -- choosing ----------------------------------------------------------------------------------------
@@ -76,13 +77,18 @@ class Assembly:
         reduction: Reduction | None = None,
     ) -> str:
         """The algorithm: the same on every rank that makes the same call."""
-        hosts = tuple(map(len, self.hosts))
         size_bytes = count * (1 if dtype is None else dtype.itemsize)
         commutative = reduction is None or reduction.commutative
-        facts = self._facts(operation, count, size_bytes, hosts)
-        if wish.deterministic or not commutative:
+        key = operation, count, size_bytes, wish, commutative
+        name = self._chosen.get(key)
+        if name is None:
+            facts = self._facts(operation, count, size_bytes, tuple(map(len, self.hosts)))
             facts = replace(facts, deterministic=wish.deterministic, commutative=commutative)
-        return choose(facts, wish.algorithm)
+            name = choose(facts, wish.algorithm)
+            if len(self._chosen) >= _KEPT:
+                self._chosen.clear()
+            self._chosen[key] = name
+        return name
 
     def choose_schedule(
         self, operation: OperationCode, count: int, dtype: np.dtype[Any], size: int | None = None
@@ -129,7 +135,7 @@ class Assembly:
 
     def work(self, call: Call, run: Run) -> Work:
         """The call, to be performed or started."""
-        return Work(call.entry.name, run, call, partial(self._end, call))
+        return Work(run, call, partial(self._end, call))
 
     def _end(self, call: Call, error: BaseException | None) -> BaseException | None:
         if error is None:
@@ -172,24 +178,26 @@ class Assembly:
         item = work.dtype.itemsize
         segment = max(1, self.config.pipeline_segment_bytes // item)
         shape = Shape(rank, size, len(work) if count is None else count, root, segment, spans)
-        needed = buffers(name, operation, *shape[:3], root=root, segment=segment, spans=spans)[len(more) :]
-        borrowed = [self.scratch.take(each * item) for each in needed]
-        extra = [memory[: each * item].view(work.dtype) for memory, each in zip(borrowed, needed, strict=True)]
-        program = program_of(name, operation, shape)
+        program, needed = program_of(name, operation, shape)
+        own = needed[len(more) :]
+        borrowed = [self.scratch.take(each * item) for each in own]
+        extra = [memory[: each * item].view(work.dtype) for memory, each in zip(borrowed, own, strict=True)]
         yield from execute(self.ground(call), program, [work, *more, *extra], arithmetic, ranks=team, phase=phase)
         for memory in borrowed:
             self.scratch.give_back(memory)
 
 
-def program_of(name: str, operation: OperationCode, shape: Shape) -> Program:
-    """Kept for the next call of the same shape, unless it is long."""
+def program_of(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
+    """With the elements that its buffers 1 … need. Kept for the next call of the same shape, unless it is long."""
     long = shape.segment and shape.size * (shape.count // shape.segment) > _LONG
     return _make(name, operation, shape) if long else _kept(name, operation, shape)
 
 
-def _make(name: str, operation: OperationCode, shape: Shape) -> Program:
+def _make(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
     rank, size, count, root, segment, spans = shape
-    return compile_steps(steps(name, operation, rank, size, count, root=root, segment=segment, spans=spans))
+    made = steps(name, operation, rank, size, count, root=root, segment=segment, spans=spans)
+    needed = buffers(name, operation, rank, size, count, root=root, segment=segment, spans=spans)
+    return compile_steps(made), needed
 
 
-_kept = lru_cache(_PROGRAMS)(_make)
+_kept = lru_cache(_KEPT)(_make)

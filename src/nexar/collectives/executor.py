@@ -44,9 +44,16 @@ class Arithmetic(NamedTuple):
     @classmethod
     def of(cls, reduction: Reduction, dtype: np.dtype[Any]) -> Self:
         """For elements of this dtype."""
-        return cls(combiner(reduction, dtype), folder(reduction, dtype))
+        if reduction.function is not None:
+            return cls(combiner(reduction, dtype), folder(reduction, dtype))
+        key = reduction.code, dtype
+        found = _ARITHMETIC.get(key)
+        if found is None:
+            found = _ARITHMETIC[key] = cls(combiner(reduction, dtype), folder(reduction, dtype))
+        return found
 
 
+_ARITHMETIC: Final[dict[tuple[int, np.dtype[Any]], Any]] = {}  # of the reductions that have a name: few
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 PHASE: Final = 1 << 24
 """Tags of a call that runs several schedules one after the other: each gets its own block of this many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class OperationCode(IntEnum):
@@ -33,7 +34,7 @@ class OperationCode(IntEnum):
 
 def name_of(code: int) -> str:
     """As the user writes it; `collective 99` for one that this version does not know."""
-    try:
-        return OperationCode(code).name.lower()
-    except ValueError:
-        return f"collective {code}"
+    return _NAMES.get(code) or f"collective {code}"
+
+
+_NAMES: Final = {int(code): code.name.lower() for code in OperationCode}

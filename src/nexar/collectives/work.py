@@ -23,16 +23,27 @@ class Work:
     The error of its `alarm` ends it, whatever it waits for.
     """
 
-    __slots__ = ("call", "end", "name", "run")
+    __slots__ = ("_name", "call", "end", "run")
 
     def __init__(
-        self, name: str, run: Run, call: Call | None, end: Callable[[BaseException | None], BaseException | None]
+        self,
+        run: Run,
+        call: Call | None,
+        end: Callable[[BaseException | None], BaseException | None],
+        name: str = "the message",
     ) -> None:
-        """`end(error)` returns the error to raise, which may say more than the one it was given."""
-        self.name = name
+        """`end(error)` returns the error to raise, which may say more than the one it was given. `name`: of what is no
+        call of a collective.
+        """
+        self._name = name
         self.run = run
         self.call = call
         self.end = end
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return self._name if self.call is None else self.call.entry.name
 
     @property
     def alarm(self) -> Entry | None:

@@ -77,7 +77,7 @@ class _Fusion:
 
     def work(self) -> Work:
         """Of all its buckets."""
-        return Work("all_reduce_bucketed", self._run(), None, lambda error: error)
+        return Work(self._run(), None, lambda error: error, "all_reduce_bucketed")
 
     def _run(self) -> Run:
         running: deque[Any] = deque()

@@ -50,7 +50,7 @@ class Starter(Messaging, Collecting):
         return Request(self._group.progress, conductor.start(work), timeout, patience)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Request:
-        work = Work("the message", run, None, _as_it_is)
+        work = Work(run, None, _as_it_is)
         running = Running(self._group.progress, work)
 
         def patience(_: Running, late: OperationTimeout) -> float:

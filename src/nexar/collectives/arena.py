@@ -68,7 +68,7 @@ class Arena:
         self._queue = ArenaQueue(progress, memory, rank, members, nudges)
         self._slots = self._queue.slots
         self._records = self._queue.records
-        self._small_bytes = shared_memory.SMALL_BYTES // self.size
+        self._small_bytes = shared_memory.small_bytes(self._slots)
         self._reserved = 1
 
     # -- tickets and announcements ---------------------------------------------------------------------

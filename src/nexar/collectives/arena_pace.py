@@ -72,6 +72,17 @@ class Pace:
         behind = (self._records.index(word) for word in self._others if self._words[word] < wanted)
         return next(behind, None)
 
+    def deserter(self, ticket: int) -> int | None:
+        """The first who gave the operation up, whether it has begun here or not."""
+        for word in self._others:
+            if self._records.has_given_up(word, ticket):
+                return self._records.index(word)
+        return None
+
+    def waits(self, operation: ArenaOperation) -> bool:
+        """Is there nothing that it could go on with?"""
+        return not self.reached(operation.wants) and self.deserter(operation.ticket) is None
+
     def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
         """Look for that long whether all have published the round. Others get to run meanwhile; if they need long for
         it, this is no time to spin.

@@ -232,7 +232,11 @@ class ArenaQueue:
         while self._pace.reached(operation.wants):
             moved = True
             if self._go_on(operation):
-                break
+                return True
+        deserter = self._pace.deserter(operation.ticket)  # no need to wait for the others then
+        if deserter is not None:
+            self._fail(operation, GaveUp(deserter))
+            return True
         return moved
 
     def arm(self) -> bool:
@@ -252,7 +256,7 @@ class ArenaQueue:
             return False
         if operation is None:
             return True
-        if operation.done or not operation.begun or self._pace.reached(operation.wants):
+        if operation.done or not operation.begun or not self._pace.waits(operation):
             return False
         announcement = operation.announcement
         found = None if announcement is None else self.records.disagreement(announcement[0])

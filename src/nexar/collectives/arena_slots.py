@@ -30,6 +30,7 @@ class Slots:
         self.size = memory.geometry.size
         self.parity = 0
         """Of the round that the operation which begins now prepares first. The next one has the other, and so on."""
+        self.slot_bytes = memory.geometry.slot_bytes
         self._mapping = memory.mapping
         self._geometry = memory.geometry
         self._views: dict[np.dtype[Any], Views] = {}

@@ -48,9 +48,14 @@ def barrier() -> Rounds:
 # -- all_reduce and reduce -------------------------------------------------------------------------------------------
 
 
+def small_bytes(slots: Slots) -> int:
+    """Up to here an all_reduce has one round."""
+    return min(SMALL_BYTES // slots.size, slots.slot_bytes)
+
+
 def all_reduce(slots: Slots, array: Row, reduction: Reduction, out: Row | None) -> Rounds:
     """`out`, which may be `array`, becomes the reduction of all arrays. None: this rank does not want it."""
-    if array.nbytes * slots.size <= SMALL_BYTES:
+    if array.nbytes <= small_bytes(slots):
         return Rounds(1, _fold_everything(slots, array, reduction, out))
     chunks = -(-len(array) // slots.of(array.dtype).capacity)
     return Rounds(chunks + 1, _exchange_shares(slots, array, reduction, out))

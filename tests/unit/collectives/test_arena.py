@@ -1,0 +1,289 @@
+"""What happens around operations: order, giving up, disagreeing, losing, closing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from nexar.arrays.operations import reduction_of
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode
+from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
+from tests.unit.collectives.arena_ranks import Different, GivenUp, Rank, all_well, ranks, together
+
+SUM = reduction_of("sum")
+SLOT = 4096
+LARGE = 5_000  # several rounds of such slots
+REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 5, 4, 0, 1)
+
+
+def ones(count: int = 4) -> np.ndarray:
+    return np.ones(count, np.int64)
+
+
+def add(rank: Rank, count: int = 4, *, spin: bool = True) -> np.ndarray:
+    array = ones(count)
+    rank.wait(rank.arena.all_reduce(rank.arena.reserve(), array, SUM, spin=spin))
+    return array
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_barrier_ends_when_all_have_come() -> None:
+    with ranks(3) as members:
+        waiting = [rank.arena.barrier(rank.arena.reserve()) for rank in members[:2]]
+        assert not any(operation.done for operation in waiting)
+        last = members[2].arena.barrier(members[2].arena.reserve(), spin=True)
+        for rank, operation in zip(members, [*waiting, last], strict=True):
+            rank.wait(operation)
+
+
+def test_operations_run_in_the_order_of_their_tickets_whatever_the_order_of_posting() -> None:
+    with ranks(2) as (left, right):
+        first, second = left.arena.reserve(2), 2
+        a, b = np.array([1]), np.array([10])
+        posted = [left.arena.all_reduce(second, b, SUM, spin=True), left.arena.all_reduce(first, a, SUM, spin=True)]
+        c, d = np.array([2]), np.array([20])
+        theirs = [right.arena.all_reduce(right.arena.reserve(), array, SUM) for array in (c, d)]
+        left.wait(*posted)
+        right.wait(*theirs)
+        assert (a[0], b[0], c[0], d[0]) == (3, 30, 3, 30)
+
+
+def test_many_in_flight_are_all_right() -> None:
+    with ranks(3, slot_bytes=SLOT) as members:
+
+        def many(rank: Rank) -> None:
+            for _ in range(5):
+                arrays = [np.full(count, rank.number) for count in range(0, 2000, 40)]
+                posted = [rank.arena.all_reduce(rank.arena.reserve(), array, SUM) for array in arrays]
+                rank.wait(*posted)
+                assert all((array == 3).all() for array in arrays)
+
+        all_well(together(members, many))
+
+
+def test_thousands_of_small_ones_in_a_row_are_all_right() -> None:
+    with ranks(2) as members:
+
+        def many(rank: Rank) -> None:
+            for number in range(2_000):
+                array = np.array([number + rank.number])
+                operation = rank.arena.all_reduce(rank.arena.reserve(), array, SUM, spin=True)
+                if not operation.done:
+                    rank.wait(operation)
+                assert array[0] == 2 * number + 1
+
+        all_well(together(members, many))
+
+
+def test_whoever_sleeps_is_woken() -> None:
+    with ranks(2, spin=0.0) as members:
+        for _ in range(20):
+            assert all((array == 2).all() for array in all_well(together(members, add)))
+
+
+def test_threads_of_one_rank_may_take_turns() -> None:
+    with ranks(2) as (left, right):
+        order = threading.Lock()
+
+        def call(rank: Rank) -> None:
+            for _ in range(100):
+                with order:
+                    ticket = rank.arena.reserve()
+                array = ones()
+                rank.wait(rank.arena.all_reduce(ticket, array, SUM, spin=True))
+                assert (array == 2).all()
+
+        all_well(together([left, left, right, right], call))
+
+
+# -- giving up -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [4, LARGE])
+def test_a_late_one_is_given_up_and_names_whom_it_waited_for(count: int) -> None:
+    with ranks(3, slot_bytes=SLOT) as members:
+        first, second, third = members
+        early = second.arena.all_reduce(second.arena.reserve(), ones(count), SUM)
+        with pytest.raises(OperationTimeout, match="all_reduce") as caught:
+            first.wait(first.arena.all_reduce(first.arena.reserve(), ones(count), SUM, spin=True), timeout=0.02)
+        assert [peer.rank for peer in caught.value.waiting_for] == [2]  # type: ignore[union-attr]
+        with pytest.raises(GivenUp) as given_up:
+            second.wait(early)
+        assert given_up.value.args == (0, "all_reduce")
+        with pytest.raises(GivenUp):
+            add(third, count)
+        assert all((array == 3).all() for array in all_well(together(members, lambda rank: add(rank, count))))
+
+
+def test_several_given_up_in_a_row_are_all_missed_by_who_comes_late() -> None:
+    with ranks(2, slot_bytes=SLOT) as (left, right):
+        for count in (4, LARGE, 9):
+            operation = left.arena.all_reduce(left.arena.reserve(), ones(count), SUM)
+            operation.cancel()
+            with pytest.raises(Cancelled):
+                left.wait(operation)
+        for count in (4, LARGE, 9):
+            with pytest.raises(GivenUp):
+                add(right, count)
+        all_well(together([left, right], add))
+        gone = left.arena.barrier(left.arena.reserve())
+        gone.cancel()
+        with pytest.raises(GivenUp):
+            right.wait(right.arena.barrier(right.arena.reserve()))
+        all_well(together([left, right], add))
+
+
+def test_one_that_is_cancelled_before_its_turn_keeps_its_ticket() -> None:
+    with ranks(2, slot_bytes=SLOT) as (left, right):
+        array, second = ones(), ones(LARGE)
+        head = left.arena.all_reduce(left.arena.reserve(), array, SUM)
+        queued = left.arena.all_reduce(left.arena.reserve(), second, SUM)
+        queued.cancel()
+        queued.cancel()
+        assert isinstance(queued.error, Cancelled)
+        theirs = [right.arena.all_reduce(right.arena.reserve(), ones(count), SUM) for count in (4, LARGE)]
+        left.wait(head)
+        right.wait(theirs[0])
+        with pytest.raises(GivenUp):
+            right.wait(theirs[1])
+        assert (array == 2).all()
+        assert (second == 1).all()
+        all_well(together([left, right], add))
+
+
+def test_a_ticket_that_is_not_used_can_be_given_back() -> None:
+    with ranks(2) as (left, right):
+        left.arena.skip(left.arena.reserve(), 1)
+        with pytest.raises(GivenUp):
+            add(right)
+        all_well(together([left, right], add))
+
+
+@pytest.mark.parametrize("count", [4, LARGE])
+def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_others_hear_of_it(count: int) -> None:
+    def fail(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        if threading.current_thread().name == "culprit":
+            raise ZeroDivisionError
+        return left + right
+
+    function = reduction_of(fail)
+    with ranks(2, slot_bytes=SLOT, spin=5.0) as members:
+
+        def call(rank: Rank) -> None:
+            threading.current_thread().name = "culprit" if rank.number else "innocent"
+            rank.wait(rank.arena.all_reduce(rank.arena.reserve(), ones(count), function, spin=True))
+
+        results = together(members, call)
+        assert isinstance(results[1], ZeroDivisionError) or count == LARGE  # another thread may have led
+        assert any(isinstance(result, ZeroDivisionError | GivenUp) for result in results)
+        all_well(together(members, add))
+
+
+# -- disagreeing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_ranks_that_take_it_to_be_something_else_are_named_and_nothing_runs_any_more(spin: bool) -> None:
+    other = REDUCE._replace(operation=OperationCode.BROADCAST, root=rooted(1))
+    with ranks(2) as members:
+
+        def call(rank: Rank) -> None:
+            fingerprint = other if rank.number else REDUCE
+            rank.arena.announce(1, fingerprint)
+            ticket = rank.arena.reserve()
+            rank.wait(rank.arena.all_reduce(ticket, ones(), SUM, announcement=(1, fingerprint), spin=spin))
+
+        results = together(members, call)
+        assert any(isinstance(result, Different) for result in results)
+        assert all(isinstance(result, Different | GivenUp) for result in results)
+        for result in results:
+            if isinstance(result, Different):
+                index, theirs, mine = result.args
+                assert {theirs, mine[1]} == {REDUCE, other}
+                assert theirs == (other if index else REDUCE)
+                with pytest.raises(Different):
+                    add(members[1 - index])
+
+
+def test_who_waits_for_one_that_is_elsewhere_finds_out() -> None:
+    with ranks(2) as (left, right):
+        elsewhere = Fingerprint(OperationCode.ALL_TO_ALL, 5, 4)
+        right.arena.announce(7, elsewhere)
+        left.arena.announce(7, REDUCE)
+        assert left.arena.disagreement(7) == (1, elsewhere)
+        assert left.arena.disagreement(6) is None
+        with pytest.raises(Different):
+            left.wait(left.arena.all_reduce(left.arena.reserve(), ones(), SUM, announcement=(7, REDUCE), spin=True))
+
+
+def test_arrivals_are_known_for_a_while() -> None:
+    with ranks(2) as (left, right):
+        before = time.monotonic_ns()
+        left.arena.announce(3, REDUCE)
+        arrival, missing = right.arena.arrivals(3)
+        assert arrival is not None
+        assert before <= arrival <= time.monotonic_ns()
+        assert missing is None
+        left.arena.announce(3 + 8, REDUCE)
+        assert right.arena.arrivals(3) == [None, None]
+
+
+# -- losing and closing ----------------------------------------------------------------------------------------------
+
+
+def test_losing_a_rank_ends_everything_at_once() -> None:
+    with ranks(2) as (left, _):
+        posted = [left.arena.barrier(left.arena.reserve()) for _ in range(3)]
+        threading.Timer(0.01, left.arena.fail, [PeerLost(rank=1, cause="it is gone")]).start()
+        begin = time.monotonic()
+        for operation in posted:
+            with pytest.raises(PeerLost):
+                left.wait(operation)
+        assert time.monotonic() - begin < 5
+        with pytest.raises(PeerLost):
+            add(left)
+
+
+def test_what_a_lost_rank_had_published_still_counts() -> None:
+    with ranks(2) as (left, right):
+        theirs = right.arena.all_reduce(right.arena.reserve(), ones(), SUM)
+        left.arena.fail(PeerLost(rank=1, cause="it is gone"))
+        array = ones()
+        left.wait(left.arena.all_reduce(left.arena.reserve(), array, SUM, spin=True))
+        assert (array == 2).all()
+        right.wait(theirs)
+
+
+def test_closing_ends_what_is_pending_and_may_be_done_again() -> None:
+    with ranks(2) as (left, _):
+        operation = left.arena.barrier(left.arena.reserve())
+        left.arena.close()
+        with pytest.raises(UsageError, match="closed"):
+            left.wait(operation)
+        with pytest.raises(UsageError, match="closed"):
+            add(left)
+        assert left.arena.arrivals(1) == [None, None]
+        assert left.arena.disagreement(1) is None
+        left.arena.close()
+
+
+def test_a_forked_child_lets_go() -> None:
+    with ranks(2) as (left, right):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                add(left)
+            except UsageError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        all_well(together([left, right], add))

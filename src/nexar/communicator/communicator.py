@@ -28,8 +28,6 @@ from nexar.errors import UsageError
 from nexar.group import deadline_after
 from nexar.types import Rank
 
-_NOTHING_SPECIAL: Final = (None, None, None)
-
 
 class Communicator(Messaging, Collecting):
     """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
@@ -203,7 +201,9 @@ class Communicator(Messaging, Collecting):
             quick is not None
             and array.__class__ is np.ndarray
             and op.__class__ is str
-            and (out, algorithm, timeout) == _NOTHING_SPECIAL
+            and out is None
+            and algorithm is None
+            and timeout is None
             and not self._closing.locked()
             and quick.all_reduce(array, op)
         ):

@@ -38,10 +38,10 @@ class Messaging(ABC):
 
     # -- arrays ----------------------------------------------------------------------------------------
 
-    def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> None:
+    def send(self, array: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
         """Send an array. A small one is on its way when this returns, a large one is with the receiver."""
         deadline = self._deadline(timeout)
-        self._carry_out(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
+        return self._carry_out(point_to_point.send(self._group, array, dest, tag, deadline), deadline)
 
     @overload
     def recv(
@@ -120,10 +120,10 @@ class Messaging(ABC):
 
     # -- bytes and buffers -----------------------------------------------------------------------------
 
-    def send_bytes(self, data: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> None:
+    def send_bytes(self, data: object, dest: Rank, tag: int | None = None, *, timeout: float | None = None) -> Any:
         """Send what any contiguous buffer holds."""
         deadline = self._deadline(timeout)
-        self._carry_out(point_to_point.send_bytes(self._group, data, dest, tag, deadline), deadline)
+        return self._carry_out(point_to_point.send_bytes(self._group, data, dest, tag, deadline), deadline)
 
     def recv_bytes(
         self,
@@ -141,10 +141,10 @@ class Messaging(ABC):
 
     def send_iov(
         self, buffers: Sequence[object], dest: Rank, tag: int | None = None, *, timeout: float | None = None
-    ) -> None:
+    ) -> Any:
         """Send the bytes of several buffers as one message, for `recv_iov`. Large ones are not copied."""
         deadline = self._deadline(timeout)
-        self._carry_out(point_to_point.send_iov(self._group, buffers, dest, tag, deadline), deadline)
+        return self._carry_out(point_to_point.send_iov(self._group, buffers, dest, tag, deadline), deadline)
 
     def recv_iov(
         self,
@@ -175,14 +175,14 @@ class Messaging(ABC):
         *,
         pickle: bool = False,
         timeout: float | None = None,
-    ) -> None:
+    ) -> Any:
         """Send a value, for `recv_object`: numbers, texts, bytes, dates, lists, tuples, dicts, sets, NumPy arrays.
 
         UsageError names what is none of these; `pickle=True`, here and there, sends nearly everything.
         """
         deadline = self._deadline(timeout)
         run = point_to_point.send_object(self._group, value, dest, tag, pickle=pickle, deadline=deadline)
-        self._carry_out(run, deadline)
+        return self._carry_out(run, deadline)
 
     def recv_object(
         self,

@@ -40,6 +40,7 @@ _UFUNCS: Final = {
     ReduceCode.LXOR: np.logical_xor,
 }
 _LOGIC: Final = (np.logical_and, np.logical_or, np.logical_xor)
+_LOGICAL: Final = (ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR)
 
 
 def combiner(reduction: Reduction, dtype: np.dtype[Any]) -> Combiner:
@@ -76,8 +77,14 @@ def fold(reduction: Reduction, out: Array, inputs: Sequence[Array]) -> None:
 
 
 def finish(reduction: Reduction, array: Array, size: int) -> None:
-    """What is left to do with the total of `size` ranks, in place: avg divides by it, the others are done."""
-    if reduction.code is not ReduceCode.AVG or size == 1:
+    """What is left to do with the total of `size` ranks, in place: avg divides by it, what one rank alone brought to a
+    logical operation becomes zeros and ones too, the others are done.
+    """
+    if size == 1:
+        if reduction.code in _LOGICAL:
+            fold(reduction, array, (array,))
+        return
+    if reduction.code is not ReduceCode.AVG:
         return
     if array.dtype in HALF_TYPES:
         _fold_half_quietly(np.add, array, [array], size)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction, identity
+from nexar.arrays.reduce import finish
 from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Arithmetic, Run
@@ -28,5 +29,8 @@ def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, wish: Wish
 def _run(assembly: Assembly, call: Call, name: str, out: NDArray[Any], reduction: Reduction) -> Run:
     code = OperationCode(call.fingerprint.operation)
     yield from assembly.execute(call, name, code, out, arithmetic=Arithmetic.of(reduction, out.dtype))
-    if code is OperationCode.EXCLUSIVE_SCAN and assembly.group.rank == 0:
+    operands = assembly.group.rank + (code is OperationCode.SCAN)
+    if operands:
+        finish(reduction, out, operands)
+    else:
         np.copyto(out, identity(reduction, out.dtype))

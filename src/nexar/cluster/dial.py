@@ -55,7 +55,17 @@ class Dial:
         if not self.opened:
             raise self._explain(self._answer)
         if isinstance(self._answer, Introduced):
-            self._share_memory(self._answer.shared_memory, deadline)
+            self._go_on(self._answer, deadline)
+
+    @property
+    def sidecar(self) -> str:
+        """The scheme of the sidecar that the peer takes; empty: none, or no answer."""
+        return self._answer.sidecar if isinstance(self._answer, Introduced) else ""
+
+    @property
+    def broke(self) -> bool:
+        """It came to nothing although the peer was reached: it has ended the connection."""
+        return isinstance(self._answer, CarrierLost)
 
     def _end(self, carrier: Carrier) -> None:
         with self._lock:
@@ -77,9 +87,8 @@ class Dial:
         return DialFailed(f"the connection broke at once: {brief(answer.reason)}")
 
     def _connect(self, deadline: float) -> Carrier:
-        expected = Expected(self._member.node, self._member.fingerprint)
         try:
-            carrier = self._node.dialer.dial(self._node.ways_to(self._member), expected, deadline)
+            carrier = self._reach(deadline)
             Dialed(carrier, self._introduce, self._take)
         except (ConnectRefused, CarrierLost) as error:
             raise DialFailed(f"cannot connect: {error.reason}") from error
@@ -89,6 +98,19 @@ class Dial:
             raise DialFailed(str(recalled)) from recalled
         return carrier
 
+    def _reach(self, deadline: float) -> Carrier:
+        """Connect. ConnectRefused, TimeoutError, Recalled."""
+        expected = Expected(self._member.node, self._member.fingerprint)
+        return self._node.dialer.dial(self._node.ways_to(self._member), expected, deadline)
+
+    def _adopt(self, carrier: Carrier) -> None:
+        """The peer is who it should be."""
+        self._link.adopt(carrier)
+
+    def _go_on(self, answer: Introduced, deadline: float) -> None:
+        """The link has its carrier."""
+        self._share_memory(answer.shared_memory, deadline)
+
     def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
         """The driving thread, inside the sink: here the link takes over, or nobody does."""
         with self._lock:  # in one step with the end of the dial: a carrier is never both the link's and aborted
@@ -96,7 +118,7 @@ class Dial:
                 return
             self._answer = answer
             if isinstance(answer, Introduced) and self._claims_rightly(answer):
-                self._link.adopt(carrier)
+                self._adopt(carrier)
                 self.opened = True
         self._answered.set()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from nexar.cluster.recall import Recall, Recalled
@@ -69,6 +69,21 @@ class Dialer:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
+
+    def aside(self, task: Callable[[], None]) -> None:
+        """Run it in a thread of its own, for nobody who waits. It must end when the node closes, and raise nothing."""
+
+        def run() -> None:
+            try:
+                task()
+            finally:
+                with self._lock:
+                    self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="nexar-dial-aside", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
 
     def close(self) -> None:
         """Wait for the threads. The transports are closed by now, so every dial has ended or is about to."""

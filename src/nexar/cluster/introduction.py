@@ -106,6 +106,8 @@ class Answering:
         self._introduced = introduced
         self._confirmed = confirmed
         self._ended = ended
+        self.is_sidecar = False
+        """What it has introduced itself as."""
         self._stage = _Stage.NEW  # the driving thread writes; from JUDGED on who answers, once
         carrier.attach(self)
 
@@ -137,6 +139,7 @@ class Answering:
         if not isinstance(message, Introduce):
             self._end(f"you said {_name(message)} before introducing yourself")
             return
+        self.is_sidecar = message.sidecar
         self._stage = _Stage.JUDGED
         self._introduced(self, message)
 

@@ -25,6 +25,7 @@ from nexar.cluster.introduction import Answering
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
+from nexar.cluster.sidecars import Sidecars
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
 from nexar.links.parting import part
@@ -74,6 +75,7 @@ class Mesh:
         """Where its links meet the communicators."""
         self._on_control = on_control or self.router.notices.arrived
         self._on_refused = on_refused
+        self._sidecars = Sidecars(node)
         self._changed = threading.Condition()  # over everything below
         self._membership: Membership | None = None
         self._rank: Rank = -1
@@ -162,6 +164,7 @@ class Mesh:
             longest = _LONGEST_DIAL if self._node.id < member.node else 2 * _LONGEST_DIAL
             dial.run(min(deadline, time.monotonic() + longest))
             cause = None
+            self._sidecars.open(member, rank, pair.link, introduce, dial.sidecar)
         except Superseded:
             cause = None
         except DialFailed as failed:
@@ -239,10 +242,17 @@ class Mesh:
             place = "no place" if rank is None else f"rank {rank}"
             claim = f"rank {introduce.rank} at epoch {introduce.epoch}"
             reason = f"it claims {claim}, the membership gives it {place} at epoch {membership.epoch}"
-            self.candidate_refused(peer.address, reason)
-            dialer.decline(reason)
+            self._decline(dialer, reason)
+        elif (unwanted := self._sidecars.why_not(dialer.carrier, introduce)) is not None:
+            self._decline(dialer, unwanted)
+        elif introduce.sidecar:
+            dialer.welcome(Introduced(rank=self._rank, epoch=membership.epoch))
         else:
             self._judge(dialer, membership, rank)
+
+    def _decline(self, dialer: Answering, reason: str) -> None:
+        self.candidate_refused(dialer.carrier.peer.address, reason)
+        dialer.decline(reason)
 
     def _judge(self, dialer: Answering, membership: Membership, rank: Rank) -> None:
         with self._changed:
@@ -266,10 +276,14 @@ class Mesh:
         rank = membership.rank_of(peer)
         same_host = rank in membership.ranks_on(membership.member(self._rank).host)
         address = self._node.memory_address_for(peer) if same_host else ""
-        dialer.welcome(Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address))
+        offered = self._sidecars.offered
+        dialer.welcome(Introduced(rank=self._rank, epoch=membership.epoch, shared_memory=address, sidecar=offered))
 
     def _confirmed(self, dialer: Answering, frame: Frame, body: memoryview) -> None:
         carrier = dialer.carrier
+        if dialer.is_sidecar:
+            self._confirmed_sidecar(carrier, frame, body)
+            return
         with self._changed:
             self._arrivals.remove(carrier)
             pair = None if self._closed else self._pairs[carrier.peer.node]
@@ -282,6 +296,16 @@ class Mesh:
             pair.state.confirmed(dialer)
             self._changed.notify_all()
         pair.link.frame_arrived(carrier, frame, body)
+
+    def _confirmed_sidecar(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """It may be here before the link is: another connection, on which the dialer has gone on as well."""
+        self._arrived(carrier)
+        pair = self._pair_of(carrier, self._known())
+        if pair is None:
+            carrier.abort(_CLOSED)
+        else:
+            pair.link.sidecar.adopt(carrier)
+            pair.link.sidecar.frame_arrived(carrier, frame, body)
 
     # -- pairs -----------------------------------------------------------------------------------------
 
@@ -311,16 +335,19 @@ class Mesh:
 
     def _use(self, carrier: Carrier, membership: Membership) -> None:
         """One more carrier of a link; also of one that is closing, which ends politely on all of them."""
-        rank = membership.rank_of(carrier.peer.node)
-        assert rank is not None  # it was checked when it came
-        with self._changed:
-            closed, pair = self._closed, self._pairs.get(carrier.peer.node)
-            if pair is None and not closed:
-                pair = self._pair(membership, membership.members[rank])
+        pair = self._pair_of(carrier, membership)
         if pair is None:
             carrier.abort(_CLOSED)
         else:
             pair.link.adopt(carrier)
+
+    def _pair_of(self, carrier: Carrier, membership: Membership) -> _Pair | None:
+        """Of a carrier that came on top; None: the node is closed, and there never was one."""
+        rank = membership.rank_of(carrier.peer.node)
+        assert rank is not None  # it was checked when it came
+        with self._changed:
+            pair = self._pairs.get(carrier.peer.node)
+            return pair if pair is not None or self._closed else self._pair(membership, membership.members[rank])
 
     def rank_of(self, node: NodeId) -> Rank:
         """Of a member."""

@@ -16,6 +16,7 @@ from nexar.cluster.membership import Member
 from nexar.cluster.recall import Recall
 from nexar.cluster.transports import NETWORK, Transports, open_transports
 from nexar.config import Config
+from nexar.links.carrier import sidecar_scheme
 from nexar.links.progress import Progress, spin_of
 from nexar.security.authority import make_key
 from nexar.security.credentials import Credentials, Trust
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from nexar.transport.memory import MemoryNetwork
 
 
+_TLS: Final = "tls"
+_PLAIN: Final = "tcp"  # what the carriers of TLS call themselves that go on without it
+
+
+def _sidecar(config: Config) -> str | None:
+    scheme = sidecar_scheme(config.enable_tcp_bulk_sidecar, encrypted=config.encrypt_bulk_transport)
+    return scheme if _TLS in config.transports else None
+
+
 class Node:
     """It listens from the beginning, and lets nobody in before `certify`. Close it, or leave its `with` block."""
 
@@ -38,6 +48,8 @@ class Node:
         self.config: Final = config
         self.host: Final = host_id(config)
         self.key: Final = make_key()
+        self.sidecar: Final = _sidecar(config) if network is None else None
+        """The scheme of the connections for large payloads that it opens and takes; None: it does without."""
         self._acceptor: Acceptor | None = None  # written once, by `listen`, before anybody can come in
         self._transports = self._open(network)
         self.progress: Final = Progress(
@@ -49,7 +61,8 @@ class Node:
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
-            return open_transports(self.config, provisional_credentials(self.id), Trust(b""), self)
+            plain_too = self.sidecar == _PLAIN
+            return open_transports(self.config, provisional_credentials(self.id), Trust(b""), self, plain_too=plain_too)
         sleeper = PollSleeper()
         memory = load("memory")(sleeper, self.id, network)
         return Transports({"memory": memory}, sleeper, memory.listen("", self))
@@ -138,6 +151,14 @@ class Node:
         if shm is None:
             raise ConnectRefused("shared memory", "this node does without it")
         return shm.connect(address, Expected(peer), deadline)
+
+    def connect_sidecar(self, member: Member, deadline: float) -> Carrier:
+        """One more connection, of the scheme `sidecar`. ConnectRefused, TimeoutError."""
+        addresses = self.ways_to(member).get(_TLS, ())
+        if not addresses:
+            raise ConnectRefused("the peer", "it has no address for TCP")
+        expected = Expected(member.node, member.fingerprint, plain=self.sidecar == _PLAIN)
+        return self._by_scheme[_TLS].connect(",".join(addresses), expected, deadline)
 
     # -- the end ---------------------------------------------------------------------------------------
 

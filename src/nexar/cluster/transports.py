@@ -67,15 +67,16 @@ def open_transports(
     listen: str | None = None,
     schemes: Sequence[str] | None = None,
     quic: Mapping[str, Any] = _USUAL,
+    plain_too: bool = False,
 ) -> Transports:
     """Every usable scheme (or those of `schemes`), listening for `acceptor`. `listen`, host:port, goes before the
-    settings; `quic` are fields of QuicSettings that differ from the usual ones. Errors as for `bind_ports` and
-    `usable`; nothing is left open then.
+    settings; `quic` are fields of QuicSettings that differ from the usual ones; `plain_too`: TLS takes connections that
+    go on without encryption. Errors as for `bind_ports` and `usable`; nothing is left open then.
     """
     chosen = usable(config) if schemes is None else tuple(schemes)
 
     def open_at(address: str) -> Transports:
-        return _Opening(config, credentials, trust, acceptor, quic).open(chosen, address)
+        return _Opening(config, credentials, trust, acceptor, quic, plain_too=plain_too).open(chosen, address)
 
     return bind_ports(config, open_at, listen=listen)
 
@@ -84,9 +85,17 @@ class _Opening:
     """One attempt at one address: all of it, or nothing."""
 
     def __init__(
-        self, config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, quic: Mapping[str, Any]
+        self,
+        config: Config,
+        credentials: Credentials,
+        trust: Trust,
+        acceptor: Acceptor,
+        quic: Mapping[str, Any],
+        *,
+        plain_too: bool,
     ) -> None:
         self._config = config
+        self._plain_too = plain_too
         self._quic = quic
         self._credentials = credentials
         self._trust = trust
@@ -128,6 +137,7 @@ class _Opening:
             sleeper,
             self._credentials,
             self._trust,
+            plain_too=self._plain_too,
             handshake_timeout=self._config.join_auth_timeout,
             max_pending=self._config.join_max_pending,
         )

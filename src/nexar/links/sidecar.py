@@ -41,18 +41,24 @@ class Sidecar:
     # -- any thread ------------------------------------------------------------------------------------
 
     def adopt(self, carrier: Carrier) -> None:
-        """Use this one from now on. Aborted if the link is over, or has one."""
+        """Use this one from now on. Aborted if there is one already. If the link is over, or closes, it is closed
+        politely: the peer may not have heard of that yet, and need not take it for a loss.
+        """
         line = self._line
         with self._lock:
-            taken = line.failure is None and line.sidecar is None
+            over = line.failure is not None
+            taken = not over and line.sidecar is None
             if taken:
                 line.add_sidecar(carrier)
                 self._name, self._their_name = self._name + 1, 0
             name = self._name
-        if not taken:
-            carrier.abort("the link has no use for a sidecar")
+        if not taken and not over:
+            carrier.abort("the link has a sidecar already")
             return
         carrier.attach(self)
+        if over:
+            _finish(carrier)
+            return
         header = pack_header(
             VERSION, Kind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, name,
             line.credit_bytes, 0, 0,
@@ -86,7 +92,7 @@ class Sidecar:
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""
         with self._lock:
-            if frame.kind == Kind.TERMS:
+            if frame.kind == Kind.TERMS and self._line.sidecar is carrier:
                 self._their_name = frame.transfer
                 self._line.confirm_sidecar(carrier)
             else:

@@ -117,6 +117,8 @@ class Expected:
     anonymous: bool = False
     """Show no certificate although this node has one: it joins, and is a stranger to the other side. Without meaning
     where no certificates are shown and every peer is verified by other means (shared memory)."""
+    plain: bool = False
+    """Go on without encryption once both are authenticated: only where the transport can, and the other side agrees."""
 
 
 class Sink(Protocol):

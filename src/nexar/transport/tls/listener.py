@@ -66,17 +66,19 @@ class Listener:
         acceptor: Acceptor,
         accepted: Accepted,
         *,
-        plain: bool,
+        takes: frozenset[bool],
         handshake_timeout: float,
         max_pending: int,
     ) -> None:
-        """Takes the socket over. `believer` gives what is valid now."""
+        """Takes the socket over. `believer` gives what is valid now; `takes`: whether plain connections, encrypted
+        ones, or both.
+        """
         self._listening = listening
         self._reactor = reactor
         self._believer = believer
         self._acceptor = acceptor
         self._accepted = accepted
-        self._plain = plain
+        self._takes = takes
         self._timeout = handshake_timeout
         self._max_pending = max_pending
         self._candidates: dict[int, _Candidate] = {}  # by descriptor, oldest first
@@ -210,8 +212,8 @@ class Listener:
             self._believer().accepted_peer(certificate, candidate.address)
         except HandshakeFailed as failure:
             return _refusal(hello, failure.reason, Verdict.NOT_BELIEVED)
-        if hello.plain != self._plain:
-            ours, theirs = _describe(self._plain), _describe(hello.plain)
+        if hello.plain not in self._takes:
+            ours, theirs = _describe(not hello.plain), _describe(hello.plain)
             return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", Verdict.REFUSED)
         candidate.waits = candidate.partner is None
         return None if candidate.waits else Hello(hello.half, hello.token, hello.plain)

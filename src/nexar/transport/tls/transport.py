@@ -9,10 +9,10 @@ from typing import Final
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Credentials, Trust
-from nexar.transport.base import Acceptor, Carrier, CarrierLost, Expected, Peer, Transport, Waker
+from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
 from nexar.transport.stranger import decode_from_stranger
 from nexar.transport.tls.carrier import TlsCarrier
-from nexar.transport.tls.channel import Channel
+from nexar.transport.tls.channel import Channel, PlainChannel
 from nexar.transport.tls.connection import Connection
 from nexar.transport.tls.dialer import dial_peer
 from nexar.transport.tls.listener import Listener
@@ -34,7 +34,8 @@ _warned = Lock()  # taken by the first transport of the process that does not en
 
 class TlsTransport(Transport):
     """See Transport. `encrypt=False`: authenticated by TLS when connecting, then plain TCP; for trusted networks. Such
-    a transport calls itself `tcp`, and so do its carriers.
+    a transport calls itself `tcp`, and so do its carriers. `plain_too`: at the same port it also takes those who dial
+    for such a carrier, and dials for one where that is asked for (`Expected.plain`).
     """
 
     scheme = "tls"
@@ -46,6 +47,7 @@ class TlsTransport(Transport):
         trust: Trust,
         *,
         encrypt: bool = True,
+        plain_too: bool = False,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         max_pending: int = 256,
     ) -> None:
@@ -54,6 +56,7 @@ class TlsTransport(Transport):
         self._believer = Believer.make(credentials, trust)  # replaced whole, by replace_credentials
         self.scheme = "tls" if encrypt else "tcp"
         self._plain = not encrypt
+        self._takes = frozenset((self._plain, self._plain or plain_too))
         self._handshake_timeout = handshake_timeout
         self._max_pending = max_pending
         self._listener: Listener | None = None  # written by listen and close
@@ -63,7 +66,7 @@ class TlsTransport(Transport):
         self._dials = DialsUnderWay()
         # Held while driving, so that a close waits for the turn to end; reentrant, because a sink may close.
         self._driving = RLock()
-        if not encrypt:
+        if True in self._takes:
             _warn_once()
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
@@ -91,7 +94,7 @@ class TlsTransport(Transport):
             lambda: self._believer,
             acceptor,
             accepted,
-            plain=self._plain,
+            takes=self._takes,
             handshake_timeout=self._handshake_timeout,
             max_pending=self._max_pending,
         )
@@ -99,7 +102,9 @@ class TlsTransport(Transport):
 
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
         """See Transport.connect. Node 0 in `expected`: whoever is there, as far as chain and pin allow."""
-        believer, plain = self._believer, self._plain
+        believer, plain = self._believer, self._plain or expected.plain
+        if plain not in self._takes:
+            raise ConnectRefused(address, "this side does not go on without encryption")
         with self._dials.one_more(address) as ending:
             peer, (control, data) = dial_peer(address, expected, deadline, believer, plain=plain, ending=ending)
         return self._make_carrier(peer, control, data, dialed=True)
@@ -153,8 +158,9 @@ class TlsTransport(Transport):
         for channel in (control, data):
             calm(channel.socket)
         judge = decode if peer.verified else decode_from_stranger
+        scheme = "tcp" if isinstance(data, PlainChannel) else "tls"
         first, second = (Connection(channel, FrameReader(judge), self._reactor) for channel in (control, data))
-        carrier = TlsCarrier(peer, first, second, self._reactor, scheme=self.scheme, dialed=dialed, forget=self._forget)
+        carrier = TlsCarrier(peer, first, second, self._reactor, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed
             self._carriers.add(carrier)

@@ -193,6 +193,31 @@ def test_a_plain_carrier_really_is_plain_and_an_encrypted_one_is_not(open_node: 
         assert (b"can anybody read this?" in seen) != encrypt
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_one_port_takes_both_kinds_where_that_is_wanted(open_node: Open, plain: bool) -> None:
+    server, client = open_node(SERVER, listen="127.0.0.1:0", plain_too=True), open_node(CLIENT, plain_too=True)
+    with server.driving():
+        carrier = connect(client, server, plain=plain)
+    pump([server], lambda: server.accepted, "its carrier")
+    assert (carrier.scheme, server.accepted[0].scheme) == (("tcp", "tcp") if plain else ("tls", "tls"))
+    assert carrier.peer.verified
+    assert server.accepted[0].peer.node == CLIENT
+
+
+@pytest.mark.parametrize("side", ["dialer", "listener"])
+def test_nobody_goes_on_without_encryption_unless_both_were_told_to(open_node: Open, side: str) -> None:
+    server = open_node(SERVER, listen="127.0.0.1:0", plain_too=side == "dialer")
+    client = open_node(CLIENT, plain_too=side == "listener")
+    with server.driving(), pytest.raises(ConnectRefused, match="encrypt"):
+        connect(client, server, plain=True)
+
+
+def connect(near: Node, far: Node, *, plain: bool) -> Carrier:
+    assert far.transport.address is not None
+    expected = Expected(far.number, plain=plain)
+    return near.transport.connect(far.transport.address, expected, time.monotonic() + PATIENCE)
+
+
 def test_a_forked_child_that_abandons_says_nothing_to_the_peer(open_node: Open) -> None:
     server, client = open_node(SERVER, listen="127.0.0.1:0"), open_node(CLIENT)
     pair = connected(client, server)

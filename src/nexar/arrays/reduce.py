@@ -22,9 +22,11 @@ Combiner: TypeAlias = Callable[[Array, Array, Array], None]
 Folder: TypeAlias = Callable[[Array, Sequence[Array]], None]
 """`(out, inputs)`: out = ((in0 ⊕ in1) ⊕ in2) …"""
 
-_BLOCK_BYTES: Final = 128 << 10  # of the running total, which stays in the second-level cache while inputs go by
-
-_FEW: Final = 512  # elements: fresh memory for the total is quicker than finding the thread's own
+_FEW: Final = 512  # elements: fresh memory for the total is quicker than anything else
+# Whole passes are the quickest as long as everything stays in the last-level cache: each start of one costs some time.
+# Beyond it blocks, whose running total stays in the second-level cache, save traffic to memory.
+_WHOLE_BYTES: Final = 8 << 20
+_BLOCK_BYTES: Final = 512 << 10
 
 _UFUNCS: Final = {
     ReduceCode.SUM: np.add,
@@ -103,7 +105,7 @@ def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
 
 @cache
 def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
-    run = _fold_half_quietly if dtype in HALF_TYPES else _fold_blocks_quietly
+    run = _fold_half_quietly if dtype in HALF_TYPES else _fold_plain_quietly
     if ufunc not in _LOGIC:
         return lambda out, inputs: run(ufunc, out, inputs)
 
@@ -116,23 +118,29 @@ def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
     return call
 
 
-def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
+def _fold_plain(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
     if len(inputs) == 1:
         np.copyto(out, inputs[0])
     elif len(inputs) == 2:
         ufunc(inputs[0], inputs[1], out=out)
     elif out.size <= _FEW:
-        _fold_block(ufunc, out, None, inputs)
+        _fold_piece(ufunc, out, None, inputs)
+    elif out.nbytes <= _WHOLE_BYTES and not any(np.may_share_memory(out, one) for one in inputs[2:]):
+        _fold_piece(ufunc, out, out, inputs)
     else:
-        step = _BLOCK_BYTES // out.itemsize
-        total = _scratch.memory.view(out.dtype)
-        for start in range(0, out.size, step):
-            block = slice(start, start + step)
-            _fold_block(ufunc, out[block], total[: min(step, out.size - start)], [one[block] for one in inputs])
+        _fold_blocks(ufunc, out, inputs)
 
 
-def _fold_block(ufunc: np.ufunc, out: Array, room: Array | None, inputs: Sequence[Array]) -> None:
-    # Only the last step writes to `out`, when everything has been read: it may be any of the inputs.
+def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
+    step = _BLOCK_BYTES // out.itemsize
+    total = _scratch.memory.view(out.dtype)
+    for start in range(0, out.size, step):
+        block = slice(start, start + step)
+        _fold_piece(ufunc, out[block], total[: min(step, out.size - start)], [one[block] for one in inputs])
+
+
+def _fold_piece(ufunc: np.ufunc, out: Array, room: Array | None, inputs: Sequence[Array]) -> None:
+    # With room elsewhere only the last step writes to `out`, when all is read: it may be any of the inputs.
     total = ufunc(inputs[0], inputs[1], out=room)
     for one in inputs[2:-1]:
         ufunc(total, one, out=total)
@@ -148,7 +156,7 @@ class _Scratch(threading.local):
 
 _scratch: Final = _Scratch()
 
-_fold_blocks_quietly: Final = quiet(_fold_blocks)
+_fold_plain_quietly: Final = quiet(_fold_plain)
 _fold_half_quietly: Final = quiet(fold_half)
 _divide_quietly: Final = quiet_ufunc(np.divide)
 

@@ -26,7 +26,7 @@ UFUNCS = {
 BITS = {"band", "bor", "bxor"}
 WHOLE = sorted(set(UFUNCS) - {"avg"})
 REAL = sorted(set(UFUNCS) - BITS)
-COUNTS = [0, 1, 700, 100_003]  # beyond what is one block of any dtype but the smallest
+COUNTS = [0, 1, 700, 100_003]
 
 
 def numbers(dtype: Any, count: int, seed: int) -> Array:
@@ -64,6 +64,17 @@ def test_many_arrays_are_folded_from_the_left(name: str, dtype: Any, size: int) 
         out = np.empty_like(inputs[0])
         fold(reduction_of(name), out, inputs)
         assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8])
+@pytest.mark.parametrize("size", [3, 4])
+def test_arrays_beyond_the_cache_are_folded_in_blocks(dtype: Any, size: int) -> None:
+    count = (9 << 20) // np.dtype(dtype).itemsize + 3
+    inputs = [np.full(count, rank, dtype) for rank in range(size)]
+    inputs[1][:] = np.arange(count) % 100
+    out = np.empty_like(inputs[0])
+    fold(reduction_of("sum"), out, inputs)
+    assert np.array_equal(out, inputs[1] + dtype(sum(range(size)) - 1))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, np.int32])

@@ -1,0 +1,116 @@
+"""How fast are reductions, beside NumPy's own arithmetic on the same arrays in the same run?
+
+    python benchmarks/reduce.py
+    python benchmarks/reduce.py --op max --size 1048576 --inputs 4 --repetitions 15
+
+GB/s of the result: its bytes by the time, on one core. `combine` is of two arrays, `fold` of as many as asked for;
+NumPy's column is the ufunc called once for two, and once for each further array. Medians; candidates take turns.
+Prints, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from nexar.arrays.operations import check, reduction_of
+from nexar.arrays.reduce import combiner, folder
+from nexar.errors import UsageError
+
+Array = NDArray[Any]
+DTYPES = [
+    np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8,
+    np.int32, np.int64, np.uint8, np.bool_, np.complex64,
+]  # fmt: skip
+UFUNCS = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "band": np.bitwise_and,
+    "bor": np.bitwise_or, "bxor": np.bitwise_xor, "land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    table = Table(title=f"{options.op}, {options.size / 1e6:g} MB, GB/s of the result", pad_edge=False)
+    several = f"{options.inputs} arrays"
+    for heading in ("dtype", "2 arrays: NumPy", "combine", "fold", f"{several}: NumPy", "fold"):
+        table.add_column(heading, justify="right" if heading != "dtype" else "left")
+    for dtype in map(np.dtype, DTYPES):
+        table.add_row(str(dtype), *measure(dtype, options))
+    Console().print(table)
+
+
+def measure(dtype: np.dtype[Any], options: argparse.Namespace) -> list[str]:
+    """One row: medians, and in parentheses how many times as fast as NumPy."""
+    reduction, ufunc = reduction_of(options.op), UFUNCS[options.op]
+    try:
+        check(reduction, dtype)
+    except UsageError:
+        return ["not defined"]
+    inputs = [numbers(dtype, options.size // dtype.itemsize, seed) for seed in range(options.inputs)]
+    out = np.empty_like(inputs[0])
+    combine, fold = combiner(reduction, dtype), folder(reduction, dtype)
+
+    def by_numpy(arrays: list[Array]) -> None:
+        ufunc(arrays[0], arrays[1], out=out)
+        for one in arrays[2:]:
+            ufunc(out, one, out=out)
+
+    two = inputs[:2]
+    seconds = in_turns(
+        [
+            lambda: by_numpy(two),
+            lambda: combine(out, *two),
+            lambda: fold(out, two),
+            lambda: by_numpy(inputs),
+            lambda: fold(out, inputs),
+        ],
+        options.repetitions,
+    )
+    rates = [out.nbytes / one / 1e9 for one in seconds]
+    cells = [f"{rate:.2f}" for rate in rates]
+    for ours, theirs in ((1, 0), (2, 0), (4, 3)):
+        cells[ours] += f" ({rates[ours] / rates[theirs]:.1f}×)"
+    return cells
+
+
+def numbers(dtype: np.dtype[Any], count: int, seed: int) -> Array:
+    """As gradients are: around nought. Of whole numbers, small ones."""
+    drawn = np.random.default_rng(seed).standard_normal(count, np.float32)
+    return drawn.astype(dtype) if dtype.kind in "fVc" else (drawn * 3).astype(np.int8).astype(dtype)
+
+
+def in_turns(candidates: list[Callable[[], None]], repetitions: int) -> list[float]:
+    """The median time of each, all of them once in every round; the first round warms up."""
+    times: list[list[float]] = [[] for _ in candidates]
+    turn = list(zip(candidates, times, strict=True))
+    for _ in range(repetitions + 1):
+        turn.reverse()  # what the cache holds of the one before helps both neighbours
+        for candidate, found in turn:
+            begin = time.perf_counter()
+            candidate()
+            found.append(time.perf_counter() - begin)
+    return [statistics.median(found[1:]) for found in times]
+
+
+def parse() -> argparse.Namespace:
+    """What is asked for."""
+    parser = argparse.ArgumentParser(description="GB/s of reductions, beside NumPy's own")
+    parser.add_argument("--op", choices=sorted(UFUNCS), default="sum")
+    parser.add_argument("--size", type=int, default=4 << 20, help="bytes of one array")
+    parser.add_argument("--inputs", type=int, default=4, help="arrays in the fold of several")
+    parser.add_argument("--repetitions", type=int, default=11)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -18,8 +18,10 @@ help: ## list the targets
 setup: ## make the virtual environment; build nexar-quic when cargo is there
 	@setup/all.sh
 
-demo: setup ## four ranks become a cluster and compute; then what each transport does
+demo: setup ## four ranks become a cluster and compute together; then what each transport does
 	@$(bin)/nexar run -n 4 examples/first_cluster.py
+	@echo
+	@$(bin)/nexar run -n 4 examples/first_all_reduce.py
 	@echo
 	@$(bin)/python examples/transports.py
 

@@ -115,12 +115,17 @@ class Assembly:
 
     def begin(self, fingerprint: Fingerprint, turns: Sequence[Turn] = ()) -> Call:
         """Take the next number, and the turns in the arena that it will need. Raises what has become of the
-        communicator.
+        communicator, or of this call, which has taken both then: the others, who gave it up, have too.
         """
         arena = self.arena
         with self._order:
-            entry = self.journal.begin(fingerprint)
             ticket = arena.reserve(len(turns)) if turns and arena is not None else 0
+            try:
+                entry = self.journal.begin(fingerprint)
+            except BaseException:
+                for index, turn in enumerate(turns):
+                    turn(ticket + index, None, False).cancel()
+                raise
         if arena is not None:
             arena.announce(entry.sequence, fingerprint)
         return Call(entry, fingerprint, ticket, turns)
@@ -140,7 +145,7 @@ class Assembly:
     def _end(self, call: Call, error: BaseException | None) -> BaseException | None:
         if error is None:
             return self.journal.end(call.entry, None, self._arrivals(call))
-        call.skip_turns()
+        call.give_up()
         return self.journal.end(call.entry, error)
 
     def _arrivals(self, call: Call) -> dict[int, float] | None:

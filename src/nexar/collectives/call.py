@@ -8,16 +8,18 @@ from typing import TypeAlias
 from nexar.collectives.arena_records import Announcement
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.links.operation import Operation
+from nexar.links.operation import FINISHED, Operation
 
-Turn: TypeAlias = Callable[[int, Announcement, bool], Operation]
-"""Posts an operation in the arena: its ticket, what it is part of, and whether the caller may spin."""
+Turn: TypeAlias = Callable[[int, Announcement | None, bool], Operation]
+"""Posts an operation in the arena: its ticket, what it is part of (None: it is only given up), and whether the caller
+may spin.
+"""
 
 
 class Call:
     """Turns are taken in order. Each must be taken or skipped: the other ranks count on it."""
 
-    __slots__ = ("_taken", "entry", "fingerprint", "spin", "ticket", "turns")
+    __slots__ = ("_last", "_taken", "entry", "fingerprint", "spin", "ticket", "turns")
 
     def __init__(
         self,
@@ -33,13 +35,18 @@ class Call:
         self.spin = False
         """The thread that made the call runs it, and has nothing better to do. Written by who runs it."""
         self._taken = 0
+        self._last: Operation = FINISHED
 
     def take_turn(self) -> Operation:
         """The next one."""
-        return self._post(spin=self.spin)
+        self._last = self._post(spin=self.spin)
+        return self._last
 
-    def skip_turns(self) -> None:
-        """Those that are left: the other ranks find that this one gave up."""
+    def give_up(self) -> None:
+        """The turn that was taken, if it is not done, and those that are left: the other ranks find that this one gave
+        up. On return nothing touches the arrays.
+        """
+        self._last.cancel()
         while self._taken < len(self.turns):
             self._post(spin=False).cancel()
 

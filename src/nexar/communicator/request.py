@@ -114,11 +114,12 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
     if strangers:
         raise UsageError(f"wait_all takes requests, and got {strangers[0]!r}; start one with comm.start.<verb>(…)")
     deadline = None if timeout is None else deadline_after(timeout)
-    results, errors = [], []
+    results: list[Any] = []
+    errors: list[Exception] = []
     for each in handles:
         try:
             results.append(each.wait(_left(deadline)))
-        except NexarError as error:
+        except Exception as error:  # noqa: BLE001  # also those of a user's function; raised below
             errors.append(error)
     if errors:
         raise _first(errors)
@@ -129,7 +130,7 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(1e-6, deadline - monotonic())
 
 
-def _first(errors: list[NexarError]) -> NexarError:
+def _first(errors: list[Exception]) -> Exception:
     first, *others = errors
     first.others = others  # type: ignore[attr-defined]
     for other in others:

@@ -3,9 +3,9 @@
     python benchmarks/reduce.py
     python benchmarks/reduce.py --op max --size 1048576 --inputs 4 --repetitions 15
 
-GB/s of the result: its bytes by the time, on one core. `combine` is of two arrays, `fold` of as many as asked for;
-NumPy's column is the ufunc called once for two, and once for each further array. Medians; candidates take turns.
-Prints, asserts nothing.
+GB/s of the result: its bytes by the processor time of one thread, so that a busy machine hardly shows. `combine` is of
+two arrays, `fold` of as many as asked for; NumPy's column is the ufunc called once for two, and once for each further
+array. Medians; candidates take turns. Prints, asserts nothing.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def in_turns(candidates: list[Callable[[], None]], repetitions: int) -> list[flo
     for _ in range(repetitions + 1):
         turn.reverse()  # what the cache holds of the one before helps both neighbours
         for candidate, found in turn:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             candidate()
-            found.append(time.perf_counter() - begin)
+            found.append(time.thread_time() - begin)
     return [statistics.median(found[1:]) for found in times]
 
 

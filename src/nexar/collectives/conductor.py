@@ -10,7 +10,7 @@ from nexar.collectives.arena import Arena
 from nexar.collectives.entry import Entry
 from nexar.collectives.journal import Journal
 from nexar.collectives.work import Running, Work
-from nexar.errors import OperationTimeout
+from nexar.errors import Cancelled, OperationTimeout
 from nexar.group import Group, deadline_after
 from nexar.links.operation import Operation
 
@@ -31,9 +31,12 @@ class Conductor:
 
     def perform(self, work: Work, timeout: float) -> Any:
         """Run it to its end in this thread. CollectiveTimeout when nobody has made progress for `timeout` seconds."""
+        entry = work.alarm
         if work.call is not None:
             work.call.spin = True
         try:
+            if entry is not None and entry.error is not None:
+                raise entry.error  # it was over before it began
             while True:
                 operations = next(work.run)
                 for operation in operations:
@@ -44,6 +47,8 @@ class Conductor:
             work.finish(None)
             return stop.value
         except BaseException as error:
+            if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
+                self._journal.hear(work.alarm)  # who gave it up is about to say why
             final = work.finish(error) or error
             if final is error:
                 raise

@@ -30,7 +30,7 @@ from nexar.collectives.mishap import Mishap, error_of, mismatch_of
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
 from nexar.collectives.voice import Members, Voice
-from nexar.errors import CollectiveMismatch, CollectiveTimeout, OperationTimeout
+from nexar.errors import CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
 from nexar.links.ledger import Call
 from nexar.links.notices import Notice, Speaker
 from nexar.links.operation import Operation
@@ -77,10 +77,10 @@ class Journal:
     # -- calls ---------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint) -> Entry:
-        """A call is made. Whoever gets the entry ends it.
+        """A call is made. Whoever gets the entry ends it; at once if it has an error: another rank has given up this
+        very call, or is known to call something else.
 
-        CollectiveMismatch: the communicator is of no use any more. Whatever else: another rank has given up this very
-        call; it has been made then, and is over.
+        CollectiveMismatch: the communicator is of no use any more.
         """
         with self._lock:
             if self._calls is not None:
@@ -89,10 +89,7 @@ class Journal:
             self._next = sequence + 1
             entry = Entry(self._lock, sequence, fingerprint)
             self._enter(entry)
-        if entry.done:
-            error = self.end(entry, entry.error)
-            assert error is not None
-            raise error
+        self._outbox.flush()
         return entry
 
     def take(self) -> int | None:
@@ -236,6 +233,13 @@ class Journal:
             waiting_for=outcome or late.waiting_for or "ranks that it has no link to",
             timeout=timeout,
         ) from late
+
+    def hear(self, entry: Entry) -> None:
+        """Another rank has given up this call, as shared memory shows: wait until it says why, for half a second at
+        most.
+        """
+        with suppress(NexarError):  # what it says is the entry's
+            self._group.wait((entry,), monotonic() + _PATIENCE)
 
     def _wait(self, operation: Operation, deadline: float, alarm: Entry) -> None:
         with suppress(OperationTimeout):  # an answer that does not come is an answer

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import finish
-from nexar.collectives import two_level
 from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.two_level import all_reduce as all_reduce_between_hosts
+from nexar.collectives.two_level import turns as turns_between_hosts
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.ALL_REDUCE
@@ -36,7 +37,7 @@ def _turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduct
         return ()
     if name == SHARED_MEMORY:
         return (lambda ticket, about, spin: arena.all_reduce(ticket, array, reduction, announcement=about, spin=spin),)
-    return two_level.turns(assembly, arena, array, reduction) if name == TWO_LEVEL else ()
+    return turns_between_hosts(assembly, arena, array, reduction) if name == TWO_LEVEL else ()
 
 
 def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reduction: Reduction) -> Run:
@@ -44,7 +45,7 @@ def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reducti
         yield (call.take_turn(),)
         return
     if name == TWO_LEVEL:
-        yield from two_level.all_reduce(assembly, call, array, reduction)
+        yield from all_reduce_between_hosts(assembly, call, array, reduction)
     else:
         arithmetic = Arithmetic.of(reduction, array.dtype)
         yield from assembly.execute(call, name, _CODE, array, arithmetic=arithmetic)

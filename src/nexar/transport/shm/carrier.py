@@ -92,8 +92,7 @@ class ShmCarrier(Carrier):
         try:
             if not self._frames_out.send(lane, header, body, size):
                 self._ask_for_driver()
-            nap = self._words[self._sleep_word]  # after the fence that the sender's lock was: see doorbell.py
-            if nap:
+            if nap := self._words[self._sleep_word]:  # after the fence that the sender's lock was: see doorbell.py
                 self.bell.ring(nap)
         except Corrupt as error:
             self._blame(error)
@@ -116,9 +115,8 @@ class ShmCarrier(Carrier):
         return found
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        if self._life.ended is not None or self._finish_asked:
-            raise self._refusal()
-        if not self._payloads_out.add(transfer, memoryview(flat(data))):
+        closing = self._life.ended is not None or self._finish_asked
+        if closing or not self._payloads_out.add(transfer, memoryview(flat(data))):
             raise self._refusal()
         try:
             self._payloads_out.pump(_TURNS)
@@ -187,8 +185,7 @@ class ShmCarrier(Carrier):
 
     # ------------------------------------------------------------------ the driving thread
     def drive(self) -> bool:
-        """Deliver what arrived, send what waits. True if anything happened. Called on every poll, mostly for nothing:
-        so it begins with three comparisons."""
+        """Deliver what arrived, send what waits: True if anything happened. Mostly there is nothing: see that quickly."""
         words = self._words
         try:
             news = words[self._frame_word] != self._reader.tail

@@ -240,7 +240,7 @@ class Carrier(ABC):
         This side's sink is not called. Idempotent; later verbs raise CarrierLost("closed", reason).
         """
 
-    def nudge(self) -> None:
+    def nudge(self) -> None:  # noqa: B027 - most carriers share no memory
         """Wake the peer if it sleeps: something changed in memory that both share beside the carrier, and the caller
         has fenced. Without effect on carriers that share none.
         """

@@ -185,7 +185,7 @@ class ShmCarrier(Carrier):
 
     # ------------------------------------------------------------------ the driving thread
     def drive(self) -> bool:
-        """Deliver what arrived, send what waits: True if anything happened. Mostly there is nothing: see that quickly."""
+        """Deliver what arrived, send what waits: True if anything happened. Mostly nothing has: see that quickly."""
         words = self._words
         try:
             news = words[self._frame_word] != self._reader.tail

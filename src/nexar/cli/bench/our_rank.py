@@ -12,7 +12,6 @@ from nexar.cli.bench.measures import window
 from nexar.cli.bench.measuring import Call, Unsupported
 from nexar.cli.bench.order import Order
 from nexar.cli.bench.serving import serve
-from nexar.communicator.request import wait_all
 
 
 class Ours:
@@ -74,11 +73,11 @@ class Ours:
         start: Any = comm.start  # its verbs are typed as those that wait
 
         def send() -> None:
-            wait_all([start.send(source, dest=1) for _ in messages])
+            nexar.wait_all([start.send(source, dest=1) for _ in messages])
             comm.recv(done, source=1)
 
         def receive() -> None:
-            wait_all([start.recv(target, source=0) for _ in messages])
+            nexar.wait_all([start.recv(target, source=0) for _ in messages])
             comm.send(done, dest=0)
 
         return send if self.rank == 0 else receive

@@ -72,7 +72,9 @@ class Quick:
         assembly = self._assembly
         self._arena.announce(sequence, fingerprint)
         call = Call(assembly.journal.adopt(sequence, fingerprint, began), fingerprint)
-        assembly.conductor.perform(assembly.work(call, _rest(operation)), assembly.config.collective_timeout)
+        work = assembly.work(call, _rest(operation))
+        work.writes = True
+        assembly.conductor.perform(work, assembly.config.collective_timeout)
 
 
 def quick_way(assembly: Assembly) -> Quick | None:

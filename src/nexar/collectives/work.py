@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from nexar.collectives.call import Call
 from nexar.collectives.entry import Entry
@@ -16,6 +16,8 @@ from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
 
+HALF_WRITTEN: Final = "the array that was to get the result may be partly overwritten; fill it anew"
+
 
 class Work:
     """A call that has its sequence number, and has to be run now. `end` is told how it ended, exactly once.
@@ -23,7 +25,7 @@ class Work:
     The error of its `alarm` ends it, whatever it waits for.
     """
 
-    __slots__ = ("_name", "call", "end", "run")
+    __slots__ = ("_name", "call", "end", "run", "writes")
 
     def __init__(
         self,
@@ -39,6 +41,9 @@ class Work:
         self.run = run
         self.call = call
         self.end = end
+        self.writes = False
+        """Into memory of the caller's, which a failure may leave half-written: then the error says so. Written by who
+        makes the work."""
 
     @property
     def name(self) -> str:
@@ -50,9 +55,10 @@ class Work:
         """See Journal."""
         return None if self.call is None else self.call.entry
 
-    def then(self, result: Callable[[Any], Any]) -> Self:
-        """The same work, whose result is made of what it was before."""
+    def then(self, result: Callable[[Any], Any], *, writes: bool = False) -> Self:
+        """The same work, whose result is made of what it was before. `writes`: see there."""
         run = self.run
+        self.writes = self.writes or writes
 
         def wrapped() -> Run:
             return result((yield from run))
@@ -61,9 +67,12 @@ class Work:
         return self
 
     def finish(self, error: BaseException | None) -> BaseException | None:
-        """Every buffer is detached first."""
+        """Every buffer is detached first. Returns the error to raise."""
         self.run.close()
-        return self.end(error)
+        final = self.end(error)
+        if final is not None and self.writes:
+            final.add_note(HALF_WRITTEN)
+        return final
 
 
 class Running(Operation):

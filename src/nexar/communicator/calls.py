@@ -43,14 +43,14 @@ def all_reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, 
     given = adapt(array, writable=out is None)
     reduction = _reduction(op, given.array, commutative=commutative)
     target = _target(given, out)
-    return begin_all_reduce(assembly, _flat(target.array), reduction, wish).then(lambda _: _done(target))
+    return begin_all_reduce(assembly, _flat(target.array), reduction, wish).then(lambda _: _done(target), writes=True)
 
 
 def broadcast(assembly: Assembly, array: Any, root: int, wish: Wish) -> Work:
     """In place."""
     root = assembly.group.check(root)
     target = adapt(array, writable=assembly.group.rank != root)
-    return begin_broadcast(assembly, _flat(target.array), root, wish).then(lambda _: _done(target))
+    return begin_broadcast(assembly, _flat(target.array), root, wish).then(lambda _: _done(target), writes=True)
 
 
 def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root: int, commutative: bool) -> Work:
@@ -62,7 +62,7 @@ def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root
     target = _target(given, out) if mine else None
     room = None if target is None else _flat(target.array)
     work = begin_reduce(assembly, Reducing(_flat(given.array), room, reduction, root), wish)
-    return work.then(lambda _: None if target is None else _done(target))
+    return work.then(lambda _: None if target is None else _done(target), writes=target is not None)
 
 
 def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
@@ -70,7 +70,7 @@ def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     given = adapt(array)
     room = _room(given, (assembly.group.size, *given.array.shape), out)
     work = gathering.all_gather(assembly, _flat(given.array), _flat(room.array), wish)
-    return work.then(lambda _: _made(given, room, out))
+    return work.then(lambda _: _made(given, room, out), writes=out is not None)
 
 
 def reduce_scatter(
@@ -94,7 +94,7 @@ def reduce_scatter(
     source, target = _apart(given.array, room.array), _flat(room.array)
     code = OperationCode.REDUCE_SCATTER if counts is None else OperationCode.REDUCE_SCATTER_V
     work = begin_reduce_scatter(assembly, Scattering(_flat(source), target, spans, reduction), wish, code)
-    return work.then(lambda _: _made(given, room, out))
+    return work.then(lambda _: _made(given, room, out), writes=out is not None)
 
 
 def all_to_all(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
@@ -103,7 +103,7 @@ def all_to_all(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     _blocks(given.array, assembly.group.size, "all_to_all")
     room = _room(given, given.array.shape, out)
     work = exchanging.all_to_all(assembly, _flat(_apart(given.array, room.array)), _flat(room.array), wish)
-    return work.then(lambda _: _made(given, room, out))
+    return work.then(lambda _: _made(given, room, out), writes=out is not None)
 
 
 def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> Work:
@@ -114,7 +114,7 @@ def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> W
     room = _room(given, (assembly.group.size, *given.array.shape), out) if mine else None
     flat = None if room is None else _flat(room.array)
     work = collecting.gather(assembly, _flat(given.array), flat, root, wish)
-    return work.then(lambda _: None if room is None else _made(given, room, out))
+    return work.then(lambda _: None if room is None else _made(given, room, out), writes=out is not None)
 
 
 def scatter(assembly: Assembly, array: Any, root: int, out: Any) -> Work:
@@ -143,7 +143,7 @@ def scan(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, exclus
     room = _room(given, given.array.shape, out)
     np.copyto(room.array, given.array)
     work = begin_scan(assembly, _flat(room.array), reduction, wish, exclusive=exclusive)
-    return work.then(lambda _: _made(given, room, out))
+    return work.then(lambda _: _made(given, room, out), writes=out is not None)
 
 
 # -- unequal counts ------------------------------------------------------------------------------------------------

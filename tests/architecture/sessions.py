@@ -63,7 +63,8 @@ class Session:
         self._machines = sorted({host for s in consoles for host, _ in _typed(s)})
         for machine in ("", *self._machines):
             (folder / machine).mkdir(exist_ok=True)
-            (folder / machine / "examples").symlink_to(ROOT / "examples")
+            for shared in ("examples", "tests"):
+                (folder / machine / shared).symlink_to(ROOT / shared)
         tools = folder / "bin"
         tools.mkdir()
         (tools / "scp").write_text(_SCP)

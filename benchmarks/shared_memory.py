@@ -1,6 +1,6 @@
 """How fast is an all_reduce through the arena? Beside it, in the same run: the least that NumPy does with such memory.
 
-    python benchmarks/shared_memory.py [ranks] [--sizes 8,65536] [--slot-bytes 1048576]
+    python benchmarks/shared_memory.py [ranks] [--sizes 8,65536] [--slot-bytes 1048576] [--pin]
 
 The reference knows no errors, no deadlines, no sleeping and no transports: it spins on flags for ever.
 """
@@ -174,6 +174,8 @@ class Runner:
 
 def rank_main(rank: int, size: int, shared: mmap.mmap, line: Connection, options: argparse.Namespace) -> None:
     """One process."""
+    if options.pin:
+        os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
     node = Node(rank)
     line.send([node.transport.address_for(other + 1) for other in range(size)])
     addresses = line.recv()
@@ -216,6 +218,7 @@ def main() -> None:
     parser.add_argument("ranks", nargs="?", type=int, default=2)
     parser.add_argument("--sizes", type=lambda text: [int(each) for each in text.split(",")], default=SIZES)
     parser.add_argument("--slot-bytes", type=int, default=SLOT_BYTES)
+    parser.add_argument("--pin", action="store_true", help="each rank to a core, where a busy machine would move them")
     options = parser.parse_args()
     size = options.ranks
     shared = mmap.mmap(-1, 4096 + 2 * size * REFERENCE_CHUNK)

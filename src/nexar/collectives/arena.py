@@ -68,7 +68,7 @@ class Arena:
         self._queue = ArenaQueue(progress, memory, rank, members, nudges)
         self._slots = self._queue.slots
         self._records = self._queue.records
-        self._small_bytes = shared_memory.small_bytes(self._slots)
+        self._plans = self._queue.plans
         self._reserved = 1
 
     # -- tickets and announcements ---------------------------------------------------------------------
@@ -116,14 +116,7 @@ class Arena:
         spin: bool = False,
     ) -> Operation:
         """`out` (default: `array`) becomes the reduction of all arrays, in the order of ranks."""
-        out = array if out is None else out
-        if (
-            spin
-            and array.nbytes <= self._small_bytes
-            and (quick := self._queue.start_quick(ticket, announcement, array, reduction, out))
-        ):
-            return quick
-        rounds = shared_memory.all_reduce(self._slots, array, reduction, out)
+        rounds = shared_memory.all_reduce(self._plans, array, reduction, array if out is None else out)
         return self._queue.start("all_reduce", ticket, announcement, rounds, spin)
 
     def reduce(
@@ -138,7 +131,9 @@ class Arena:
         spin: bool = False,
     ) -> Operation:
         """`out` of `root`, which may be its `array`, becomes the reduction of all arrays; that of others is ignored."""
-        rounds = shared_memory.all_reduce(self._slots, array, reduction, out if self.rank == root else None)
+        rounds = shared_memory.all_reduce(
+            self._slots, self._plans, array, reduction, out if self.rank == root else None
+        )
         return self._queue.start("reduce", ticket, announcement, rounds, spin)
 
     def reduce_scatter(

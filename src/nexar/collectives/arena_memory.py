@@ -8,7 +8,7 @@ instead. It is sealed, so that nobody can truncate it under the others, and allo
 memory is an error then rather than a SIGBUS later. A nonce tells it from what another maker of the same number has.
 
     records   for each rank, lines of its own: see arena_records
-    slots     for each parity of rounds, for each rank: what it gives in, then what it has worked out: see arena_slots
+    slots     for each parity of rounds, one for each rank: see arena_slots
 """
 
 from __future__ import annotations
@@ -44,14 +44,9 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, size: int, slot_bytes: int = SLOT_BYTES) -> Geometry:
-        """For `size` ranks. Both areas of both slots of all ranks stay within TOTAL_BYTES."""
-        room = TOTAL_BYTES // (2 * (size + 1))
+        """For `size` ranks. Both slots of all ranks stay within TOTAL_BYTES."""
+        room = TOTAL_BYTES // (2 * size)
         return cls(size, max(min(slot_bytes, room) // _PAGE, 1) * _PAGE)
-
-    @property
-    def share_bytes(self) -> int:
-        """What a rank can work out at a time: its share of a slot, and a little more where that does not divide."""
-        return (self.slot_bytes // self.size // 64 + 2) * 64
 
     @property
     def slots_at(self) -> int:
@@ -61,8 +56,7 @@ class Geometry(NamedTuple):
     @property
     def total_bytes(self) -> int:
         """Of the whole segment."""
-        bytes_of_slots = 2 * self.size * (self.slot_bytes + self.share_bytes)
-        return self.slots_at + -(-bytes_of_slots // _PAGE) * _PAGE
+        return self.slots_at + 2 * self.size * self.slot_bytes
 
 
 class ArenaMemory:

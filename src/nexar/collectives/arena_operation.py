@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Protocol
 
 from nexar.collectives.arena_records import Announcement
@@ -43,8 +42,7 @@ class ArenaOperation(Operation):
         self._label = label
         self.ticket = ticket
         self.announcement = announcement
-        self.rounds = rounds.number
-        self.body: Iterator[None] = rounds.body
+        self.rounds, self.body = rounds
         self.begun = False
         self.wants = 0  # the round that all must have published before it can go on
         self.base = 0  # the last round before its first

@@ -57,7 +57,7 @@ class Pace:
         operation.begun = True
         operation.wants = operation.base = self.round
         if operation.announcement is not None:
-            self._records.take(operation.ticket, operation.announcement)
+            self._records.take(operation.ticket, operation.announcement[1])
 
     def reached(self, wanted: int) -> bool:
         """Have all others published that round?"""

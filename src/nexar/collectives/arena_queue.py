@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from numpy.typing import NDArray
-
-from nexar.arrays.operations import Reduction
 from nexar.collectives.arena_memory import ArenaMemory
 from nexar.collectives.arena_operation import ArenaOperation
 from nexar.collectives.arena_pace import Differs, GaveUp, Pace
-from nexar.collectives.arena_quick import Plans
+from nexar.collectives.arena_plans import Plans
 from nexar.collectives.arena_records import Announcement, Records
 from nexar.collectives.arena_slots import Slots
 from nexar.collectives.fingerprint import Fingerprint
@@ -21,8 +18,6 @@ from nexar.errors import Cancelled, UsageError
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
-
-Row = NDArray[Any]
 
 _INLINE_ROUNDS: Final = 3  # an operation of more is better driven: transports must not wait for it
 
@@ -60,9 +55,10 @@ class ArenaQueue:
         self._progress = progress
         self._memory = memory
         self._members = members
-        self._plans = Plans(self.slots)
+        self.plans = Plans(self.slots)
         self._pace = Pace(self.records, self.slots, nudges)
         self._turn = threading.Lock()
+        self._base = 0  # the round before the operation that is being run at once
         self._head = 1  # the ticket whose turn it is; written by who has the turn
         self._posted: dict[int, ArenaOperation] = {}  # by ticket; any thread adds, who has the turn removes
         self._ended: BaseException | None = None  # why nothing runs any more; written once
@@ -71,22 +67,19 @@ class ArenaQueue:
 
     def start(
         self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds, spin: bool
-    ) -> ArenaOperation:
+    ) -> Operation:
         """Post an operation; with `spin`, run it at once as far as that goes without sleeping."""
+        if spin and rounds[0] <= _INLINE_ROUNDS:
+            begun = self._progress.attempt(self._run, label, ticket, announcement, rounds)
+            if begun is not None:
+                return begun
         operation = ArenaOperation(self, label, ticket, announcement, rounds)
-        if not (spin and rounds.number <= _INLINE_ROUNDS and self._progress.attempt(self._run, operation)):
-            self._post(operation)
+        self._post(operation)
         return operation
-
-    def start_quick(
-        self, ticket: int, announcement: Announcement | None, array: Row, reduction: Reduction, out: Row
-    ) -> Operation | None:
-        """An all_reduce of few bytes, here and now. None: it is not its turn."""
-        return self._progress.attempt(self._run_quick, ticket, announcement, array, reduction, out)
 
     def skip(self, ticket: int, rounds: int) -> None:
         """See Arena.skip."""
-        operation = ArenaOperation(self, "skipped", ticket, None, Rounds(rounds, iter(())))
+        operation = ArenaOperation(self, "skipped", ticket, None, (rounds, iter(())))
         operation.done = True
         self._post(operation)
 
@@ -96,43 +89,21 @@ class ArenaQueue:
 
     # -- by who has the turn ---------------------------------------------------------------------------
 
-    def _run(self, operation: ArenaOperation) -> bool:
-        """From its beginning as far as it gets by spinning. False: it has to be posted."""
-        if not self._turn.acquire(False):
-            return False
-        try:
-            if self._head != operation.ticket or self._ended is not None:
-                return False
-            self._pace.begin(operation)
-            while self._pace.spin(operation.wants, self._progress.spin, self._has_ended):
-                if self._go_on(operation):
-                    return True
-            return False
-        finally:
-            self._turn.release()
+    def _run(self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds) -> Operation | None:
+        """From its beginning as far as it gets by spinning; the rest is left to the queue. None: it is not its turn.
 
-    def _run_quick(
-        self, ticket: int, announcement: Announcement | None, array: Row, reduction: Reduction, out: Row
-    ) -> Operation | None:
+        This is what `ArenaOperation` and `Pace.step` do, without an object: the way of every small call.
+        """
         if not self._turn.acquire(False):
             return None
         try:
-            pace = self._pace
-            if self._head != ticket or self._ended is not None or not pace.settled:
+            if self._head != ticket or self._ended is not None or not self._pace.settled:
                 return None
-            plan = self._plans.of(array, reduction)
-            if announcement is not None:
-                self.records.take(ticket, announcement)
-            number = pace.round + 1
-            plan.give(number & 1, array)
-            pace.publish(number)
-            if not pace.spin(number, self._progress.spin, self._has_ended):
-                return self._leave_to_queue(ticket, announcement, plan.rest(number & 1, out))
             try:
-                pace.check(ticket, announcement)
-                plan.fold(number & 1, out)
+                if not self._run_rounds(ticket, announcement, rounds[1]):
+                    return self._leave_to_queue(label, ticket, announcement, rounds)
             except BaseException as error:  # noqa: BLE001 - see _go_on
-                operation = self._leave_to_queue(ticket, announcement, iter(()))
+                operation = self._leave_to_queue(label, ticket, announcement, rounds)
                 self._fail(operation, error)
                 return operation
             self._head = ticket + 1
@@ -140,10 +111,27 @@ class ArenaQueue:
         finally:
             self._turn.release()
 
-    def _leave_to_queue(self, ticket: int, announcement: Announcement | None, rest: Iterator[None]) -> ArenaOperation:
-        """A quick operation of which this rank has published its one round turns out to be slow."""
-        operation = ArenaOperation(self, "all_reduce", ticket, announcement, Rounds(1, rest))
-        operation.begun, operation.wants, operation.base = True, self._pace.round, self._pace.round - 1
+    def _run_rounds(self, ticket: int, announcement: Announcement | None, body: Iterator[None]) -> bool:
+        """True: that was all."""
+        pace, longest = self._pace, self._progress.spin
+        self._base = number = pace.round
+        self.slots.parity = (number + 1) & 1
+        if announcement is not None:
+            self.records.take(ticket, announcement[1])
+        for _ in body:
+            number += 1
+            pace.publish(number)
+            if not pace.spin(number, longest, self._has_ended):
+                return False
+            pace.check(ticket, announcement)
+            announcement = None  # it is compared once
+        return True
+
+    def _leave_to_queue(
+        self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds
+    ) -> ArenaOperation:
+        operation = ArenaOperation(self, label, ticket, announcement, rounds)
+        operation.begun, operation.base, operation.wants = True, self._base, self._pace.round
         self._posted[ticket] = operation
         return operation
 
@@ -306,7 +294,7 @@ class ArenaQueue:
     def _let_go(self) -> None:
         """Also in a forked child, where nobody else can have the turn."""
         self.closed = True
-        self._plans.release()
+        self.plans.release()
         self.slots.release()
         self.records.release()
         self._memory.close()

@@ -31,7 +31,7 @@ _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
 _ENTRY: Final = struct.Struct("@qqqBBBBiq")  # sequence, arrival, count, operation, dtype, reduce op, -, root, sequence
-_TAKEN: Final = struct.Struct("@BBBBiq")  # operation, dtype, reduce op, low byte of the sequence, root, count
+_TAKEN: Final = struct.Struct("@BBBBiq")  # operation, dtype, reduce op, -, root, count
 
 _RECORD_WORDS: Final = _LINES + _RING * _ENTRY_WORDS
 RECORD_BYTES: Final = _RECORD_WORDS * _WORD
@@ -53,6 +53,8 @@ class Records:
         """Where this rank's round is in `words`."""
         self.all = tuple(index * _RECORD_WORDS for index in range(size))
         self.others = tuple(word for word in self.all if word != self.mine)
+        self._taken: list[Fingerprint | None] = [None, None]  # for the last even and the last odd ticket
+        self._taken_words = [(0, 0), (0, 0)]  # the same as it is in memory
 
     def index(self, word: int) -> int:
         """Whose record begins at that word."""
@@ -74,17 +76,24 @@ class Records:
 
     # -- what a turn is taken to be --------------------------------------------------------------------
 
-    def take(self, ticket: int, announcement: Announcement) -> None:
-        """What this rank takes the operation of that ticket to be. Before it publishes the first round."""
-        sequence, (operation, dtype, count, root, reduce_op) = announcement
-        at = (self.mine + _TAKEN_AT + 2 * (ticket & 1)) * _WORD
-        _TAKEN.pack_into(self.bytes, at, operation, dtype, reduce_op, sequence & 0xFF, root, count)
+    def take(self, ticket: int, fingerprint: Fingerprint) -> None:
+        """What this rank takes the operation of that ticket to be. Before it publishes the first round. Mostly it is
+        the same as two tickets before, and there is nothing to store.
+        """
+        parity = ticket & 1
+        if fingerprint == self._taken[parity]:
+            return
+        self._taken[parity] = fingerprint
+        operation, dtype, count, root, reduce_op = fingerprint
+        at = self.mine + _TAKEN_AT + 2 * parity
+        _TAKEN.pack_into(self.bytes, at * _WORD, operation, dtype, reduce_op, 0, root, count)
+        self._taken_words[parity] = self.words[at], self.words[at + 1]
 
     def differs(self, word: int, ticket: int) -> bool:
         """Whether that rank, which has published the first round, takes it to be something else."""
-        words, at = self.words, _TAKEN_AT + 2 * (ticket & 1)
-        theirs, mine = word + at, self.mine + at
-        return words[theirs] != words[mine] or words[theirs + 1] != words[mine + 1]
+        words, parity = self.words, ticket & 1
+        at = word + _TAKEN_AT + 2 * parity
+        return (words[at], words[at + 1]) != self._taken_words[parity]
 
     def taken(self, word: int, ticket: int) -> Fingerprint:
         """As what that rank takes it."""

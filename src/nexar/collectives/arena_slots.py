@@ -1,25 +1,17 @@
-"""The slots of an arena as arrays: for each parity of rounds and each rank, what it gives in and what it worked out."""
+"""The slots of an arena as arrays: for each parity of rounds, one for each rank."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nexar.collectives.arena_memory import ArenaMemory
+from nexar.errors import UsageError
 
 Rows = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
 """For each parity, for each rank, a row of elements."""
-
-
-class Views(NamedTuple):
-    """All slots as rows of one dtype."""
-
-    given: Rows
-    worked: Rows
-    capacity: int
-    """Elements that a rank can give in at a time."""
 
 
 class Slots:
@@ -32,35 +24,29 @@ class Slots:
         """Of the round that the operation which begins now prepares first. The next one has the other, and so on."""
         self.slot_bytes = memory.geometry.slot_bytes
         self._mapping = memory.mapping
-        self._geometry = memory.geometry
-        self._views: dict[np.dtype[Any], Views] = {}
+        self._begin = memory.geometry.slots_at
+        self._rows: dict[np.dtype[Any], Rows] = {}
 
-    def of(self, dtype: np.dtype[Any]) -> Views:
-        """Kept for each dtype that is used."""
-        views = self._views.get(dtype)
-        if views is None:
-            views = self._views[dtype] = self._cast(dtype)
-        return views
+    def of(self, dtype: np.dtype[Any]) -> Rows:
+        """As rows of that dtype; kept for each that is used."""
+        rows = self._rows.get(dtype)
+        if rows is None:
+            rows = self._rows[dtype] = self._row(0, dtype), self._row(1, dtype)
+        return rows
 
-    def _cast(self, dtype: np.dtype[Any]) -> Views:
-        capacity = self._geometry.slot_bytes // dtype.itemsize
-        given = self._rows(dtype, 0, capacity)
-        worked = self._rows(dtype, self._geometry.slot_bytes, self._geometry.share_bytes // dtype.itemsize)
-        return Views(given, worked, capacity)
+    def capacity(self, dtype: np.dtype[Any]) -> int:
+        """Elements of a slot."""
+        return self.slot_bytes // dtype.itemsize
 
-    def _rows(self, dtype: np.dtype[Any], within: int, count: int) -> Rows:
+    def _row(self, parity: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
         mapping = self._mapping
-        assert mapping is not None
-        begin, each = self._geometry.slots_at, self._geometry.slot_bytes + self._geometry.share_bytes
-
-        def row(parity: int, rank: int) -> NDArray[Any]:
-            at = begin + (parity * self.size + rank) * each + within
-            return np.frombuffer(mapping, np.uint8, count * dtype.itemsize, at).view(dtype)
-
-        even, odd = (tuple(row(parity, rank) for rank in range(self.size)) for parity in (0, 1))
-        return even, odd
+        if mapping is None:
+            raise UsageError("this communicator is closed; use it before closing it")
+        length = self.slot_bytes
+        begins = (self._begin + (parity * self.size + rank) * length for rank in range(self.size))
+        return tuple(np.frombuffer(mapping, np.uint8, length, at).view(dtype) for at in begins)
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._views.clear()
+        self._rows.clear()
         self._mapping = None

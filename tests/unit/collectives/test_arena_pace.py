@@ -16,7 +16,6 @@ from nexar.collectives.arena_pace import Differs, GaveUp, Pace
 from nexar.collectives.arena_records import Records
 from nexar.collectives.arena_slots import Slots
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.shared_memory import Rounds
 from nexar.errors import InternalError
 from nexar.types import AwaitedPeer
 
@@ -41,7 +40,7 @@ class Stage:
         self.theirs.words[self.theirs.mine] = number
 
     def begin(self, rounds: int, ticket: int = 1) -> ArenaOperation:
-        operation = ArenaOperation(self, "test", ticket, (1, ONE), Rounds(rounds, iter([None] * rounds)))
+        operation = ArenaOperation(self, "test", ticket, (1, ONE), (rounds, iter([None] * rounds)))
         self.pace.begin(operation)
         return operation
 
@@ -64,7 +63,7 @@ def stage() -> Iterator[Stage]:
 
 def test_an_operation_goes_from_round_to_round(stage: Stage) -> None:
     operation, pace = stage.begin(2), stage.pace
-    stage.theirs.take(1, (1, ONE))
+    stage.theirs.take(1, ONE)
     assert pace.reached(operation.wants)
     assert not pace.step(operation)
     assert not pace.reached(operation.wants)
@@ -88,7 +87,7 @@ def test_only_who_may_wait_for_a_round_is_nudged(stage: Stage) -> None:
 def test_who_gave_up_or_means_something_else_is_found(stage: Stage) -> None:
     operation, pace = stage.begin(1), stage.pace
     pace.step(operation)
-    stage.theirs.take(1, (1, ONE._replace(dtype=4)))
+    stage.theirs.take(1, ONE._replace(dtype=4))
     stage.publish(1)
     with pytest.raises(Differs) as different:
         pace.step(operation)
@@ -121,7 +120,7 @@ def test_after_giving_up_the_next_waits_for_all_to_have_left(stage: Stage) -> No
 def test_a_wrong_number_of_rounds_is_our_bug(stage: Stage) -> None:
     operation = stage.begin(1)
     operation.rounds = 2
-    stage.theirs.take(1, (1, ONE))
+    stage.theirs.take(1, ONE)
     stage.pace.step(operation)
     stage.publish(1)
     with pytest.raises(InternalError, match="1 rounds, not 2"):

@@ -39,16 +39,17 @@ def test_the_row_is_empty_while_it_is_being_begun_anew() -> None:
 
 def test_what_an_operation_is_taken_to_be_is_compared_and_told() -> None:
     left, right = two()
-    left.take(4, (1, REDUCE))
-    right.take(4, (1, REDUCE))
+    left.take(4, REDUCE)
+    right.take(4, REDUCE)
     assert not left.differs(right.mine, 4)
-    right.take(5, (2, BROADCAST))
+    right.take(5, BROADCAST)
     assert not left.differs(right.mine, 4)
-    left.take(5, (2, REDUCE))
+    left.take(5, REDUCE)
     assert left.differs(right.mine, 5)
     assert left.taken(right.mine, 5) == BROADCAST
-    left.take(5, (3, BROADCAST))  # the same, but as another call
-    assert left.differs(right.mine, 5)
+    left.take(6, REDUCE)
+    right.take(6, REDUCE._replace())
+    assert not left.differs(right.mine, 6)
 
 
 def test_announcements_are_told_and_compared() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.operations import reduction_of
 from nexar.arrays.partition import Span, split
-from nexar.collectives.shared_memory import SMALL_BYTES
+from nexar.collectives.arena_plans import SMALL_BYTES
 from nexar.links.operation import Operation
 from tests.unit.collectives.arena_ranks import Rank, all_well, ranks, together
 

@@ -115,17 +115,12 @@ class Assembly:
 
     def begin(self, fingerprint: Fingerprint, turns: Sequence[Turn] = ()) -> Call:
         """Take the next number, and the turns in the arena that it will need. Raises what has become of the
-        communicator, or of this call, which has taken both then: the others, who gave it up, have too.
+        communicator. A call that another rank has given up already is one nevertheless: all have taken both.
         """
         arena = self.arena
         with self._order:
+            entry = self.journal.begin(fingerprint)
             ticket = arena.reserve(len(turns)) if turns and arena is not None else 0
-            try:
-                entry = self.journal.begin(fingerprint)
-            except BaseException:
-                for index, turn in enumerate(turns):
-                    turn(ticket + index, None, False).cancel()
-                raise
         if arena is not None:
             arena.announce(entry.sequence, fingerprint)
         return Call(entry, fingerprint, ticket, turns)

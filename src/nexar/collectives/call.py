@@ -10,10 +10,8 @@ from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.links.operation import FINISHED, Operation
 
-Turn: TypeAlias = Callable[[int, Announcement | None, bool], Operation]
-"""Posts an operation in the arena: its ticket, what it is part of (None: it is only given up), and whether the caller
-may spin.
-"""
+Turn: TypeAlias = Callable[[int, Announcement, bool], Operation]
+"""Posts an operation in the arena: its ticket, what it is part of, and whether the caller may spin."""
 
 
 class Call:

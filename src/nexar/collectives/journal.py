@@ -89,7 +89,6 @@ class Journal:
             self._next = sequence + 1
             entry = Entry(self._lock, sequence, fingerprint)
             self._enter(entry)
-        self._outbox.flush()
         return entry
 
     def take(self) -> int | None:

@@ -16,7 +16,7 @@ from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.executor import Run
 from nexar.collectives.work import Work
 from nexar.communicator.calls import Op
-from nexar.errors import NexarError, UsageError
+from nexar.errors import UsageError
 
 _IN_FLIGHT: Final = 2  # one is filled or emptied while another travels
 
@@ -73,21 +73,7 @@ class _Fusion:
         self._operands = operands
         self._buckets = buckets([operand.array for operand in operands], limit)
         self._memory = [np.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
-        self._works: list[Work] = []
-        self._begin(reduction, wish)
-
-    def _begin(self, reduction: Reduction, wish: Wish) -> None:
-        """Take the numbers of all buckets, also if another rank has given one of them up: it has taken them all."""
-        errors: list[NexarError] = []
-        for memory in self._memory:
-            try:
-                self._works.append(all_reduce(self._assembly, memory, reduction, wish))
-            except NexarError as error:
-                errors.append(error)
-        if errors:
-            for work in self._works:
-                work.finish(errors[0])
-            raise errors[0]
+        self._works = [all_reduce(assembly, memory, reduction, wish) for memory in self._memory]
 
     def work(self) -> Work:
         """Of all its buckets."""

@@ -154,7 +154,7 @@ def _cut(array: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def _compare(comm: Communicator, case: Case, everyone: list[np.ndarray], got: Any) -> None:
-    wanted = WANTED.get(case.verb, _nothing)(case, comm.rank, everyone)
+    wanted = WANTED.get(case.verb, _nothing)(Seen(case, comm.rank, everyone))
     if wanted is None or got is None:
         assert (got is None) == (wanted is None), f"wanted {wanted}"
     elif case.verb in REDUCING or case.verb == "reduce_scatter_v":
@@ -184,41 +184,56 @@ def _compare_reduced(comm: Communicator, case: Case, pieces: list[np.ndarray], g
     assert_right(got, pieces, reduction, dtype)
 
 
-def _nothing(_: Case, __: int, ___: list[np.ndarray]) -> None:
+class Seen(NamedTuple):
+    """From where one rank looks."""
+
+    case: Case
+    rank: int
+    everyone: list[np.ndarray]
+    """What each brought."""
+
+    @property
+    def size(self) -> int:
+        return len(self.everyone)
+
+    @property
+    def at_root(self) -> np.ndarray:
+        return self.everyone[self.case.root]
+
+
+def _nothing(_: Seen) -> None:
     return None
 
 
-def _at_root(made: Callable[[list[np.ndarray]], Any]) -> Callable[[Case, int, list[np.ndarray]], Any]:
-    return lambda case, rank, everyone: made(everyone) if rank == case.root else None
+def _for_root(made: Callable[[list[np.ndarray]], Any]) -> Callable[[Seen], Any]:
+    return lambda s: made(s.everyone) if s.rank == s.case.root else None
 
 
-def _block(case: Case, rank: int, everyone: list[np.ndarray]) -> np.ndarray:
-    block = np.split(everyone[case.root], len(everyone))[rank]
+def _block(s: Seen) -> np.ndarray:
+    block = np.split(s.at_root, s.size)[s.rank]
     return block[0] if len(block) == 1 and block.ndim > 1 else block
 
 
-WANTED: dict[str, Callable[[Case, int, list[np.ndarray]], Any]] = {
-    "all_reduce": lambda case, rank, everyone: everyone,
-    "reduce": _at_root(list),
-    "reduce_scatter": lambda case, rank, everyone: [np.array_split(each, len(everyone))[rank] for each in everyone],
-    "reduce_scatter_v": lambda case, rank, everyone: [_cut(each, len(everyone))[rank] for each in everyone],
-    "scan": lambda case, rank, everyone: everyone[: rank + 1],
-    "exclusive_scan": lambda case, rank, everyone: everyone[:rank],
-    "broadcast": lambda case, rank, everyone: everyone[case.root],
-    "all_gather": lambda case, rank, everyone: np.stack(everyone),
-    "gather": _at_root(np.stack),
-    "all_to_all": lambda case, rank, everyone: np.concatenate(
-        [np.split(each, len(everyone))[rank] for each in everyone]
-    ),
+WANTED: dict[str, Callable[[Seen], Any]] = {
+    "all_reduce": lambda s: s.everyone,
+    "reduce": _for_root(list),
+    "reduce_scatter": lambda s: [np.array_split(each, s.size)[s.rank] for each in s.everyone],
+    "reduce_scatter_v": lambda s: [_cut(each, s.size)[s.rank] for each in s.everyone],
+    "scan": lambda s: s.everyone[: s.rank + 1],
+    "exclusive_scan": lambda s: s.everyone[: s.rank],
+    "broadcast": lambda s: s.at_root,
+    "all_gather": lambda s: np.stack(s.everyone),
+    "gather": _for_root(np.stack),
+    "all_to_all": lambda s: np.concatenate([np.split(each, s.size)[s.rank] for each in s.everyone]),
     "scatter": _block,
-    "all_gather_v": lambda case, rank, everyone: everyone,
-    "gather_v": _at_root(list),
-    "scatter_v": lambda case, rank, everyone: _cut(everyone[case.root], len(everyone))[rank],
-    "all_to_all_v": lambda case, rank, everyone: [_cut(each, len(everyone))[rank] for each in everyone],
-    "broadcast_object": lambda case, rank, everyone: everyone[case.root],
-    "gather_object": _at_root(list),
-    "all_gather_object": lambda case, rank, everyone: everyone,
-    "scatter_object": lambda case, rank, everyone: everyone[case.root] + rank,
+    "all_gather_v": lambda s: s.everyone,
+    "gather_v": _for_root(list),
+    "scatter_v": lambda s: _cut(s.at_root, s.size)[s.rank],
+    "all_to_all_v": lambda s: [_cut(each, s.size)[s.rank] for each in s.everyone],
+    "broadcast_object": lambda s: s.at_root,
+    "gather_object": _for_root(list),
+    "all_gather_object": lambda s: s.everyone,
+    "scatter_object": lambda s: s.at_root + s.rank,
 }
 
 

@@ -84,7 +84,7 @@ class Journal:
         """
         with self._lock:
             if self._calls is not None:
-                raise self._mismatch_at(fingerprint)
+                raise self._mismatch_at(self._next, fingerprint)
             sequence = self._next
             self._next = sequence + 1
             entry = Entry(self._lock, sequence, fingerprint)
@@ -124,7 +124,9 @@ class Journal:
         sequence = entry.sequence
         self._open[sequence] = entry
         entry.arrivals = self._ledger.begin(sequence, entry.fingerprint)
-        if self._given_up and sequence in self._given_up:
+        if self._calls is not None and sequence >= self._differing:
+            entry.finish(self._mismatch_at(sequence, entry.fingerprint))  # seen between its number and its entry
+        elif self._given_up and sequence in self._given_up:
             entry.finish(error_of(self._given_up[sequence], entry, self._voice.known))
 
     def end(
@@ -323,10 +325,10 @@ class Journal:
         told = dict(list(calls.items())[:_TOLD])
         self._outbox.add(self._voice.spread, Disagreed(*self._about, sequence, told), speaker)
 
-    def _mismatch_at(self, fingerprint: Fingerprint) -> CollectiveMismatch:
+    def _mismatch_at(self, sequence: int, fingerprint: Fingerprint) -> CollectiveMismatch:
         """What a call raises that comes after the mismatch, or is the one that differs."""
         assert self._calls is not None
-        if self._next == self._differing:
+        if sequence == self._differing:
             self._calls.setdefault(self._rank, fingerprint)
         return mismatch_of(self._differing, self._calls, self._rank)
 

@@ -263,6 +263,19 @@ def test_nothing_comes_after_the_close() -> None:
     assert entries[0].error is None
 
 
+def test_a_difference_that_was_seen_before_a_call_is_adopted_is_what_it_raises_and_tells() -> None:
+    world = World(2)
+    journal = world[0].journal
+    sequence = journal.take()
+    assert sequence is not None
+    journal.disagree(sequence, ALL_REDUCE, 1, LONGER)
+    entry = journal.adopt(sequence, ALL_REDUCE, time.monotonic())
+    error = journal.end(entry, Cancelled(operation="all_reduce", rank=1))
+    assert isinstance(error, CollectiveMismatch)
+    assert (error.ranks, error.sequence) == ([1], sequence)
+    assert [type(message) for _, _, message in world.said] == [Disagreed]
+
+
 def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
     world = World(3)
     entries = begin_all(world)

@@ -31,7 +31,9 @@ def bench(
     iterations: Annotated[
         int | None, typer.Option("-n", "--iters", help="Calls per size; unset: 20, or what --seconds allow.")
     ] = None,
-    warmups: Annotated[int, typer.Option("-w", "--warmup-iters", help="Calls before each block of timed ones.")] = 5,
+    warmups: Annotated[
+        int, typer.Option("-w", "--warmup-iters", help="Calls before each block of timed ones; without -n more, 50 ms.")
+    ] = 5,
     dtype: Annotated[str, typer.Option("-d", "--datatype", help="float32, bfloat16, int8, …")] = "float32",
     op: Annotated[str, typer.Option("-o", "--op", help="sum, prod, min, max, avg, band, …")] = "sum",
     root: Annotated[int, typer.Option("-r", "--root", help="The root, where there is one.")] = 0,

@@ -12,6 +12,8 @@ from nexar.cli.bench.measures import Measure
 from nexar.cli.bench.order import Order, Reply
 
 _FIRST_CALLS: Final = 5
+_SETTLING: Final = 0.05
+"""Seconds until ranks that woke up together run on cores of their own. Who spins while it waits suffers most before."""
 
 
 class Ranks(Protocol):
@@ -106,9 +108,13 @@ def _order_for(name: str, order: Order, wishes: Wishes) -> Order:
 
 def _block(first: Order, tried: Sequence[Reply], wishes: Wishes) -> Order:
     seconds = max(median(reply.nanoseconds) for reply in tried if reply.nanoseconds) / 1e9
-    most = wishes.least_calls if wishes.exactly else 20_000
-    calls = iterations_for(seconds, wishes.seconds, wishes.least_calls, most)
-    return replace(first, iterations=-(-calls // wishes.rounds))
+    if wishes.exactly:
+        return replace(first, iterations=-(-wishes.least_calls // wishes.rounds))
+    return replace(
+        first,
+        iterations=-(-iterations_for(seconds, wishes.seconds, wishes.least_calls) // wishes.rounds),
+        warmups=iterations_for(seconds, _SETTLING, wishes.warmups),
+    )
 
 
 def _with_wrong(found: Figure, tried: Sequence[Reply]) -> Figure:

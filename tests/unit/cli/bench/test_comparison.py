@@ -52,7 +52,14 @@ def test_the_time_that_a_first_call_takes_decides_how_many_there_are():
 def test_a_number_of_calls_that_was_given_is_kept():
     log, systems = two()
     row(systems, MEASURES["all_reduce"], 10, replace(WISHES, exactly=True, least_calls=8), 2)
-    assert {order.iterations for _, order in log[2:]} == {2}
+    assert {(order.iterations, order.warmups) for _, order in log[2:]} == {(2, 5)}
+
+
+def test_ranks_may_settle_before_every_block():
+    log, systems = two(nanoseconds=100_000_000)
+    row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
+    assert {order.warmups for name, order in log[2:] if name == "nexar"} == {50}
+    assert {order.warmups for name, order in log[2:] if name == "gloo"} == {5}
 
 
 def test_results_are_checked_at_the_beginning_and_at_the_end():

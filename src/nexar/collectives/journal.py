@@ -30,7 +30,7 @@ from nexar.collectives.mishap import Mishap, error_of, mismatch_of
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
 from nexar.collectives.voice import Members, Voice
-from nexar.errors import CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
+from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
 from nexar.links.ledger import Call
 from nexar.links.notices import Notice, Speaker
 from nexar.links.operation import Operation
@@ -333,11 +333,15 @@ class Journal:
         return mismatch_of(self._differing, self._calls, self._rank)
 
     def _give_up(self, entry: Entry, error: BaseException) -> GaveUp | None:
-        """None: the others know."""
+        """None: the others know. Who gave up because another did names that one: shared memory may be quicker than its
+        word.
+        """
         if entry.sequence in self._given_up:
             return None
         mishap = Mishap(error)
-        notice = GaveUp(*self._about, entry.sequence, self._rank, mishap.reason, mishap.timeout, mishap.culprits)
+        first = error.rank if isinstance(error, Cancelled) else None
+        rank = self._rank if first is None else first
+        notice = GaveUp(*self._about, entry.sequence, rank, mishap.reason, mishap.timeout, mishap.culprits)
         self._remember(notice)
         return notice
 

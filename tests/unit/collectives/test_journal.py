@@ -124,7 +124,8 @@ def test_a_frame_that_comes_after_the_call_returned_still_tells() -> None:
 def test_a_frame_that_came_before_the_call_makes_it_raise() -> None:
     world = World(3)
     world[0].hears(1, 0, LONGER)
-    error = world[0].journal.begin(ALL_REDUCE).error
+    entry = world[0].journal.begin(ALL_REDUCE)
+    error = world[0].journal.end(entry, entry.error)
     assert isinstance(error, CollectiveMismatch)
     assert (error.expected, error.found) == (ALL_REDUCE.describe(), LONGER.describe())
     world.deliver()
@@ -167,6 +168,7 @@ def test_what_two_would_never_tell_each_other_by_frames_they_declare() -> None:
     [
         (KeyboardInterrupt(), Cancelled, ["all_reduce #0", "rank 1", "KeyboardInterrupt"]),
         (Cancelled(operation="all_reduce #0", reason="enough"), Cancelled, ["rank 1", "enough"]),
+        (Cancelled(operation="all_reduce", reason="it did", rank=2), Cancelled, ["by rank 2", "it did"]),
         (BufferMismatch(expected="4 bytes", found="8 bytes"), Cancelled, ["rank 1", "4 bytes", "8 bytes"]),
         (PeerLost(rank=2, cause="it fell"), PeerLost, ["rank 2", "all_reduce #0", "rank 1", "it fell"]),
         (

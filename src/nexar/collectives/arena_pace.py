@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Final
 
 from nexar.collectives.arena_operation import ArenaOperation
-from nexar.collectives.arena_records import Announcement, Records
+from nexar.collectives.arena_records import GIVEN_UP_TO, Announcement, Records
 from nexar.collectives.arena_slots import Slots
 from nexar.errors import InternalError
 from nexar.links.interrupt import interrupts
@@ -148,9 +148,9 @@ class Pace:
         """Is what the others have published what it seems to be? `announcement`: look also whether they take it to be
         the same, which they say with the first round.
         """
-        records = self._records
+        records, words = self._records, self._words
         for word in self._others:
-            if records.has_given_up(word, ticket):
+            if words[word + GIVEN_UP_TO] >= ticket and records.has_given_up(word, ticket):
                 raise GaveUp(records.index(word))
             if announcement is not None and records.differs(word, ticket):
                 raise Differs(records.index(word))

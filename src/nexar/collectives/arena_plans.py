@@ -117,12 +117,14 @@ class Plans:
         self._small = min(SMALL_BYTES // slots.size, slots.slot_bytes)
         self._plans: dict[tuple[int, int, int], tuple[Plan, Reduction]] = {}  # the reduction: so that its id stays its
 
-    def of(self, array: Row, reduction: Reduction) -> Plan:
-        """For an array that fits into a slot. The oldest is forgotten where there are too many."""
+    def of(self, array: Row, reduction: Reduction) -> Plan | None:
+        """None: the array does not fit into a slot. The oldest is forgotten where there are too many."""
         key = (len(array), array.dtype.num, id(reduction))
         found = self._plans.get(key)
         if found is not None:
             return found[0]
+        if array.nbytes > self.slots.slot_bytes:
+            return None
         while len(self._plans) >= _MOST_PLANS:
             self._plans.pop(next(iter(self._plans)), None)
         kind = OneRound if array.nbytes <= self._small else TwoRounds

@@ -26,7 +26,8 @@ from nexar.collectives.fingerprint import Fingerprint
 _WORD: Final = 8
 _LINES: Final = 16  # words of a pair of cache lines: CPUs fetch them in pairs
 _FROM: Final = 1
-_TO: Final = 2
+GIVEN_UP_TO: Final = 2
+"""Where in a record the last ticket is that its rank gave up."""
 _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
@@ -65,14 +66,14 @@ class Records:
     def give_up(self, ticket: int) -> None:
         """This rank will not take part. Before it moves on to the end of the operation."""
         words, mine = self.words, self.mine
-        if words[mine + _TO] != ticket - 1:
+        if words[mine + GIVEN_UP_TO] != ticket - 1:
             words[mine + _FROM] = ticket  # first: until the other word follows, the row is empty
-        words[mine + _TO] = ticket
+        words[mine + GIVEN_UP_TO] = ticket
 
     def has_given_up(self, word: int, ticket: int) -> bool:
         """Whether the rank of that record gave the operation up."""
         words = self.words
-        return words[word + _TO] >= ticket >= words[word + _FROM]
+        return words[word + GIVEN_UP_TO] >= ticket >= words[word + _FROM]
 
     # -- what a turn is taken to be --------------------------------------------------------------------
 

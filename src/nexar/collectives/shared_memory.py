@@ -41,12 +41,11 @@ def barrier() -> Rounds:
 
 def all_reduce(plans: Plans, array: Row, reduction: Reduction, out: Row | None, root: int | None = None) -> Rounds:
     """`out`, which may be `array`, becomes the reduction of all arrays. With a root only its does: others give None."""
-    slots = plans.slots
-    capacity = slots.capacity(array.dtype)
-    if len(array) <= capacity:
-        plan = plans.of(array, reduction)
+    plan = plans.of(array, reduction)
+    if plan is not None:
         return plan.rounds, plan.run(array, out, root)
-    return -(-len(array) // capacity) + 1, _reduce_chunks(slots, array, reduction, out, root)
+    chunks = -(-len(array) // plans.slots.capacity(array.dtype))
+    return chunks + 1, _reduce_chunks(plans.slots, array, reduction, out, root)
 
 
 def _reduce_chunks(slots: Slots, array: Row, reduction: Reduction, out: Row | None, root: int | None) -> Iterator[None]:

@@ -61,7 +61,8 @@ class ArenaQueue:
         self._base = 0  # the round before the operation that is being run at once
         self._head = 1  # the ticket whose turn it is; written by who has the turn
         self._posted: dict[int, ArenaOperation] = {}  # by ticket; any thread adds, who has the turn removes
-        self._ended: BaseException | None = None  # why nothing runs any more; written once
+        self._ended: BaseException | None = None  # why nothing can be waited for any more; written once
+        self._differs = False  # nor does what others publish mean anything; written by who has the turn
         self._unfork = progress.when_forked(self._let_go)
         progress.add_poller(self)
 
@@ -168,10 +169,12 @@ class ArenaQueue:
         self._leave(operation, error)
 
     def _disagree(self, operation: ArenaOperation, index: int, theirs: Fingerprint) -> None:
+        """It is not marked as given up: the others shall see the difference, and nothing comes after it."""
         assert operation.announcement is not None
         error = self._members.differs(index, theirs, operation.announcement)
-        self._ended = self._ended or error
-        self._give_up(operation, error)
+        self._ended, self._differs = self._ended or error, True
+        operation.close()
+        self._leave(operation, error)
 
     def _fail_all(self, error: BaseException) -> bool:
         failed = list(self._posted.values())
@@ -202,7 +205,7 @@ class ArenaQueue:
     def _advance(self) -> bool:
         """What peers had published before they were lost counts: so first go on, then fail what cannot."""
         happened = False
-        while (operation := self._posted.get(self._head)) is not None and not self.closed:
+        while (operation := self._posted.get(self._head)) is not None and not (self.closed or self._differs):
             if operation.done:  # cancelled before its turn came
                 self._give_up(operation, Cancelled())
             elif not self._advance_one(operation):

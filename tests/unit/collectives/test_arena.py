@@ -190,26 +190,25 @@ def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_othe
 
 
 @pytest.mark.parametrize("spin", [False, True])
-def test_ranks_that_take_it_to_be_something_else_are_named_and_nothing_runs_any_more(spin: bool) -> None:
-    other = REDUCE._replace(operation=OperationCode.BROADCAST, root=rooted(1))
-    with ranks(2) as members:
+@pytest.mark.parametrize("counts", [(4, 4, 4), (4, LARGE, 4)], ids=["another operation", "another count"])
+def test_a_difference_is_seen_by_every_rank_and_nothing_runs_any_more(spin: bool, counts: tuple[int, ...]) -> None:
+    other = REDUCE._replace(operation=OperationCode.BROADCAST, root=rooted(1), count=counts[1])
+    with ranks(3, slot_bytes=SLOT) as members:
 
         def call(rank: Rank) -> None:
-            fingerprint = other if rank.number else REDUCE
+            fingerprint = other if rank.number == 1 else REDUCE
             rank.arena.announce(1, fingerprint)
-            ticket = rank.arena.reserve()
-            rank.wait(rank.arena.all_reduce(ticket, ones(), SUM, announcement=(1, fingerprint), spin=spin))
+            ticket, array = rank.arena.reserve(), ones(counts[rank.number])
+            rank.wait(rank.arena.all_reduce(ticket, array, SUM, announcement=(1, fingerprint), spin=spin))
 
         results = together(members, call)
-        assert any(isinstance(result, Different) for result in results)
-        assert all(isinstance(result, Different | GivenUp) for result in results)
-        for result in results:
-            if isinstance(result, Different):
-                index, theirs, mine = result.args
-                assert {theirs, mine[1]} == {REDUCE, other}
-                assert theirs == (other if index else REDUCE)
-                with pytest.raises(Different):
-                    add(members[1 - index])
+        assert all(isinstance(result, Different) for result in results)
+        for rank, result in zip(members, results, strict=True):
+            index, theirs, mine = result.args
+            assert {theirs, mine[1]} == {REDUCE, other}
+            assert theirs == (other if index == 1 else REDUCE)
+            with pytest.raises(Different):
+                add(rank)
 
 
 def test_who_waits_for_one_that_is_elsewhere_finds_out() -> None:

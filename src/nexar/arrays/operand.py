@@ -32,6 +32,11 @@ class Operand:
         self._like = like
         self._commit = commit
 
+    @property
+    def shares(self) -> bool:
+        """`array` is the caller's own memory, so that whatever is written there is seen at once."""
+        return self._value is not None and self._commit is None
+
     def commit(self) -> None:
         """Bring `array`, which was written to, into the caller's memory. Does nothing where it lies there already, and
         nothing to an operand that is only read.

@@ -52,7 +52,7 @@ class Conductor:
             final = work.finish(error) or error
             if final is error:
                 raise
-            raise final from error
+            raise final from None  # it says all that the first one did, and more
 
     def start(self, work: Work) -> Running:
         """Run it in the background."""

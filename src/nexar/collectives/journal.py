@@ -127,7 +127,7 @@ class Journal:
         if self._calls is not None and sequence >= self._differing:
             entry.finish(self._mismatch_at(sequence, entry.fingerprint))  # seen between its number and its entry
         elif self._given_up and sequence in self._given_up:
-            entry.finish(error_of(self._given_up[sequence], entry, self._voice.known))
+            entry.finish(error_of(self._given_up[sequence], entry, self._voice.known, self._rank))
 
     def end(
         self, entry: Entry, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
@@ -285,7 +285,7 @@ class Journal:
             self._remember(notice)
             entry = self._open.get(notice.sequence)
             if entry is not None:
-                entry.finish(error_of(notice, entry, self._voice.known))
+                entry.finish(error_of(notice, entry, self._voice.known, self._rank))
         self._voice.spread(notice, speaker)
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:

@@ -45,13 +45,14 @@ class Mishap:
             self.reason = error.reason or "it was cancelled there"
 
 
-def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer]) -> NexarError:
+def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> NexarError:
     """What a call raises that another rank has given up: what that rank raised, if it means the same here."""
     if notice.timeout > 0:
         return CollectiveTimeout(
             operation=entry.operation,
             sequence=entry.sequence,
-            waiting_for=[_awaited(each, known) for each in notice.culprits] or f"others, as rank {notice.rank} says",
+            waiting_for=[_awaited(each, known, rank) for each in notice.culprits]
+            or f"others, as rank {notice.rank} says",
             timeout=notice.timeout,
         )
     if notice.culprits:
@@ -61,10 +62,11 @@ def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer])
     return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
 
 
-def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer]) -> AwaitedPeer:
+def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> AwaitedPeer:
+    missing = f"{culprit.missing} (that is this rank, which came too late)" if culprit.rank == rank else culprit.missing
     return replace(
         known(culprit.rank),
-        missing=culprit.missing,
+        missing=missing,
         last_operation=culprit.last_operation,
         last_heard=culprit.last_heard,
     )

@@ -33,6 +33,7 @@ from nexar.collectives.scan import scan as begin_scan
 from nexar.collectives.scatter import scatter as begin_scatter
 from nexar.collectives.work import Work
 from nexar.errors import BufferMismatch, UsageError
+from nexar.types import whole
 
 Op = str | Callable[[Any, Any], Any]
 """The name of a reduction, or a function of two arrays that gives one."""
@@ -43,14 +44,18 @@ def all_reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, 
     given = adapt(array, writable=out is None)
     reduction = _reduction(op, given.array, commutative=commutative)
     target = _target(given, out)
-    return begin_all_reduce(assembly, _flat(target.array), reduction, wish).then(lambda _: _done(target), writes=True)
+    return begin_all_reduce(assembly, _flat(target.array), reduction, wish).then(
+        lambda _: _done(target), writes=target.shares
+    )
 
 
 def broadcast(assembly: Assembly, array: Any, root: int, wish: Wish) -> Work:
     """In place."""
     root = assembly.group.check(root)
     target = adapt(array, writable=assembly.group.rank != root)
-    return begin_broadcast(assembly, _flat(target.array), root, wish).then(lambda _: _done(target), writes=True)
+    return begin_broadcast(assembly, _flat(target.array), root, wish).then(
+        lambda _: _done(target), writes=target.shares
+    )
 
 
 def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root: int, commutative: bool) -> Work:
@@ -62,7 +67,7 @@ def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root
     target = _target(given, out) if mine else None
     room = None if target is None else _flat(target.array)
     work = begin_reduce(assembly, Reducing(_flat(given.array), room, reduction, root), wish)
-    return work.then(lambda _: None if target is None else _done(target), writes=target is not None)
+    return work.then(lambda _: None if target is None else _done(target), writes=target is not None and target.shares)
 
 
 def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
@@ -70,7 +75,7 @@ def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     given = adapt(array)
     room = _room(given, (assembly.group.size, *given.array.shape), out)
     work = gathering.all_gather(assembly, _flat(given.array), _flat(room.array), wish)
-    return work.then(lambda _: _made(given, room, out), writes=out is not None)
+    return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
 def reduce_scatter(
@@ -94,7 +99,7 @@ def reduce_scatter(
     source, target = _apart(given.array, room.array), _flat(room.array)
     code = OperationCode.REDUCE_SCATTER if counts is None else OperationCode.REDUCE_SCATTER_V
     work = begin_reduce_scatter(assembly, Scattering(_flat(source), target, spans, reduction), wish, code)
-    return work.then(lambda _: _made(given, room, out), writes=out is not None)
+    return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
 def all_to_all(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
@@ -103,7 +108,7 @@ def all_to_all(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     _blocks(given.array, assembly.group.size, "all_to_all")
     room = _room(given, given.array.shape, out)
     work = exchanging.all_to_all(assembly, _flat(_apart(given.array, room.array)), _flat(room.array), wish)
-    return work.then(lambda _: _made(given, room, out), writes=out is not None)
+    return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
 def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> Work:
@@ -114,7 +119,7 @@ def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> W
     room = _room(given, (assembly.group.size, *given.array.shape), out) if mine else None
     flat = None if room is None else _flat(room.array)
     work = collecting.gather(assembly, _flat(given.array), flat, root, wish)
-    return work.then(lambda _: None if room is None else _made(given, room, out), writes=out is not None)
+    return work.then(lambda _: None if room is None else _made(given, room, out), writes=_writes(room, out))
 
 
 def scatter(assembly: Assembly, array: Any, root: int, out: Any) -> Work:
@@ -141,9 +146,9 @@ def scan(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, exclus
     if exclusive:
         identity(reduction, given.array.dtype)  # refuses what has none, on every rank alike
     room = _room(given, given.array.shape, out)
-    np.copyto(room.array, given.array)
+    np.copyto(_flat(room.array), _flat(given.array))
     work = begin_scan(assembly, _flat(room.array), reduction, wish, exclusive=exclusive)
-    return work.then(lambda _: _made(given, room, out), writes=out is not None)
+    return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
 # -- unequal counts ------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ def _target(given: Operand, out: Any) -> Operand:
         return given
     target = adapt(out, writable=True)
     _fit(target, given.array.shape, given.array.dtype)
-    np.copyto(target.array, given.array)
+    np.copyto(_flat(target.array), _flat(given.array))
     return target
 
 
@@ -244,6 +249,10 @@ def _made(given: Operand, room: Operand, out: Any) -> Any:
     return given.like(room.array) if out is None else _done(room)
 
 
+def _writes(room: Operand | None, out: Any) -> bool:
+    return out is not None and room is not None and room.shares
+
+
 def _each(given: Operand) -> Callable[[Sequence[NDArray[Any]]], list[Any]]:
     return lambda found: [given.like(array) for array in found]
 
@@ -253,7 +262,8 @@ def _rows(array: NDArray[Any], size: int, counts: Sequence[int] | None) -> tuple
         raise UsageError("reduce_scatter splits axis 0, and a single number has none; give an array")
     if counts is None:
         return split(len(array), size)
-    if len(counts) != size or min(counts) < 0 or sum(counts) != len(array):
+    rows = [whole(count) for count in counts]
+    if len(rows) != size or any(count is None or count < 0 for count in rows) or sum(counts) != len(array):
         raise UsageError(
             f"counts={list(counts)} do not cut {len(array)} rows into {size} parts; give one count per rank, "
             f"which add up to {len(array)}"

@@ -17,7 +17,7 @@ from nexar.collectives.quick import quick_way
 from nexar.collectives.work import Work
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting
-from nexar.communicator.maker import Maker
+from nexar.communicator.maker import WORLD, Maker
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.point_to_point import run_to_end
@@ -226,7 +226,8 @@ class Communicator(Messaging, Collecting):
 
     def _seconds(self, timeout: Any) -> float:
         if self._closing.locked():
-            raise UsageError("this communicator is closed; make a new one with nexar.init()")
+            again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
+            raise UsageError(f"this communicator is closed; make a new one with {again}")
         if timeout is None:
             return self.config.collective_timeout
         if not isinstance(timeout, (int, float)) or not timeout > 0:

@@ -12,8 +12,9 @@ from nexar.communicator.collecting import Collecting
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.request import Request
-from nexar.errors import OperationTimeout
+from nexar.errors import OperationTimeout, UsageError
 from nexar.group import deadline_after
+from nexar.types import ANY_SOURCE, Rank
 
 
 class Starter(Messaging, Collecting):
@@ -36,6 +37,12 @@ class Starter(Messaging, Collecting):
 
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._seconds_of(timeout))
+
+    def probe(self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None) -> Any:
+        """A Request for what probe tells; it waits for such a message, and cannot only look."""
+        if timeout == 0:
+            raise UsageError("start.probe(timeout=0) would give up at once; to only look, call comm.probe(timeout=0)")
+        return super().probe(source, tag, timeout=timeout)
 
     def _conduct(self, work: Work, timeout: float) -> Request:
         conductor = self._assembly.conductor

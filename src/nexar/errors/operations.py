@@ -55,7 +55,8 @@ class CollectiveTimeout(OperationTimeout):
         return f"{self.operation} #{self.sequence}"
 
     def _remedy(self) -> str:
-        return "NEXAR_BARRIER_TIMEOUT_SECS" if self.operation == "barrier" else "NEXAR_COLLECTIVE_TIMEOUT_SECS"
+        setting = "BARRIER" if self.operation == "barrier" else "COLLECTIVE"
+        return f"timeout=, or NEXAR_{setting}_TIMEOUT_SECS"
 
 
 @facts

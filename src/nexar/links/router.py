@@ -116,7 +116,7 @@ class Router:
             tell(peer, error)
 
     def tell_of_losses(self, callback: Callable[[NodeId, NexarError], None]) -> Callable[[], None]:
-        """`callback` runs under the lock whenever a peer is lost. Returns what takes it back; it may be called twice."""
+        """`callback` runs under the lock whenever a peer is lost. Returns what takes it back, also twice."""
         self._watchers[callback] = None
         return lambda: self._watchers.pop(callback, None)
 

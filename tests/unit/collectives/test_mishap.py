@@ -23,7 +23,7 @@ def known(rank: Rank) -> AwaitedPeer:
 def heard(error: BaseException) -> NexarError:
     """What another rank raises."""
     mishap = Mishap(error)
-    return error_of(GaveUp(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known)
+    return error_of(GaveUp(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known, 0)
 
 
 def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:

@@ -17,6 +17,7 @@ from nexar.collectives.executor import Run
 from nexar.collectives.work import Work
 from nexar.communicator.calls import Op
 from nexar.errors import UsageError
+from nexar.types import whole
 
 _IN_FLIGHT: Final = 2  # one is filled or emptied while another travels
 
@@ -53,9 +54,9 @@ def all_reduce_bucketed(
     assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, wish: Wish, *, commutative: bool
 ) -> Work:
     """In place; the result is the list of arrays. All numbers are taken now, so the order of calls is kept."""
-    limit = assembly.config.bucket_bytes if bucket_bytes is None else bucket_bytes
-    if limit < 1:
-        raise UsageError(f"bucket_bytes={limit} holds nothing; give at least 1")
+    limit = whole(assembly.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
+    if limit is None or limit < 1:
+        raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
     operands = [adapt(array, writable=True) for array in arrays]
     reduction = reduction_of(op, commutative=commutative)
     for operand in operands:

@@ -2,7 +2,7 @@
 
 It looks on every tick whether leadership was taken since the last one. Where it never changes hands for long
 (one thread leads, and sleeps while it does), ticks would only burn power: the thread parks, and who gives leadership
-up wakes it.
+up wakes it. Who leaves work behind and will not wait for it asks it to `step_in` at once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,17 @@ class Background:
         self._drive = drive
         self.leads = False  # written by the thread
         self.parked = False  # written by the thread, cleared by who unparks it
+        self._asked = False  # to lead at once, if nobody does; written by who asks, cleared by the thread
         self._unpark = threading.Lock()
         self._unpark.acquire()
         self._thread = threading.Thread(target=self._run, name="nexar-progress", daemon=True)
         self._thread.start()
+
+    def step_in(self) -> None:
+        """Lead now, if nobody does. From any thread."""
+        if not self.leads:
+            self._asked = True
+            self.unpark()
 
     def unpark(self) -> None:
         """Leadership was given up: look again."""
@@ -58,7 +65,10 @@ class Background:
         quiet = 0
         while not self._drive.stopped:
             turns = self._leadership.turns
-            if turns == seen and self._lead.acquire(blocking=False):
+            asked = self._asked
+            if asked:
+                self._asked = False
+            if (asked or turns == seen) and self._lead.acquire(blocking=False):
                 self._take_turn()
                 seen, quiet = -1, 0
             elif turns == seen:

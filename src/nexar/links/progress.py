@@ -185,6 +185,12 @@ class Progress:
         """
         self._drive.run_soon(task)
 
+    def leave_behind(self) -> None:
+        """The caller has posted work and does not wait: the progress thread leads from now on, unless somebody does.
+        Otherwise it would look only after some milliseconds in which nobody led.
+        """
+        self._background.step_in()
+
     def kick(self) -> None:
         """Let who leads look again before it sleeps on. Costs little where nobody sleeps."""
         self._kick()

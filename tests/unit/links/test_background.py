@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nexar.links import background
 from nexar.links.background import Background
 from nexar.links.drive import Drive
 from nexar.links.leadership import Leadership
@@ -64,4 +65,14 @@ def test_it_takes_over_from_a_leader_under_whom_it_parked(stage: Stage) -> None:
     stage.leadership.lead.release()
     background.unpark()
     background.unpark()
+    assert polled(stage)
+
+
+def test_it_steps_in_at_once_when_asked_and_nobody_leads(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_TICK", 3600.0)
+    made = stage.open()
+    assert not stage.sleep.begun.wait(0.01)
+    made.step_in()
+    assert polled(stage)
+    made.step_in()
     assert polled(stage)

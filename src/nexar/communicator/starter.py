@@ -54,11 +54,14 @@ class Starter(Messaging, Collecting):
                 running.fail(error)
                 raise
 
-        return Request(self._group.progress, conductor.start(work), timeout, patience)
+        running = conductor.start(work)
+        self._group.progress.leave_behind()
+        return Request(self._group.progress, running, timeout, patience)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Request:
         work = Work(run, None, _as_it_is)
         running = Running(self._group.progress, work)
+        self._group.progress.leave_behind()
 
         def patience(_: Running, late: OperationTimeout) -> float:
             running.fail(late)

@@ -12,13 +12,14 @@ from typing import Final
 
 import numpy as np
 
-import nexar
 from nexar.cli.bench import page
 from nexar.cli.bench.measuring import measure
 from nexar.cli.bench.order import Order, Reply, parse_order, parse_reply
 from nexar.cli.bench.our_rank import Ours
 from nexar.cli.bench.report import About, Report, Request
+from nexar.communicator.communicator import Communicator
 from nexar.errors import ConfigError
+from nexar.launch.init import init
 
 _ORDERS: Final = 1
 _REPLIES: Final = 2
@@ -27,7 +28,7 @@ _REPLIES: Final = 2
 class Together:
     """All ranks of this launch, told what to do by this one, which is rank 0."""
 
-    def __init__(self, comm: nexar.Communicator) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._ours = Ours(comm)
         self.version = self._ours.version
@@ -52,7 +53,7 @@ class Together:
 def run_inside(request: Request) -> bool:
     """Measure, and show it on rank 0. Whether all results were right, as far as this rank knows."""
     wishes = request.wishes
-    with nexar.init() as comm:
+    with init() as comm:
         if not wishes.root < comm.size:
             raise ConfigError(variable="-r", value=wishes.root, allowed=f"0 to {comm.size - 1}")
         if comm.rank:
@@ -67,7 +68,7 @@ def run_inside(request: Request) -> bool:
         return right
 
 
-def _obey(comm: nexar.Communicator, patience: float) -> None:
+def _obey(comm: Communicator, patience: float) -> None:
     """Between two orders rank 0 waits for the others' replies, each within its patience, and no longer."""
     ours = Ours(comm)
     while line := comm.recv(source=0, tag=_ORDERS, timeout=patience * comm.size).tobytes():

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from typing import Any
 
 from numpy.typing import NDArray
 
-import nexar
 from nexar.cli.bench.measures import window
 from nexar.cli.bench.measuring import Call, Unsupported
 from nexar.cli.bench.order import Order
 from nexar.cli.bench.serving import serve
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.request import wait_all
+from nexar.launch.init import init
 
 
 class Ours:
     """nexar, as a system to be measured."""
 
-    def __init__(self, comm: nexar.Communicator) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self.rank = comm.rank
         self.size = comm.size
-        self.version = nexar.__version__
+        self.version = version("nexar")
 
     def barrier(self) -> None:
         """Return when all ranks are here."""
@@ -73,11 +76,11 @@ class Ours:
         start: Any = comm.start  # its verbs are typed as those that wait
 
         def send() -> None:
-            nexar.wait_all([start.send(source, dest=1) for _ in messages])
+            wait_all([start.send(source, dest=1) for _ in messages])
             comm.recv(done, source=1)
 
         def receive() -> None:
-            nexar.wait_all([start.recv(target, source=0) for _ in messages])
+            wait_all([start.recv(target, source=0) for _ in messages])
             comm.send(done, dest=0)
 
         return send if self.rank == 0 else receive
@@ -85,7 +88,7 @@ class Ours:
 
 def main() -> None:
     """Be one rank."""
-    with nexar.init() as comm:
+    with init() as comm:
         serve(Ours(comm), sys.argv[1])
 
 

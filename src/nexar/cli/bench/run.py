@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import nexar
 from nexar.cli.bench.hosts import opened_hosts
 from nexar.cli.bench.plans import Plan, Setting, plan_ours, plan_rival
 from nexar.cli.bench.report import About, Report, Request
@@ -42,7 +41,7 @@ def run(request: Request, world: World) -> bool:
             folder=folder,
             peers=world.peers,
             python=sys.executable,
-            sources=Path(nexar.__file__).parents[1],
+            sources=Path(__file__).parents[3],
         )
         plans = [plan_ours(setting, _variables(world)), *(plan_rival(name, setting) for name in world.rivals)]
         systems = {plan.name: stack.enter_context(_runners(plan, setting)) for plan in plans}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import RAW, code_of, dtype_of
 
+_FORMATS: Final = frozenset("?bBhHiIlLqQfd")  # that a memoryview can be cast from, which is three times as quick
 _COPY_WITHOUT_GIL_BYTES: Final = 64 << 10  # below this a plain slice assignment is quicker than NumPy's set-up
 
 
@@ -16,7 +17,11 @@ def as_bytes(array: NDArray[Any]) -> memoryview:
     """The memory of a C-contiguous array, writable if the array is. ValueError for any other layout."""
     if not array.flags.c_contiguous:
         raise ValueError("the array is not C-contiguous; pass numpy.ascontiguousarray(array)")
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
+    if not array.size:
+        return memoryview(bytearray())
+    if array.dtype.char in _FORMATS:
+        return array.data.cast("B")
+    return array.reshape(-1).view(np.uint8).data  # of types that the buffer protocol has no word for
 
 
 def code_and_shape(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:

@@ -155,6 +155,12 @@ class Assembly:
         deadline = monotonic() + self.config.collective_timeout
         return Ground(self.group, self.scratch, call.entry.sequence, call.fingerprint, deadline, call.entry.moved)
 
+    def program(self, name: str, operation: OperationCode, count: int, dtype: np.dtype[Any]) -> Program | None:
+        """Of a schedule on one array; None if it needs more memory than that."""
+        segment = max(1, self.config.pipeline_segment_bytes // dtype.itemsize)
+        program, needed = program_of(name, operation, Shape(self.group.rank, self.group.size, count, 0, segment))
+        return None if needed else program
+
     def execute(
         self,
         call: Call,

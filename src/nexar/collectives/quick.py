@@ -1,7 +1,8 @@
-"""The shortest way of an all_reduce: one host, in place, and nothing special asked for.
+"""The shortest way of an all_reduce: in place, and nothing special asked for.
 
-The same law as on the usual way, but what a call needs is made once for each dtype and count, and what only a call
-that lasts needs (its entry in the journal, its announcement to those on other ways) is made when it turns out to last.
+The same law as on the usual way, but what a call needs is made once for each operation, dtype and count. Through the
+memory of one host, what only a call that lasts needs (its entry in the journal, its announcement to those on other
+ways) is made when it turns out to last.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.operations import Reduction, check, reduction_of
+from nexar.arrays.operations import ReduceCode, Reduction, check, reduction_of
+from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call
-from nexar.collectives.executor import Run
+from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
+from nexar.collectives.executor import Arithmetic, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.program import Program
 from nexar.links.operation import Operation
 
+_CODE: Final = OperationCode.ALL_REDUCE
 _KEPT: Final = 256
 
 
@@ -29,58 +34,81 @@ class _Plan(NamedTuple):
     reduction: Reduction
     fingerprint: Fingerprint
     size_bytes: int
+    arena: Arena | None
+    program: Program | None
+    arithmetic: Arithmetic
 
 
 class Quick:
-    """Of one communicator whose ranks all share memory."""
+    """Of one communicator. Any thread."""
 
-    def __init__(self, assembly: Assembly, arena: Arena) -> None:
+    def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
-        self._arena = arena
         self._plans: dict[tuple[str, np.dtype[Any], int], _Plan] = {}  # dict methods are atomic
 
     def all_reduce(self, array: NDArray[Any], op: str) -> bool:
         """False: this is no case for it, and nothing was done. Raises what the usual way raises."""
-        plan = self._plans.get((op, array.dtype, array.size)) or self._plan(array, op)
         if not array.flags.carray:
             return False
+        plan = self._plans.get((op, array.dtype, array.size)) or self._plan(array, op)
+        row = array if array.ndim == 1 else array.reshape(-1)
+        if plan.arena is not None:
+            return self._in_memory(plan, plan.arena, row)
+        if plan.program is None:
+            return False
+        self._by_links(plan, plan.program, row)
+        return True
+
+    def _plan(self, array: NDArray[Any], op: str) -> _Plan:
+        assembly, reduction = self._assembly, reduction_of(op)
+        check(reduction, array.dtype)
+        name = assembly.choose(_CODE, array.size, array.dtype, reduction=reduction)
+        program = None
+        if name not in (SHARED_MEMORY, TWO_LEVEL):
+            program = assembly.program(name, _CODE, array.size, array.dtype)
+        if len(self._plans) >= _KEPT:
+            self._plans.clear()
+        plan = self._plans[op, array.dtype, array.size] = _Plan(
+            reduction,
+            Fingerprint(_CODE, code_of(array.dtype), array.size, 0, reduction.code),
+            array.nbytes,
+            assembly.arena if name == SHARED_MEMORY else None,
+            program,
+            Arithmetic.of(reduction, array.dtype),
+        )
+        return plan
+
+    # -- through links -----------------------------------------------------------------------------------
+
+    def _by_links(self, plan: _Plan, program: Program, row: NDArray[Any]) -> None:
+        assembly = self._assembly
+        call = assembly.begin(plan.fingerprint)
+        self._perform(call, execute(assembly.ground(call), program, (row,), plan.arithmetic))
+        if plan.reduction.code is ReduceCode.AVG:
+            finish(plan.reduction, row, assembly.group.size)
+
+    # -- through memory ----------------------------------------------------------------------------------
+
+    def _in_memory(self, plan: _Plan, arena: Arena, row: NDArray[Any]) -> bool:
         taken = self._assembly.take_ticket()
         if taken is None:
             return False
         sequence, ticket = taken
         began = monotonic()
-        reduction, fingerprint, size_bytes = plan
-        row = array if array.ndim == 1 else array.reshape(-1)
-        about = sequence, fingerprint
-        operation = self._arena.all_reduce(ticket, row, reduction, announcement=about, spin=True)
+        about = sequence, plan.fingerprint
+        operation = arena.all_reduce(ticket, row, plan.reduction, announcement=about, spin=True)
         if operation.done and operation.error is None:
-            self._assembly.journal.note(sequence, fingerprint, size_bytes, began)
+            self._assembly.journal.note(sequence, plan.fingerprint, plan.size_bytes, began)
         else:
-            self._wait(sequence, fingerprint, began, operation)
+            arena.announce(sequence, plan.fingerprint)
+            call = Call(self._assembly.journal.adopt(sequence, plan.fingerprint, began), plan.fingerprint)
+            self._perform(call, _rest(operation))
         return True
 
-    def _plan(self, array: NDArray[Any], op: str) -> _Plan:
-        reduction = reduction_of(op)
-        check(reduction, array.dtype)
-        fingerprint = Fingerprint(OperationCode.ALL_REDUCE, code_of(array.dtype), array.size, 0, reduction.code)
-        if len(self._plans) >= _KEPT:
-            self._plans.clear()
-        plan = self._plans[op, array.dtype, array.size] = _Plan(reduction, fingerprint, array.nbytes)
-        return plan
-
-    def _wait(self, sequence: int, fingerprint: Fingerprint, began: float, operation: Operation) -> None:
-        assembly = self._assembly
-        self._arena.announce(sequence, fingerprint)
-        call = Call(assembly.journal.adopt(sequence, fingerprint, began), fingerprint)
-        work = assembly.work(call, _rest(operation))
+    def _perform(self, call: Call, run: Run) -> None:
+        work = self._assembly.work(call, run)
         work.writes = True
-        assembly.conductor.perform(work, assembly.config.collective_timeout)
-
-
-def quick_way(assembly: Assembly) -> Quick | None:
-    """Where there is one: all ranks share the memory of one host."""
-    arena = assembly.arena
-    return None if arena is None or len(assembly.hosts) > 1 else Quick(assembly, arena)
+        self._assembly.conductor.perform(work, self._assembly.config.collective_timeout)
 
 
 def _rest(operation: Operation) -> Run:

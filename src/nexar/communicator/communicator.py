@@ -13,7 +13,7 @@ import numpy as np
 from nexar.cluster.membership import Membership
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.lateness import Straggler
-from nexar.collectives.quick import quick_way
+from nexar.collectives.quick import Quick
 from nexar.collectives.work import Work
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting
@@ -44,7 +44,7 @@ class Communicator(Messaging, Collecting):
         self._maker = maker
         self._close = close
         self._closing = threading.Lock()  # taken by the first close, never given back
-        self._quick = quick_way(assembly)
+        self._quick = Quick(assembly)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
         self.start: Final = Starter(assembly, self._seconds)
         """Every verb once more: it returns a Request at once."""
@@ -196,16 +196,14 @@ class Communicator(Messaging, Collecting):
         timeout: float | None = None,
     ) -> Any:
         """The reduction of all ranks' arrays, in place, on every rank; returns the array. A number gives a number."""
-        quick = self._quick
         if (
-            quick is not None
-            and array.__class__ is np.ndarray
+            array.__class__ is np.ndarray
             and op.__class__ is str
             and out is None
             and algorithm is None
             and timeout is None
             and not self._closing.locked()
-            and quick.all_reduce(array, op)
+            and self._quick.all_reduce(array, op)
         ):
             return array
         return super().all_reduce(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.operations import ReduceCode, Reduction, check, reduction_of
+from nexar.arrays.operations import Reduction, check, reduction_of
 from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly
@@ -84,8 +84,7 @@ class Quick:
         assembly = self._assembly
         call = assembly.begin(plan.fingerprint)
         self._perform(call, execute(assembly.ground(call), program, (row,), plan.arithmetic))
-        if plan.reduction.code is ReduceCode.AVG:
-            finish(plan.reduction, row, assembly.group.size)
+        finish(plan.reduction, row, assembly.group.size)
 
     # -- through memory ----------------------------------------------------------------------------------
 

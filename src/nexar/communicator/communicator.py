@@ -202,6 +202,8 @@ class Communicator(Messaging, Collecting):
             and out is None
             and algorithm is None
             and timeout is None
+            and commutative
+            and not deterministic
             and not self._closing.locked()
             and self._quick.all_reduce(array, op)
         ):

@@ -31,11 +31,13 @@ class Candidate:
 
     def terms(self, timeout: float = 30.0) -> Terms:
         """For the processes."""
-        return Terms(schemes=[self.scheme], assembly=self.assembly, timeout=timeout)
+        return Terms(schemes=self.scheme.split("+"), assembly=self.assembly, timeout=timeout)
 
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
-        return why_absent(self.scheme) if self.layer != SOCKETS else None
+        if self.layer == SOCKETS:
+            return None
+        return next(filter(None, map(why_absent, self.scheme.split("+"))), None)
 
 
 def _sockets(transport: str, scheme: str) -> Candidate:
@@ -50,12 +52,18 @@ def _link(scheme: str, **place: Any) -> Candidate:
     return Candidate(scheme, LINK, LINKED, "link_line:LinkTalker", scheme, **place)
 
 
+def _sidecar(scheme: str, assembly: str) -> Candidate:
+    return Candidate(scheme, LINK, f"link_line:{assembly}", "link_line:LinkTalker", scheme)
+
+
 ALL = (
     _sockets("TCP", "plain"),
     _sockets(REFERENCE, "tls"),
     Candidate("quic", NATIVE, "native_line:NativeNode", "native_line:NativeTalker", "quic"),
     _raw("quic"),
     _link("quic"),
+    _sidecar("quic+tcp", "PlainSidecarNode"),
+    _sidecar("quic+tls", "EncryptedSidecarNode"),
     _raw("tls"),
     _link("tls"),
     _raw("tcp"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 from memory import touched
 
@@ -14,6 +15,20 @@ from nexar.wire.frame import Space
 
 PATIENCE = 60.0
 WINDOW = 2  # large messages on the way at once: while one is being granted, the other flows
+
+
+class PlainSidecarNode(LinkedNode):
+    """Large payloads take plain TCP."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, sidecar="tcp", **settings)
+
+
+class EncryptedSidecarNode(LinkedNode):
+    """Large payloads take TLS over TCP."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, sidecar="tls", **settings)
 
 
 class LinkTalker:

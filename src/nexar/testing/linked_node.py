@@ -14,6 +14,7 @@ from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.operation import Operation
+from nexar.links.parting import part
 from nexar.links.progress import Progress, spin_of
 from nexar.links.router import Router
 from nexar.security.credentials import Credentials, Trust
@@ -133,8 +134,7 @@ class LinkedNode:
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
-        for link in list(self._links.values()):
-            link.close(timeout=2.0)
+        part(self.progress, list(self._links.values()), patience=2.0, longest=30.0)
         self.progress.close()
         if isinstance(self._sleeper, PollSleeper):
             self._sleeper.close()

@@ -14,8 +14,8 @@ from zlib import crc32
 PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp")
 """Best first; schemes of others come after ours. The index is the number of a scheme on the wire."""
 BULK_BYTES: Final = 128 << 10
-"""A payload of this size or more takes the sidecar. Measured between two namespaces, plain TCP beside QUIC: from here on
-1.1 to 1.7 times as fast, below it hardly."""
+"""A payload of this size or more takes the sidecar. Measured between two namespaces, plain TCP beside QUIC: from here
+on 1.1 to 1.7 times as fast, below it hardly."""
 _FIRST_FOREIGN: Final = 16
 _MEMORY: Final = ("memory", "shm")
 

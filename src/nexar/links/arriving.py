@@ -164,8 +164,7 @@ class Arriving:
         self._router.forget(self)
         for matching, message in self._take_flowing(self._flowing):
             matching.abandon(message, error)
-        for open_matching in self._router.matchings():
-            open_matching.lose(self._line.peer, error)
+        self._router.lose(self._line.peer, error)
 
     def close(self, matching: Matching, error: NexarError) -> None:
         """A generation is over: what flows into its receives is not wanted any more. Under the lock."""
@@ -187,6 +186,7 @@ class Arriving:
             else:
                 unfinished.append(self._flowing.pop(transfer))
         return unfinished
+
     def fall_back(self, number: int) -> None:
         """The sidecar of this number has ended: what flowed on it is expected anew on the mesh carrier. Under the lock.
 
@@ -209,7 +209,6 @@ class Arriving:
             message.frame = replace(message.frame, carrier=self._line.number)
             if message.data is not None:
                 self.grant(message, message.data)
-
 
     # -- Origin ----------------------------------------------------------------------------------------
 

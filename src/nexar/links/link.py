@@ -101,6 +101,12 @@ class Link:
         """Why nothing can be sent now; None while connected."""
         return self._line.failure
 
+    @property
+    def nudge(self) -> Callable[[], None] | None:
+        """Wakes the peer if it sleeps: see Carrier.nudge. None where no memory is shared."""
+        carrier = self._line.carriers.get("shm")
+        return None if carrier is None else carrier.nudge
+
     # -- verbs: any thread -------------------------------------------------------------------------------
 
     def send_control(self, message: Message) -> bool:
@@ -196,13 +202,13 @@ class Link:
         self._unregister()
         self._outbox.flush()
         self._finish(carriers)
+        self.sidecar.finish()
         return closing
 
     def abort(self, reason: str) -> None:
         """End it now; frames that were not taken yet are lost. Every operation raises LinkClosed. Idempotent."""
         with self._lock:
             self._closed = True
-        self.sidecar.finish()
             carriers = self._drop(LinkClosed(**self._line.facts()))
         self._unregister()
         self._outbox.flush()
@@ -226,13 +232,13 @@ class Link:
                 "bytes_received": arriving.bytes,
                 "payloads_received": arriving.payloads,
                 "frames_dropped": self._line.dropped_frames,
+                **self.sidecar.stats(),
             }
             carriers = dict(self._line.carriers)
         for scheme, carrier in carriers.items():
             facts.update({f"{scheme}.{name}": value for name, value in carrier.stats().items()})
         return facts
 
-                **self.sidecar.stats(),
     def heard_bytes(self) -> float:
         """What has come in on the carriers there are now: it grows while the peer, or its system, says anything."""
         with self._lock:
@@ -250,14 +256,14 @@ class Link:
                     self._arriving.message(frame, body)
             elif kind == Kind.CONTROL:
                 self._control(body)
+            elif kind == Kind.FALLBACK:
+                self.sidecar.lost_by_peer(frame.transfer)
             else:
                 self._protocol(frame, body)
         except (Misbehaviour, FrameError, MessageError) as fault:
             self._misbehaved(str(fault))
         if self._answers:
             self._outbox.flush()
-            elif kind == Kind.FALLBACK:
-                self.sidecar.lost_by_peer(frame.transfer)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         """See Sink."""
@@ -273,16 +279,16 @@ class Link:
             if not self._line.finished_by_peer(carrier):
                 return  # what it said on the others may still be on its way
             error = PeerLost(**self._line.facts(), cause="it closed the link")
+            sidecar = self._line.drop_sidecar()  # nothing is promised of it any more, on either side
             carriers = self._drop(error)
+        if sidecar is not None:
+            sidecar.abort("the link is closed")
         if not self._closed:
             self._finish(carriers)
             self._report(error)
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-            sidecar = self._line.drop_sidecar()  # nothing is promised of it any more, on either side
         """See Sink. A carrier that was replaced already says nothing new."""
-        if sidecar is not None:
-            sidecar.abort("the link is closed")
         explained = self._line.explain(error)
         with self._lock:
             mine = self._line.carriers.get(carrier.scheme) is carrier

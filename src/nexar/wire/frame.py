@@ -46,9 +46,7 @@ class Kind(IntEnum):
     CHUNK = 9  # a piece of payload `transfer`, starting at byte `count` (carriers without streams of their own)
     FINISH = 10  # no frame follows from this side (half-close); `count` is what the carrier needs to check it
     HELLO = 11  # first frame of a connection that needs one: its body is the transport's own
-    TERMS = (
-        12  # first frame of a link on each carrier: `length` is the credit of a flow, `transfer` a sidecar's name
-    )
+    TERMS = 12  # first frame of a link on each carrier: `length` is the credit of a flow, `transfer` a sidecar's name
     FALLBACK = 13  # the sidecar that your terms called `transfer` is lost here: what flows on it is granted anew
 
 

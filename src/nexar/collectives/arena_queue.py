@@ -10,7 +10,7 @@ from nexar.collectives.arena_memory import ArenaMemory
 from nexar.collectives.arena_operation import ArenaOperation
 from nexar.collectives.arena_pace import Differs, GaveUp, Pace
 from nexar.collectives.arena_plans import Plans
-from nexar.collectives.arena_records import Announcement, Records
+from nexar.collectives.arena_records import GIVEN_UP, Announcement, Records
 from nexar.collectives.arena_slots import Slots
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.shared_memory import Rounds
@@ -70,6 +70,9 @@ class ArenaQueue:
         self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds, spin: bool
     ) -> Operation:
         """Post an operation; with `spin`, run it at once as far as that goes without sleeping."""
+        if announcement is GIVEN_UP:
+            self.skip(ticket, rounds[0])
+            return FINISHED
         if spin and rounds[0] <= _INLINE_ROUNDS:
             begun = self._progress.attempt(self._run, label, ticket, announcement, rounds)
             if begun is not None:
@@ -83,6 +86,7 @@ class ArenaQueue:
         operation = ArenaOperation(self, "skipped", ticket, None, (rounds, iter(())))
         operation.done = True
         self._post(operation)
+        self._progress.kick()  # who has the turn just now may not have seen it
 
     def _post(self, operation: ArenaOperation) -> None:
         self._posted[operation.ticket] = operation

@@ -40,6 +40,10 @@ RECORD_BYTES: Final = _RECORD_WORDS * _WORD
 
 Announcement = tuple[int, Fingerprint]
 """A collective: its sequence number, and what it is."""
+GIVEN_UP: Final[Announcement] = (-1, Fingerprint(0))
+"""In place of an announcement: this rank takes no part in the operation. Nothing of it is run here, since what it would
+give in need not be what it should be; others find that it was given up.
+"""
 
 
 class Records:

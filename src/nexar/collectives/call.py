@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from nexar.collectives.arena_records import Announcement
+from nexar.collectives.arena_records import GIVEN_UP, Announcement
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.links.operation import FINISHED, Operation
@@ -37,7 +37,7 @@ class Call:
 
     def take_turn(self) -> Operation:
         """The next one."""
-        self._last = self._post(spin=self.spin)
+        self._last = self._post((self.entry.sequence, self.fingerprint), spin=self.spin)
         return self._last
 
     def give_up(self) -> None:
@@ -46,8 +46,8 @@ class Call:
         """
         self._last.cancel()
         while self._taken < len(self.turns):
-            self._post(spin=False).cancel()
+            self._post(GIVEN_UP, spin=False)
 
-    def _post(self, *, spin: bool) -> Operation:
+    def _post(self, announcement: Announcement, *, spin: bool) -> Operation:
         index, self._taken = self._taken, self._taken + 1
-        return self.turns[index](self.ticket + index, (self.entry.sequence, self.fingerprint), spin)
+        return self.turns[index](self.ticket + index, announcement, spin)

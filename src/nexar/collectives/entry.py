@@ -11,6 +11,11 @@ from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer
 
 
+def name_of_call(operation: int, sequence: int) -> str:
+    """`all_reduce #12`, as errors and reports say it."""
+    return f"{name_of(operation)} #{sequence}"
+
+
 class Entry(Operation):
     """The alarm of everything the call waits for: it is done when the call is over, and has an error as soon as
     somebody else has ended it for all.
@@ -40,7 +45,7 @@ class Entry(Operation):
     @property
     def name(self) -> str:
         """`all_reduce #12`."""
-        return f"{self.operation} #{self.sequence}"
+        return name_of_call(self.fingerprint.operation, self.sequence)
 
     def moved(self) -> None:
         """One more step is done: that is progress. By who runs the call."""

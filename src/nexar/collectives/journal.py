@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, Final
 
 from nexar.arrays.dtypes import dtype_of
-from nexar.collectives.entry import Entry
+from nexar.collectives.entry import Entry, name_of_call
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.inquiry import Inquiry, verdict
 from nexar.collectives.lateness import Lateness, Straggler
@@ -63,7 +63,7 @@ class Journal:
         self._ledger.on_disagreement = self._differs
         self._next = 0
         self._open: dict[int, Entry] = {}
-        self._finished: Entry | None = None  # the last that went well
+        self._finished: tuple[int, int] | None = None  # the last that went well: operation and sequence
         self._given_up: dict[int, GaveUp] = {}  # by sequence, also of calls to come
         self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
         self._differing = 0  # its sequence
@@ -94,10 +94,10 @@ class Journal:
     def take(self) -> int | None:
         """The number of a call that is expected to end at once, and well: by `note`. If it does not, `adopt` it.
 
-        None: something is amiss, and only `begin` can say what.
+        None: something is amiss, or another rank has spoken of this call; what that means, only `begin` can say.
         """
         with self._lock:
-            if self._calls is not None or self._given_up:
+            if self._calls is not None or self._given_up or self._ledger.is_told_of(self._next):
                 return None
             sequence = self._next
             self._next = sequence + 1
@@ -109,6 +109,7 @@ class Journal:
         operation, dtype, count, _, _ = fingerprint
         self.recorder.record((sequence, operation, count, dtype, began, ended, size_bytes, ""))
         with self._lock:
+            self._finished = operation, sequence
             self._tally.count(operation, size_bytes, ended - began, 0.0, "")
 
     def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Entry:
@@ -144,7 +145,7 @@ class Journal:
             entry.finish()
             del self._open[entry.sequence]
             self._ledger.end(entry.sequence)
-            self._finished = entry
+            self._finished = entry.fingerprint.operation, entry.sequence
             self._count(entry, ended, "", arrivals)
         return None
 
@@ -209,7 +210,8 @@ class Journal:
             if links:
                 self._wait(inquiry, deadline, entry)
         finally:
-            del self._inquiries[number]
+            with self._lock:
+                del self._inquiries[number]
         return inquiry
 
     def extend(self, entry: Entry, late: OperationTimeout, timeout: float) -> float:
@@ -290,15 +292,19 @@ class Journal:
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:
         with self._lock:
-            if notice.call[0]:
+            if notice.call[0] and not self._was_taken(notice.sequence):
                 self._ledger.told(speaker.peer, notice.sequence, notice.call)
             report = self._report(notice)
         if notice.number:
             self._voice.say(speaker, report)
 
+    def _was_taken(self, sequence: int) -> bool:
+        """It has no entry, or none yet: to the ledger it would for ever be a call to come."""
+        return sequence < self._next and self._ledger.call_of(sequence) is None
+
     def _report(self, notice: Inquire) -> Report:
         entry, finished = self._open.get(notice.sequence), self._finished
-        last = None if finished is None else finished.name
+        last = None if finished is None else name_of_call(*finished)
         if entry is not None:
             age = max(0.0, monotonic() - entry.moved_at)
             return Report(*self._about, notice.number, self._rank, "in", entry.step, age, finished=last)

@@ -120,10 +120,14 @@ class Ledger:
         past = self._over[sequence % REMEMBERED]
         return past[1] if past is not None and past[0] == sequence else None
 
+    def is_told_of(self, sequence: int) -> bool:
+        """Has anybody said what its call of this sequence to come is?"""
+        return sequence in self._early
+
     def _remember(self, sequence: int, source: int, theirs: Call, now: float) -> None:
         early = self._early.get(sequence)
-        if early is not None and source in early:
-            return
+        if not theirs[0] or (early is not None and source in early):
+            return  # what is not stated is no call, and need never be made
         if self._early_frames < _EARLY:
             self._early_frames += 1
             self._early.setdefault(sequence, {})[source] = theirs, now

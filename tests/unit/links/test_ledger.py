@@ -113,6 +113,12 @@ def test_what_is_remembered_of_calls_to_come_is_bounded() -> None:
     assert not book.ledger._early_frames
 
 
+def test_frames_that_state_no_call_are_let_in_and_not_remembered() -> None:
+    book = Book()
+    assert book.saw(7, (1 << 64) - 1, (0, 0, 0, 0, 0))
+    assert not book.ledger.is_told_of((1 << 64) - 1)
+
+
 def test_arrivals_are_the_times_of_first_frames() -> None:
     book = Book()
     book.saw(7, 0, ALL_REDUCE)

@@ -56,8 +56,6 @@ class Pace:
         """
         operation.begun = True
         operation.wants = operation.base = self.round
-        if operation.announcement is not None:
-            self._records.take(operation.ticket, operation.announcement[1])
 
     def reached(self, wanted: int) -> bool:
         """Have all others published that round?"""
@@ -122,6 +120,8 @@ class Pace:
         else:
             self.settled = True
             self._slots.parity = (self.round + 1) & 1
+            if operation.announcement is not None:  # not before: others may still look at what it was two tickets ago
+                self._records.take(operation.ticket, operation.announcement[1])
         try:
             next(operation.body)
         except StopIteration:

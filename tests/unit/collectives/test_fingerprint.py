@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from nexar.arrays.dtypes import code_of
+from nexar.arrays.operations import ReduceCode
+from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.operations import OperationCode, name_of
+
+FLOAT = code_of(np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Fingerprint(OperationCode.BARRIER), "barrier"),
+        (Fingerprint(OperationCode.ALL_REDUCE, FLOAT, 8, 0, ReduceCode.SUM), "all_reduce of float32[8], sum"),
+        (Fingerprint(OperationCode.BROADCAST, FLOAT, 3, rooted(2)), "broadcast of float32[3], root 2"),
+        (Fingerprint(OperationCode.REDUCE, FLOAT, 3, rooted(0), ReduceCode.MAX), "reduce of float32[3], max, root 0"),
+        (Fingerprint(99, 77, 3, 0, 55), "collective 99 of dtype 77[3], op 55"),
+    ],
+)
+def test_a_call_is_told_in_words(call: Fingerprint, words: str) -> None:
+    assert call.describe() == words
+
+
+def test_root_zero_is_told_from_no_root() -> None:
+    assert rooted(0) != Fingerprint(OperationCode.BARRIER).root
+
+
+def test_every_operation_has_the_name_that_users_write() -> None:
+    assert [name_of(code) for code in (OperationCode.ALL_REDUCE, OperationCode.ALL_TO_ALL_V)] == [
+        "all_reduce",
+        "all_to_all_v",
+    ]
+    assert name_of(200) == "collective 200"

@@ -14,7 +14,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request, wait_all
-from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, UsageError
+from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout, UsageError
 from tests.conformance.worlds import ranks_over
 from tests.ranks import PATIENCE, on_every
 
@@ -289,6 +289,55 @@ def test_a_function_that_raises_ends_the_call_on_all_ranks(world: list[Communica
     assert all(isinstance(each, str) for each in ends)
 
 
+@pytest.mark.parametrize("awaits", [False, True])
+def test_requests_that_differ_and_only_receive_learn_of_it_soon(world: list[Communicator], *, awaits: bool) -> None:
+    """Each waits for a root that is not itself: no frame of the one ever comes to the other."""
+
+    def run(comm: Communicator) -> None:
+        if comm.rank == 0:
+            return
+        request = comm.start.scatter_object(None, root=3 - comm.rank)
+        with pytest.raises(CollectiveMismatch):
+            asyncio.run(awaited(request)) if awaits else request.wait()
+
+    began = time.monotonic()
+    on_every(world, run)
+    assert time.monotonic() - began < 5.0  # the timeout is 30
+
+
+def test_buckets_that_make_progress_last_longer_than_the_timeout(world: list[Communicator]) -> None:
+    def run(comm: Communicator) -> bool:
+        arrays = [np.full(4, comm.rank) for _ in range(5)]
+        if comm.rank == 0:
+            comm.start.all_reduce_bucketed(arrays, bucket_bytes=1, timeout=1.0).wait()
+        else:
+            for array in arrays:  # what buckets are to the others, one by one
+                time.sleep(0.5)
+                comm.all_reduce(array)
+        return all(np.all(array == sum(range(comm.size))) for array in arrays)
+
+    assert all(on_every(world, run))
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_a_call_that_makes_progress_lasts_longer_than_the_timeout(world: list[Communicator], *, start: bool) -> None:
+    def slow(left: Any, right: Any) -> Any:
+        time.sleep(0.1)
+        return left + right
+
+    def run(comm: Communicator) -> float:
+        array, began = np.full(8 * LARGE, comm.rank), time.monotonic()
+        options: dict[str, Any] = {"timeout": 1.5, "commutative": False}
+        if start:
+            comm.start.all_reduce(array, slow, **options).wait()
+        else:
+            comm.all_reduce(array, slow, **options)
+        assert np.all(array == sum(range(comm.size)))
+        return time.monotonic() - began
+
+    on_every(world, run)
+
+
 def test_who_does_not_come_is_named_and_the_next_call_works(world: list[Communicator]) -> None:
     first, *others = world
     with pytest.raises(CollectiveTimeout) as raised:
@@ -401,9 +450,11 @@ def test_cancelling_the_task_cancels_the_request(world: list[Communicator]) -> N
 def test_an_awaited_request_that_nobody_answers_ends_at_its_own_timeout(world: list[Communicator]) -> None:
     async def talk() -> None:
         with pytest.raises(CollectiveTimeout):
-            await world[0].start.all_reduce(1, timeout=0.1)
+            await world[0].start.all_reduce(1, timeout=2.0)
 
+    began = time.monotonic()
     asyncio.run(talk())
+    assert 2.0 <= time.monotonic() - began < 3.5  # once, not twice
     for comm in world[1:]:
         with pytest.raises(NexarError):
             comm.all_reduce(1)

@@ -27,7 +27,7 @@ class Owner(Protocol):
 class ArenaOperation(Operation):
     """All but the end is written by who has the turn."""
 
-    __slots__ = ("_label", "_owner", "announcement", "base", "begun", "body", "rounds", "ticket", "wants")
+    __slots__ = ("_label", "_owner", "announcement", "base", "begun", "body", "moved", "rounds", "ticket", "wants")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class ArenaOperation(Operation):
         self.begun = False
         self.wants = 0  # the round that all must have published before it can go on
         self.base = 0  # the last round before its first
+        self.moved = 0.0  # when it last published a round
 
     @property
     def name(self) -> str:
@@ -55,6 +56,10 @@ class ArenaOperation(Operation):
     def close(self) -> None:
         """Nothing more of it will happen, and its arrays are free."""
         self.body = iter(())
+
+    def moved_at(self) -> float:
+        """Each round is progress."""
+        return self.moved
 
     def awaited(self) -> AwaitedPeer:
         """See Owner."""

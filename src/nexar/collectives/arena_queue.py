@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import Final, Protocol
 
 from nexar.collectives.arena_memory import ArenaMemory
@@ -148,6 +149,8 @@ class ArenaQueue:
         try:
             if self._pace.step(operation):
                 self._leave(operation, None)
+            else:
+                operation.moved = monotonic()
         except BaseException as error:  # noqa: BLE001 - of a user's function, say: it is the operation's
             self._fail(operation, error)
         return operation.done

@@ -14,7 +14,7 @@ from nexar.errors import Cancelled, OperationTimeout
 from nexar.group import Group, deadline_after
 from nexar.links.operation import Operation
 
-_DECLARE: Final = 0.2
+DECLARE: Final = 0.2
 """Seconds after which a call that waits tells the others what it is: two ranks that wait for each other in different
 calls learn of it then, not at their deadlines."""
 
@@ -41,7 +41,7 @@ class Conductor:
                 operations = next(work.run)
                 for operation in operations:
                     if not operation.done or operation.error is not None:
-                        self._wait(operations, work.alarm, timeout)
+                        self._wait(operations, work.alarm, deadline_after(timeout), timeout)
                         break
         except StopIteration as stop:
             work.finish(None)
@@ -58,34 +58,52 @@ class Conductor:
         """Run it in the background."""
         return Running(self._group.progress, work)
 
-    def _wait(self, operations: Sequence[Operation], entry: Entry | None, timeout: float) -> None:
-        deadline = deadline_after(timeout)
-        early = min(deadline, monotonic() + _DECLARE)
+    def wait(self, running: Running, timeout: float) -> None:
+        """For its end, at most so many seconds: OperationTimeout then, and it goes on."""
+        self._wait((running,), None, deadline_after(timeout), None)
+
+    def attend(self, running: Running, timeout: float, *, waited: float = 0.0) -> None:
+        """Wait until it is done, well or not. When nobody has made progress for `timeout` seconds, of which `waited`
+        are over, that is its end: with CollectiveTimeout, of a message OperationTimeout.
+        """
+        try:
+            self._wait((running,), None, deadline_after(max(timeout - waited, 0.0)), timeout)
+        except Exception as error:  # noqa: BLE001 - if it is not the operation's yet, it is now
+            running.fail(error)
+
+    def _wait(
+        self, operations: Sequence[Operation], entry: Entry | None, deadline: float, timeout: float | None
+    ) -> None:
+        """`timeout` None: the deadline is the last. `entry`: of the call that the operations are part of."""
+        early = min(deadline, monotonic() + DECLARE)
         while True:
             try:
                 self._group.wait(operations, early, entry, keep=True)
             except OperationTimeout as late:
+                call = entry or _entry_of(operations)
+                if call is not None and call.error is not None:
+                    raise  # not late: over
                 if early < deadline:
                     early = deadline
-                    if entry is not None:
-                        self._declare(entry)
+                    self.declare(call)
+                elif timeout is None or call is None:
+                    raise
                 else:
-                    early = deadline = self.extend(entry or _entry_of(operations), late, timeout)
+                    call.moved_at = max([call.moved_at, *(each.moved_at() for each in operations)])
+                    early = deadline = self._journal.extend(call, late, timeout)
             else:
                 return
 
-    def _declare(self, entry: Entry) -> None:
-        """What this rank does, to those on other ways; and look what those of this host have written down."""
+    def declare(self, entry: Entry | None) -> None:
+        """What this rank does, to those on other ways; and look what those of this host have written down. Nothing of
+        what is no collective. Never blocks.
+        """
+        if entry is None:
+            return
         self._journal.declare(entry)
         found = None if self._arena is None else self._arena.disagreement(entry.sequence)
         if found is not None:
             self._journal.disagree(entry.sequence, entry.fingerprint, self._local[found[0]], found[1])
-
-    def extend(self, entry: Entry | None, late: OperationTimeout, timeout: float) -> float:
-        """The deadline has come: a later one, or the error that ends the call is raised."""
-        if entry is None:
-            raise late
-        return self._journal.extend(entry, late, timeout)
 
 
 def _entry_of(operations: Sequence[Operation]) -> Entry | None:

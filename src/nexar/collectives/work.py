@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from time import monotonic
 from typing import Any, Final, Self
 
 from nexar.collectives.call import Call
@@ -83,7 +84,7 @@ class Running(Operation):
     last one waits for is done, or the first of it has failed, or the alarm has.
     """
 
-    __slots__ = ("_awaited", "_due", "_leg", "_missing", "_progress", "_result", "_turn", "_work")
+    __slots__ = ("_awaited", "_due", "_leg", "_missing", "_moved", "_progress", "_result", "_turn", "_work")
 
     def __init__(self, progress: Progress, work: Work) -> None:
         super().__init__(progress.lock)
@@ -91,6 +92,7 @@ class Running(Operation):
         self._work = work
         self._turn = threading.Lock()  # held by who runs a leg
         self._leg = 0  # written by who has the turn
+        self._moved = 0.0  # when the last one was run; likewise
         self._awaited: Sequence[Operation] = ()  # of the leg that was run last; likewise
         self._missing = 0  # of those; under the node's lock
         self._due = True  # a leg is scheduled, or runs; under the node's lock
@@ -107,8 +109,13 @@ class Running(Operation):
 
     @property
     def entry(self) -> Entry | None:
-        """Of a collective."""
-        return self._work.alarm
+        """Of the collective that it is, or that it waits for; None if it does neither."""
+        entry = self._work.alarm
+        return entry or next((each.entry for each in self._awaited if isinstance(each, Running)), None)
+
+    def moved_at(self) -> float:
+        """Each leg is progress, and so is that of what it waits for."""
+        return max([self._moved, *(each.moved_at() for each in self._awaited)])
 
     def value(self) -> Any:
         """What the verb returns."""
@@ -121,6 +128,10 @@ class Running(Operation):
     def cancel(self) -> None:
         """The call ends here; the other ranks are told that this one gave it up."""
         self.fail(Cancelled(operation=self.name))
+
+    def drop(self) -> None:
+        """Nobody wants it any more: cancel it, but not here. A collector may run while this thread holds our locks."""
+        self._progress.run_soon(self.cancel)
 
     def fail(self, error: BaseException) -> None:
         """As cancel, for another reason."""
@@ -153,6 +164,7 @@ class Running(Operation):
                 raise  # a signal of the thread that happens to drive: it is told, and so are those who wait for us
             return False
         self._leg += 1
+        self._moved = monotonic()
         self._awaited = operations
         return self._subscribe(operations, self._leg)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any
 
+from nexar.collectives.conductor import DECLARE, Conductor
 from nexar.collectives.work import Running
-from nexar.errors import NexarError, OperationTimeout, UsageError
+from nexar.errors import UsageError
 from nexar.group import deadline_after
-from nexar.links.progress import Progress
-
-Patience: TypeAlias = Callable[[Running, OperationTimeout], float]
-"""Called when the deadline of an operation has come: gives a later one, or raises the error that has ended it."""
 
 
 class Request:
@@ -22,13 +19,13 @@ class Request:
     nobody does, the node's progress thread.
     """
 
-    __slots__ = ("__weakref__", "_patience", "_progress", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_conductor", "_running", "_timeout")
 
-    def __init__(self, progress: Progress, running: Running, timeout: float, patience: Patience) -> None:
-        self._progress = progress
+    def __init__(self, conductor: Conductor, running: Running, timeout: float) -> None:
+        """`timeout`: the operation's own."""
+        self._conductor = conductor
         self._running = running
         self._timeout = timeout
-        self._patience = patience
 
     def done(self) -> bool:
         """Has it ended, well or not? Never blocks."""
@@ -42,21 +39,14 @@ class Request:
         """
         if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0, or ask done()")
+        running = self._running
+        if running.done:
+            return running.result()
         if timeout is not None:
-            self._progress.wait((self._running,), deadline_after(timeout), keep=True)
+            self._conductor.wait(running, timeout)
         else:
-            self._wait()
-        return self._running.result()
-
-    def _wait(self) -> None:
-        deadline = deadline_after(self._timeout)
-        while not self.done():
-            try:
-                self._progress.wait((self._running,), deadline, keep=True)
-            except OperationTimeout as late:
-                if self.done():
-                    return
-                deadline = self._patience(self._running, late)
+            self._conductor.attend(running, self._timeout)
+        return running.result()
 
     def cancel(self) -> None:
         """Give up: when this returns, its buffers are free. Of a collective the others are told, and raise.
@@ -75,33 +65,30 @@ class Request:
         def watch() -> None:
             """The operation's own timeout, judged where it may block."""
             if not running.done:
-                loop.run_in_executor(None, self._judge).add_done_callback(_observe)
+                loop.run_in_executor(None, self._judge)
 
-        timer = loop.call_later(self._timeout, watch)
+        timers = loop.call_later(DECLARE, self._declare), loop.call_later(self._timeout, watch)
         try:
             return (yield from running.__await__())
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
+
+    def _declare(self) -> None:
+        if not self._running.done:
+            self._conductor.declare(self._running.entry)
 
     def _judge(self) -> None:
-        try:
-            self._wait()
-        except NexarError:
-            if not self._running.done:
-                raise  # else who awaits it is told
+        self._conductor.attend(self._running, self._timeout, waited=self._timeout)
 
     def __del__(self) -> None:
         running = getattr(self, "_running", None)
         if running is not None and not running.done:
-            self._progress.run_soon(running.cancel)  # not here: a collector may run while this thread holds our locks
+            running.drop()
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._running.error is not None else "done"
         return f"<nexar.Request {self._running.name}, {state}>"
-
-
-def _observe(judged: Any) -> None:
-    judged.exception()
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:

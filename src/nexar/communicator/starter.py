@@ -7,12 +7,12 @@ from time import monotonic
 from typing import Any
 
 from nexar.collectives.assembly import Assembly
-from nexar.collectives.work import Running, Work
+from nexar.collectives.work import Work
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.request import Request
-from nexar.errors import OperationTimeout, UsageError
+from nexar.errors import UsageError
 from nexar.group import deadline_after
 from nexar.types import ANY_SOURCE, Rank
 
@@ -46,28 +46,12 @@ class Starter(Messaging, Collecting):
 
     def _conduct(self, work: Work, timeout: float) -> Request:
         conductor = self._assembly.conductor
-
-        def patience(running: Running, late: OperationTimeout) -> float:
-            try:
-                return conductor.extend(running.entry, late, timeout)
-            except BaseException as error:
-                running.fail(error)
-                raise
-
         running = conductor.start(work)
         self._group.progress.leave_behind()
-        return Request(self._group.progress, running, timeout, patience)
+        return Request(conductor, running, timeout)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Request:
-        work = Work(run, None, _as_it_is)
-        running = Running(self._group.progress, work)
-        self._group.progress.leave_behind()
-
-        def patience(_: Running, late: OperationTimeout) -> float:
-            running.fail(late)
-            raise late
-
-        return Request(self._group.progress, running, deadline - monotonic(), patience)
+        return self._conduct(Work(run, None, _as_it_is), deadline - monotonic())
 
 
 def _as_it_is(error: BaseException | None) -> BaseException | None:

@@ -45,6 +45,10 @@ class Operation(ABC):
     def cancel(self) -> None:
         """Give up. When this returns, nothing touches the operation's buffers. Done operations are left alone."""
 
+    def moved_at(self) -> float:
+        """When it last came nearer to its end (time.monotonic), where that can be seen; else 0."""
+        return 0.0
+
     def value(self) -> Any:
         """What it gave, once it is done."""
         return None

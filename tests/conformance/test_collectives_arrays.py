@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nexar.collectives.work import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
-from nexar.errors import BufferMismatch, Cancelled, UsageError
+from nexar.errors import BufferMismatch, Cancelled, NexarError, UsageError
 from tests.conformance.worlds import ranks_over
 from tests.ranks import PATIENCE, on_every
 
@@ -177,6 +178,29 @@ def test_out_may_have_another_layout_and_shape_or_be_the_input(world: list[Commu
     on_every(world, run)
 
 
+def test_out_may_overlap_the_input_in_any_way(world: list[Communicator]) -> None:
+    """Large ones, which go through memory in several pieces: what is written early must not be read late."""
+
+    def run(comm: Communicator) -> None:
+        count = 400_000
+        mine = np.arange(float(count)) + comm.rank
+        total = np.arange(float(count)) * SIZE + sum(range(SIZE))
+        memory = np.zeros(count + 1000)
+        memory[:count] = mine
+        comm.reduce(memory[:count], out=memory[1000:], root=1)
+        assert np.array_equal(memory[1000:], total) if comm.rank == 1 else np.array_equal(memory[:count], mine)
+        memory[:count] = mine
+        comm.all_reduce(memory[:count], out=memory[1000:])
+        assert np.array_equal(memory[1000:], total)
+        rows = np.zeros((SIZE, count))
+        other = (comm.rank + 1) % SIZE
+        rows[other] = mine
+        comm.all_gather(rows[other], out=rows)
+        assert np.array_equal(rows, [np.arange(float(count)) + rank for rank in range(SIZE)])
+
+    on_every(world, run)
+
+
 # ---------------------------------------------------------------- numbers and other kinds
 
 
@@ -256,6 +280,26 @@ def test_deterministic_gives_the_same_bits_by_every_algorithm(world: list[Commun
 
     found = on_every(world, run)
     assert len(set.union(*found)) == 1
+
+
+def test_an_error_says_which_memory_it_may_have_left_half_written(world: list[Communicator]) -> None:
+    def fails(left: Any, right: Any) -> Any:
+        raise ValueError("no")
+
+    def notes(call: Callable[[], object]) -> list[str]:
+        with pytest.raises((ValueError, NexarError)) as raised:
+            call()
+        return getattr(raised.value, "__notes__", [])
+
+    def run(comm: Communicator) -> None:
+        array = np.ones(8)
+        assert notes(lambda: comm.all_reduce(array, fails)) == [HALF_WRITTEN]
+        assert notes(lambda: comm.reduce_scatter(np.ones(9), fails)) == []
+        assert notes(lambda: comm.all_reduce(np.ones(16)[::2], fails)) == []
+        assert notes(lambda: comm.all_reduce_bucketed([array, array], fails)) == []
+        assert notes(lambda: comm.all_reduce_bucketed([array, array], fails, bucket_bytes=1)) == [HALF_WRITTEN]
+
+    on_every(world, run)
 
 
 def test_buckets_hold_many_arrays_of_several_dtypes(world: list[Communicator]) -> None:

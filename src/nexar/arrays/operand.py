@@ -17,7 +17,7 @@ from nexar.errors import UsageError
 class Operand:
     """An argument of a collective."""
 
-    __slots__ = ("_commit", "_like", "_value", "array")
+    __slots__ = ("_commit", "_like", "_value", "array", "shares")
 
     def __init__(
         self,
@@ -25,17 +25,16 @@ class Operand:
         value: object,
         like: Callable[[NDArray[Any]], object],
         commit: Callable[[], None] | None,
+        *,
+        shares: bool,
     ) -> None:
         self.array = array
         """C-contiguous, of the caller's shape; in the caller's memory where that is possible."""
+        self.shares = shares
+        """`array` is the caller's own memory, so that whatever is written there is seen at once."""
         self._value = value
         self._like = like
         self._commit = commit
-
-    @property
-    def shares(self) -> bool:
-        """`array` is the caller's own memory, so that whatever is written there is seen at once."""
-        return self._value is not None and self._commit is None
 
     def commit(self) -> None:
         """Bring `array`, which was written to, into the caller's memory. Does nothing where it lies there already, and
@@ -66,23 +65,22 @@ def adapt(value: Any, *, writable: bool = False) -> Operand:
     if type(value) is np.ndarray:  # nearly always, so first
         flags = value.flags
         if flags.c_contiguous and can_travel(value.dtype) and (flags.writeable or not writable):
-            return Operand(value, value, numpy_adapter.same, None)
+            return Operand(value, value, numpy_adapter.same, None, shares=True)
     if torch_adapter.is_tensor(value):
         return _of_tensor(value, writable)
     number = numpy_adapter.number_of(value)
     if number is not None:
-        return Operand(number.array, None, number.like, None)
+        return Operand(number.array, None, number.like, None, shares=False)
     view = numpy_adapter.array_of(value, writable=writable)
     array, commit = _contiguous(view, writable)
-    return Operand(array, value, numpy_adapter.same, commit)
+    return Operand(array, value, numpy_adapter.same, commit, shares=array is view)
 
 
 def _of_tensor(tensor: Any, writable: bool) -> Operand:
     view = torch_adapter.array_of(tensor)
     array, commit = _contiguous(view, writable)
-    return Operand(
-        array, tensor, torch_adapter.tensor_of, partial(_commit_tensor, tensor, commit) if writable else None
-    )
+    written = partial(_commit_tensor, tensor, commit) if writable else None
+    return Operand(array, tensor, torch_adapter.tensor_of, written, shares=array is view)
 
 
 def _commit_tensor(tensor: Any, commit: Callable[[], None] | None) -> None:

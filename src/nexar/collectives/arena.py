@@ -131,7 +131,7 @@ class Arena:
         spin: bool = False,
     ) -> Operation:
         """`out` of `root`, which may be its `array`, becomes the reduction of all arrays; that of others is ignored."""
-        rounds = shared_memory.all_reduce(self._plans, array, reduction, out if self.rank == root else None)
+        rounds = shared_memory.all_reduce(self._plans, array, reduction, out if self.rank == root else None, root)
         return self._queue.start("reduce", ticket, announcement, rounds, spin)
 
     def reduce_scatter(

@@ -50,6 +50,15 @@ def buckets(arrays: Sequence[NDArray[Any]], limit_bytes: int) -> list[Bucket]:
     ]
 
 
+def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
+    """A row for each bucket. Those that are in flight together do not overlap; others lie in the same memory, so that
+    the whole takes a few buckets and not as much as all arrays.
+    """
+    sizes = [bucket.count * bucket.dtype.itemsize for bucket in made]
+    rooms = [np.empty(max(sizes), np.uint8) for _ in sizes[:_IN_FLIGHT]]
+    return [rooms[at % _IN_FLIGHT][:size].view(made[at].dtype) for at, size in enumerate(sizes)]
+
+
 def all_reduce_bucketed(
     assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, wish: Wish, *, commutative: bool
 ) -> Work:
@@ -73,12 +82,14 @@ class _Fusion:
         self._assembly = assembly
         self._operands = operands
         self._buckets = buckets([operand.array for operand in operands], limit)
-        self._memory = [np.empty(bucket.count, bucket.dtype) for bucket in self._buckets]
+        self._memory = memory_for(self._buckets)
         self._works = [all_reduce(assembly, memory, reduction, wish) for memory in self._memory]
 
     def work(self) -> Work:
         """Of all its buckets."""
-        return Work(self._run(), None, lambda error: error, "all_reduce_bucketed")
+        work = Work(self._run(), None, lambda error: error, "all_reduce_bucketed")
+        work.writes = len(self._buckets) > 1  # those of the first ones are there when a later one fails
+        return work
 
     def _run(self) -> Run:
         running: deque[Any] = deque()

@@ -61,20 +61,25 @@ def broadcast(assembly: Assembly, array: Any, root: int, wish: Wish) -> Work:
 def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root: int, commutative: bool) -> Work:
     """At the root in place, or in its `out`; None elsewhere."""
     root = assembly.group.check(root)
-    mine = assembly.group.rank == root
-    given = adapt(array, writable=mine and out is None)
+    at_root = assembly.group.rank == root
+    given = adapt(array, writable=at_root and out is None)
     reduction = _reduction(op, given.array, commutative=commutative)
-    target = _target(given, out) if mine else None
+    target = _target(given, out) if at_root else None
     room = None if target is None else _flat(target.array)
-    work = begin_reduce(assembly, Reducing(_flat(given.array), room, reduction, root), wish)
+    mine = _flat(given.array) if room is None else room  # the target has a copy of it, whatever they share
+    work = begin_reduce(assembly, Reducing(mine, room, reduction, root), wish)
     return work.then(lambda _: None if target is None else _done(target), writes=target is not None and target.shares)
 
 
 def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     """A new array (size, *shape), or `out`."""
     given = adapt(array)
-    room = _room(given, (assembly.group.size, *given.array.shape), out)
-    work = gathering.all_gather(assembly, _flat(given.array), _flat(room.array), wish)
+    size, rank = assembly.group.size, assembly.group.rank
+    room = _room(given, (size, *given.array.shape), out)
+    source, target = _flat(given.array), _flat(room.array)
+    if np.may_share_memory(source, target) and not _are_same(source, target.reshape(size, -1)[rank]):
+        source = source.copy()
+    work = gathering.all_gather(assembly, source, target, wish)
     return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
@@ -201,6 +206,11 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
 def _apart(array: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     """The input, where writing the output does not change it."""
     return array.copy() if np.may_share_memory(array, out) else array
+
+
+def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Of one length, flat and contiguous."""
+    return bool(one.ctypes.data == other.ctypes.data)
 
 
 def _target(given: Operand, out: Any) -> Operand:

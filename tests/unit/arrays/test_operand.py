@@ -47,6 +47,13 @@ def test_any_layout_is_read_in_c_order_and_written_back(layout: str) -> None:
     assert operand.result() is given
 
 
+def test_it_tells_whether_what_is_written_is_seen_at_once() -> None:
+    assert adapt(np.arange(4.0), writable=True).shares
+    assert adapt(bytearray(8), writable=True).shares
+    assert not adapt(np.arange(8.0)[::2], writable=True).shares
+    assert not adapt(3.0, writable=True).shares
+
+
 def test_what_is_only_read_is_never_written_back() -> None:
     given = np.arange(12.0)[::2]
     given.flags.writeable = False

@@ -90,3 +90,8 @@ def test_a_lazy_conjugate_is_refused_with_the_remedy() -> None:
 def test_a_dtype_that_cannot_travel_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be sent or reduced"):
         adapt(torch.zeros(3).to(torch.float8_e4m3fnuz))
+
+
+def test_it_tells_whether_what_is_written_is_seen_at_once() -> None:
+    assert adapt(torch.arange(8.0), writable=True).shares
+    assert not adapt(torch.arange(8.0)[::2], writable=True).shares

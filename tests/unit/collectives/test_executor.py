@@ -1,0 +1,135 @@
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from nexar.arrays.operations import reduction_of
+from nexar.collectives.assembly import program_of
+from nexar.collectives.executor import PHASE, Arithmetic, Ground, exchange, execute
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode
+from nexar.collectives.program import compile_steps
+from nexar.collectives.schedule import How, Local, Part, Receive, Send, Step
+from nexar.collectives.schedules.catalog import Shape
+from nexar.collectives.scratch import Scratch
+from nexar.errors import Cancelled, PeerLost
+from nexar.group import Group
+from nexar.links.message import collective_tag
+from tests.unit.collectives.posting import Hub, PostingGroup, run_all
+
+REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 12, 8, 0, 1)
+SUM = Arithmetic.of(reduction_of("sum"), np.dtype(np.float64))
+
+
+def ground(hub: Hub, rank: int, size: int, moved: Any = lambda: None) -> Ground:
+    return Ground(cast(Group, PostingGroup(hub, rank, size)), Scratch(), 5, REDUCE, 0.0, moved)
+
+
+@pytest.mark.parametrize("name", ["ring", "pipelined_ring", "recursive_doubling", "halving_doubling"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_schedules_run_to_the_same_result_on_all_ranks(name: str, size: int) -> None:
+    hub, count = Hub(), 37
+    arrays = [np.arange(count) * 1.0 + rank for rank in range(size)]
+    runs = [
+        execute(
+            ground(hub, rank, size),
+            program_of(name, OperationCode.ALL_REDUCE, Shape(rank, size, count, 0, 4))[0],
+            [arrays[rank]],
+            SUM,
+        )
+        for rank in range(size)
+    ]
+    run_all(hub, runs)
+    assert all(np.array_equal(each, np.arange(count) * size + sum(range(size))) for each in arrays)
+    assert not hub.sent
+    assert not hub.asked
+
+
+def test_data_is_combined_on_the_side_that_the_schedule_says() -> None:
+    minus = Arithmetic(lambda out, left, right: np.subtract(left, right, out=out), lambda _, __: None)
+    for how, wanted in ((How.COPY, 10), (How.LEFT, 10 - 3), (How.RIGHT, 3 - 10)):
+        hub = Hub()
+        taking = compile_steps((Step(receives=(Receive(1, Part(0, 0, 1), 0, how),)),))
+        other = compile_steps((Step(sends=(Send(0, Part(0, 0, 1), 0),)),))
+        mine = np.array([3.0])
+        run_all(
+            hub,
+            [execute(ground(hub, 0, 2), taking, [mine], minus), execute(ground(hub, 1, 2), other, [np.array([10.0])])],
+        )
+        assert mine[0] == wanted
+
+
+def test_nothing_is_written_where_a_send_still_reads() -> None:
+    hub = Hub(hold=True)
+    array = np.array([1.0, 2.0])
+    steps = compile_steps(
+        (Step(sends=(Send(1, Part(0, 0, 1), 0),)), Step(then=(Local(Part(0, 0, 1), Part(0, 1, 2), How.COPY),)))
+    )
+    run = execute(ground(hub, 0, 2), steps, [array])
+    (send,) = next(run)
+    assert array[0] == 1
+    cast(Any, send).end()
+    with pytest.raises(StopIteration):
+        next(run)
+    assert array[0] == 2
+
+
+def test_it_ends_only_when_all_that_it_sent_is_gone() -> None:
+    hub = Hub(hold=True)
+    run = execute(ground(hub, 0, 2), compile_steps((Step(sends=(Send(1, Part(0, 0, 1), 0),)),)), [np.zeros(1)])
+    (send,) = next(run)
+    assert send is hub.posted[0]
+
+
+@pytest.mark.parametrize("how", ["closed", "thrown", "failed"])
+def test_whatever_ends_it_early_detaches_every_buffer_first(how: str) -> None:
+    hub = Hub(hold=True)
+    steps = (Step(sends=(Send(1, Part(0, 0, 1), 0),), receives=(Receive(1, Part(0, 1, 2), 0, How.COPY),)),)
+    later = Step(receives=(Receive(1, Part(0, 2, 3), 1, How.RIGHT),))
+    run = execute(ground(hub, 0, 2), compile_steps((*steps, later)), [np.zeros(3)], SUM)
+    next(run)
+    assert len(hub.posted) == 3
+    if how == "closed":
+        run.close()
+    else:
+        with pytest.raises(PeerLost):
+            run.throw(PeerLost(rank=1, cause="gone"))
+    assert all(each.cancelled for each in hub.posted)
+
+
+def test_each_step_is_progress_and_each_phase_has_tags_of_its_own() -> None:
+    hub, moves = Hub(), []
+    steps = compile_steps((Step(sends=(Send(1, Part(0, 0, 1), 3),)), Step()))
+    run_all(hub, [execute(ground(hub, 0, 2, partial(moves.append, 1)), steps, [np.zeros(1)], phase=2)])
+    assert len(moves) == 2
+    assert hub.sent[0][2] == collective_tag(5, 2 * PHASE + 3)
+
+
+def test_peers_of_a_team_are_ranks_of_the_group() -> None:
+    hub = Hub()
+    steps = compile_steps((Step(sends=(Send(1, Part(0, 0, 1), 0),)),))
+    run_all(hub, [execute(ground(hub, 0, 9), steps, [np.zeros(1)], ranks=[0, 7])])
+    assert hub.sent[0][1] == 7
+
+
+def test_arrays_of_any_shape_are_exchanged() -> None:
+    hub = Hub()
+    arrays = [np.full((rank, 2), rank, np.int16) for rank in range(3)]
+    runs = []
+    for rank in range(3):
+        others = [other for other in range(3) if other != rank]
+        runs.append(exchange(ground(hub, rank, 3), dict.fromkeys(others, arrays[rank]), others))
+    for rank, found in enumerate(run_all(hub, runs)):
+        assert sorted(found) == [other for other in range(3) if other != rank]
+        assert all(np.array_equal(found[other], arrays[other]) for other in found)
+        assert all(found[other].dtype == np.int16 for other in found)
+
+
+def test_an_exchange_that_is_given_up_detaches_everything() -> None:
+    hub = Hub(hold=True)
+    run = exchange(ground(hub, 0, 2), {1: np.ones(3)}, [1])
+    next(run)
+    with pytest.raises(Cancelled):
+        run.throw(Cancelled())
+    assert [each.cancelled for each in hub.posted] == [True, True]

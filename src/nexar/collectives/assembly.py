@@ -60,6 +60,7 @@ class Assembly:
         membership = group.membership
         self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
         """The ranks of each host."""
+        self._local = membership.ranks_on(membership.member(group.rank).host)
         self.index: Final = membership.local_rank(group.rank)
         """Which of the ranks of its host this one is."""
         self._shared = shared
@@ -145,10 +146,10 @@ class Assembly:
 
     def _arrivals(self, call: Call) -> dict[int, float] | None:
         """Of the ranks of this host, which write theirs down; the others' are known from their frames."""
-        if self.arena is None or len(self.hosts) > 1:
+        if self.arena is None:
             return None
         came = self.arena.arrivals(call.entry.sequence)
-        return {rank: when / 1e9 for rank, when in enumerate(came) if when is not None}
+        return {rank: when / 1e9 for rank, when in zip(self._local, came, strict=True) if when is not None}
 
     def ground(self, call: Call) -> Ground:
         """For the executor."""

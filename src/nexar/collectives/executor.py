@@ -21,8 +21,8 @@ from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import combiner, folder
 from nexar.arrays.view import as_bytes, from_bytes
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.program import Due, Program, overlap
-from nexar.collectives.schedule import Fold, How, Local, Part, Send
+from nexar.collectives.program import Due, Program
+from nexar.collectives.schedule import Fold, How, Local, Part, Send, overlap
 from nexar.collectives.scratch import Scratch
 from nexar.group import Group
 from nexar.links.message import Receive as PostedReceive

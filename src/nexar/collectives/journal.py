@@ -136,7 +136,7 @@ class Journal:
         """The call is over, and nothing of it is posted any more. Returns the error that it has to raise: if others
         ended it, that says more. With an error of its own, the others are told.
 
-        `arrivals`: when each rank came (time.monotonic), where the frames do not tell.
+        `arrivals`: when ranks came (time.monotonic), where that is known better than from their frames.
         """
         if error is not None:
             return self._end_badly(entry, error)
@@ -181,7 +181,8 @@ class Journal:
         came = entry.arrivals
         if arrivals:
             members = self._group.membership.members
-            came = {members[rank].node: when for rank, when in arrivals.items() if rank != self._rank}
+            told = {members[rank].node: when for rank, when in arrivals.items() if rank != self._rank}
+            came = {**came, **told}
         waiting = self._lateness.saw(began, came) if came else 0.0
         self._tally.count(operation, size_bytes, ended - began, waiting, outcome)
 

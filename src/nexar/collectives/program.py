@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from nexar.collectives.schedule import Fold, How, Local, Part, Receive, Step
+from nexar.collectives.schedule import How, Part, Receive, Step, overlap
 
 AHEAD: Final = 4
 """Steps. Enough that a message never waits for its receive, and its scratch memory stays in the cache."""
@@ -47,11 +47,6 @@ def compile_steps(steps: tuple[Step, ...]) -> Program:
     return Program(steps, tuple(map(tuple, posts)), tuple(due))
 
 
-def overlap(one: Part, other: Part) -> bool:
-    """Do they share an element?"""
-    return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
-
-
 def _is_direct(receive: Receive, step: Step) -> bool:
     if receive.how is not How.COPY:
         return False
@@ -73,10 +68,5 @@ def _touches(step: Step, part: Part) -> bool:
     return (
         any(overlap(send.part, part) for send in step.sends)
         or any(overlap(receive.part, part) for receive in step.receives)
-        or any(overlap(other, part) for work in step.then for other in (work.into, *sources_of(work)))
+        or any(overlap(other, part) for work in step.then for other in (work.into, *work.sources))
     )
-
-
-def sources_of(work: Local | Fold) -> tuple[Part, ...]:
-    """What it reads beside what it writes."""
-    return work.sources if isinstance(work, Fold) else (work.source,)

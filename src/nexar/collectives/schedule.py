@@ -44,6 +44,11 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
+def overlap(one: Part, other: Part) -> bool:
+    """Do they share an element? For parts that have any."""
+    return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
+
+
 class Send(NamedTuple):
     """`part`, as it was when the step began, to rank `peer`."""
 
@@ -149,7 +154,7 @@ def _check_parts(rank: int, step: Step, lengths: Sequence[int]) -> None:
         if not 0 <= part.buffer < len(lengths) or not 0 <= part.start <= part.stop <= lengths[part.buffer]:
             raise InternalError(f"{part} of rank {rank} lies outside its buffers of {list(lengths)} elements")
     for into, source in _pairs(step):
-        if into.count != source.count or _overlap(into, source):
+        if into.count != source.count or overlap(into, source):
             raise InternalError(f"rank {rank} takes {into} from {source}, of another length or overlapping")
 
 
@@ -162,10 +167,6 @@ def _parts(step: Step) -> Iterator[Part]:
 def _pairs(step: Step) -> Iterator[tuple[Part, Part]]:
     for work in step.then:
         yield from ((work.into, source) for source in work.sources)
-
-
-def _overlap(one: Part, other: Part) -> bool:
-    return one.buffer == other.buffer and max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _difference(sent: Counter[tuple[int, int, int, int]], received: Counter[tuple[int, int, int, int]]) -> str:

@@ -1,7 +1,7 @@
 """Inside hosts through the memory they share, between hosts through the network, each local rank with its share.
 
-Of S carriers per host (as many as the host with the fewest ranks has), carrier i owns share i of the array: the ranks
-of a host reduce it for its carrier through memory; the carriers i of all hosts reduce it among themselves; through
+Of S envoys per host (as many as the host with the fewest ranks has), envoy i owns share i of the array: the ranks
+of a host reduce it for its envoy through memory; the envoys i of all hosts reduce it among themselves; through
 memory it goes back to everybody. So each byte crosses the network as often as between single ranks, on S links at a
 time, instead of once for each rank. Each share has one way, so the result is the same everywhere.
 """
@@ -23,10 +23,10 @@ from nexar.collectives.operations import OperationCode
 
 
 def shares(assembly: Assembly, count: int) -> tuple[Span, ...]:
-    """By the index of a rank on this host; those that are no carriers have an empty one."""
-    carriers = min(map(len, assembly.hosts))
+    """By the index of a rank on this host; those that are no envoys have an empty one."""
+    envoys = min(map(len, assembly.hosts))
     mine = next(len(ranks) for ranks in assembly.hosts if assembly.group.rank in ranks)
-    return (*split(count, carriers), *(Span(count, count),) * (mine - carriers))
+    return (*split(count, envoys), *(Span(count, count),) * (mine - envoys))
 
 
 def turns(assembly: Assembly, arena: Arena, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:

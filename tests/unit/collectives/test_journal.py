@@ -412,6 +412,14 @@ def test_arrivals_may_be_told_by_who_knows_them() -> None:
     assert journal.stats()["waiting_for"] == pytest.approx({1: 2.0, 2: 1.0})
 
 
+def test_arrivals_that_are_told_and_those_seen_by_frames_count_together() -> None:
+    world = World(3)
+    entry = world[0].journal.begin(ALL_REDUCE)
+    world[0].hears(1, entry.sequence, ALL_REDUCE)
+    world[0].journal.end(entry, arrivals={2: entry.began + 1.0})
+    assert {each.rank for each in world[0].journal.stragglers()} == {0, 1, 2}
+
+
 def test_a_journal_is_of_one_communicator() -> None:
     world = World(2)
     entries = begin_all(world)

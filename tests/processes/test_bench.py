@@ -134,6 +134,11 @@ serve(System(), sys.argv[1])
         with pytest.raises(SystemFailed, match=r"(?s)ended with code 1.*no MPI here"), failing:
             pass
 
+    def test_a_rank_that_leaves_before_it_says_who_it_is_is_told_of(self, tmp_path):
+        silent = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('oh')"
+        with pytest.raises(SystemFailed, match="a rank came and left without a word"), self.runners(tmp_path, silent):
+            pass
+
     def test_a_program_that_is_not_there_is_named(self, tmp_path):
         plan = Plan("x", (Start(("/no/such/program",)),), "")
         absent = Runners(plan, 2, path=str(tmp_path / "s"), environment=os.environ, folder=tmp_path)

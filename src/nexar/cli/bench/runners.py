@@ -99,7 +99,10 @@ class Runners:
             if not select.select([door], [], [], 0.1)[0]:
                 continue
             line = _Line(self._stack.enter_context(door.accept()[0]))
-            hello = parse_hello(line.read(deadline) or b"null")
+            said = line.read(deadline)
+            if not said:
+                raise self._failed(f"a rank came and left without a word when {len(found)} of {self._ranks} had come")
+            hello = parse_hello(said)
             found[hello.rank] = line
             self.version = hello.version
         self._lines = [found[rank] for rank in range(self._ranks)]

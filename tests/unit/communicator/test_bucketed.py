@@ -1,43 +1,43 @@
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.communicator.bucketed import _IN_FLIGHT, buckets, memory_for
+from nexar.collectives.assembly import PLAIN
+from nexar.communicator.bucketed import all_reduce_bucketed, buckets
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import UsageError
+from tests.ranks import on_every
 
-DTYPES = st.sampled_from([np.float32, np.float64, np.uint8])
-ARRAYS = st.lists(st.tuples(st.integers(0, 40), DTYPES).map(lambda facts: np.empty(*facts)), max_size=12)
+DTYPES = [np.dtype(each) for each in ("f4", "f8", "i1")]
+arrays = st.lists(st.builds(np.zeros, st.integers(0, 20), st.sampled_from(DTYPES)), max_size=20)
 
 
-@given(ARRAYS, st.integers(1, 400))
-def test_every_array_is_in_one_bucket_with_others_of_its_dtype_within_the_limit(arrays: list[Any], limit: int) -> None:
-    made = buckets(arrays, limit)
-    assert sorted(index for bucket in made for index in bucket.members) == list(range(len(arrays)))
+@given(arrays, st.integers(1, 200))
+def test_each_array_is_in_one_bucket_of_its_dtype_and_none_is_too_full(given: list[np.ndarray], limit: int) -> None:
+    made = buckets(given, limit)
+    assert sorted(member for bucket in made for member in bucket.members) == list(range(len(given)))
     for bucket in made:
-        members = [arrays[index] for index in bucket.members]
-        assert {member.dtype for member in members} == {bucket.dtype}
-        assert sum(member.size for member in members) == bucket.count
-        assert len(members) == 1 or sum(member.nbytes for member in members) <= limit
+        members = [given[member] for member in bucket.members]
+        assert list(bucket.members) == sorted(bucket.members)
+        assert {each.dtype for each in members} == {bucket.dtype}
+        assert bucket.count == sum(each.size for each in members)
+        assert len(members) == 1 or sum(each.nbytes for each in members) <= limit
 
 
-def test_arrays_of_several_dtypes_fill_buckets_side_by_side() -> None:
-    arrays: list[Any] = [np.empty(2, np.float32), np.empty(1, np.int64), np.empty(2, np.float32), np.empty(1, np.int64)]
-    assert [bucket.members for bucket in buckets(arrays, 16)] == [(0, 2), (1, 3)]
-
-
-@given(ARRAYS, st.integers(1, 400))
-def test_buckets_in_flight_together_have_memory_of_their_own(arrays: list[Any], limit: int) -> None:
-    made = buckets(arrays, limit)
-    memory = memory_for(made)
-    assert [(len(row), row.dtype) for row in memory] == [(bucket.count, bucket.dtype) for bucket in made]
-    for row, following in pairwise(memory):
-        assert not np.may_share_memory(row, following)
-
-
-@pytest.mark.parametrize("count", [1, 2, 100])
-def test_all_buckets_together_take_the_memory_of_a_few(count: int) -> None:
-    memory = memory_for(buckets([np.empty(10)] * count, 80))
-    assert len({row.ctypes.data for row in memory}) == min(count, _IN_FLIGHT)
+def test_all_numbers_are_taken_at_the_call_and_a_call_that_is_refused_takes_none() -> None:
+    with local_communicators(2, Config()) as world:
+        journals = [comm._assembly.journal for comm in world]
+        for nonsense in ({"bucket_bytes": 0}, {"bucket_bytes": 1.5}):
+            with pytest.raises(UsageError, match="bucket_bytes"):
+                world[0].all_reduce_bucketed([np.ones(3)], **nonsense)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="not defined"):
+            world[0].all_reduce_bucketed([np.ones(3), np.ones(3, int)], "avg")
+        assert journals[0]._next == 0
+        works = [
+            all_reduce_bucketed(comm._assembly, [np.ones(4)] * 5, "sum", 64, PLAIN, commutative=True) for comm in world
+        ]
+        assert [journal._next for journal in journals] == [3, 3]
+        on_every([0, 1], lambda rank: world[rank]._assembly.conductor.perform(works[rank], 20.0))
+        assert [journal.stats()["in_flight"] for journal in journals] == [0, 0]

@@ -10,7 +10,7 @@ import pytest
 
 from nexar.collectives.work import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
-from nexar.errors import BufferMismatch, Cancelled, NexarError, UsageError
+from nexar.errors import BufferMismatch, Cancelled, CollectiveMismatch, NexarError, UsageError
 from tests.conformance.worlds import ranks_over
 from tests.ranks import PATIENCE, on_every
 
@@ -197,6 +197,15 @@ def test_out_may_overlap_the_input_in_any_way(world: list[Communicator]) -> None
         rows[other] = mine
         comm.all_gather(rows[other], out=rows)
         assert np.array_equal(rows, [np.arange(float(count)) + rank for rank in range(SIZE)])
+
+    on_every(world, run)
+
+
+def test_counts_that_differ_are_a_mismatch_not_garbage(world: list[Communicator]) -> None:
+    def run(comm: Communicator) -> None:
+        counts = [1, 3, 2] if comm.rank else [3, 1, 2]
+        with pytest.raises(CollectiveMismatch, match="counts of digest"):
+            [comm.reduce_scatter_v(np.ones(6), counts) for _ in range(2)]  # who had returned raises at its next call
 
     on_every(world, run)
 

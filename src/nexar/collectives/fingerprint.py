@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from nexar.arrays.dtypes import dtype_of
 from nexar.arrays.operations import ReduceCode
-from nexar.collectives.operations import name_of
+from nexar.collectives.operations import OperationCode, name_of
 
 
 class Fingerprint(NamedTuple):
@@ -25,7 +27,9 @@ class Fingerprint(NamedTuple):
             text += f" of {dtype_of(self.dtype) or f'dtype {self.dtype}'}[{self.count}]"
         if self.reduce_op:
             text += f", {_reduce_name(self.reduce_op)}"
-        if self.root:
+        if self.operation == OperationCode.REDUCE_SCATTER_V:
+            text += f", counts of digest {self.root:x}"
+        elif self.root:
             text += f", root {self.root - 1}"
         return text
 
@@ -33,6 +37,11 @@ class Fingerprint(NamedTuple):
 def rooted(root: int) -> int:
     """The `root` field of an operation that has one: 0 says that there is none."""
     return root + 1
+
+
+def counted(counts: Iterable[int]) -> int:
+    """The `root` field of reduce_scatter_v, which has none: a digest of the counts that all ranks must give alike."""
+    return zlib.crc32(" ".join(map(str, counts)).encode()) >> 1
 
 
 def _reduce_name(code: int) -> str:

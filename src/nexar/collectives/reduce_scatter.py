@@ -16,7 +16,7 @@ from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
-from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.fingerprint import Fingerprint, counted
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.work import Work
 
@@ -37,7 +37,8 @@ def reduce_scatter(assembly: Assembly, job: Scattering, wish: Wish, code: Operat
     """Without a result: it is in `out`."""
     array, reduction = job.array, job.reduction
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
-    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), 0, reduction.code)
+    root = 0 if code is _CODE else counted(span.count for span in job.spans)
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code)
     call = assembly.begin(fingerprint, _turns(assembly, name, job))
     return assembly.work(call, _run(assembly, call, name, job))
 

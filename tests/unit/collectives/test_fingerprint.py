@@ -3,7 +3,7 @@ import pytest
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import ReduceCode
-from nexar.collectives.fingerprint import Fingerprint, rooted
+from nexar.collectives.fingerprint import Fingerprint, counted, rooted
 from nexar.collectives.operations import OperationCode, name_of
 
 FLOAT = code_of(np.dtype(np.float32))
@@ -33,3 +33,11 @@ def test_every_operation_has_the_name_that_users_write() -> None:
         "all_to_all_v",
     ]
     assert name_of(200) == "collective 200"
+
+
+def test_unequal_counts_are_told_apart_by_a_digest_that_fits_its_field() -> None:
+    digests = {counted(counts) for counts in ([3, 1], [1, 3], [4, 0], [0, 4], [2, 2], [22], [])}
+    assert len(digests) == 7
+    assert all(0 <= digest < 1 << 31 for digest in digests)
+    call = Fingerprint(OperationCode.REDUCE_SCATTER_V, FLOAT, 4, counted([3, 1]), ReduceCode.SUM)
+    assert call.describe() == f"reduce_scatter_v of float32[4], sum, counts of digest {counted([3, 1]):x}"

@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.collectives.assembly import PLAIN
-from nexar.communicator.bucketed import all_reduce_bucketed, buckets
+from nexar.communicator.bucketed import _IN_FLIGHT, all_reduce_bucketed, buckets, memory_for
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import UsageError
@@ -24,6 +26,20 @@ def test_each_array_is_in_one_bucket_of_its_dtype_and_none_is_too_full(given: li
         assert {each.dtype for each in members} == {bucket.dtype}
         assert bucket.count == sum(each.size for each in members)
         assert len(members) == 1 or sum(each.nbytes for each in members) <= limit
+
+
+@given(arrays, st.integers(1, 200))
+def test_buckets_in_flight_together_have_memory_of_their_own(given: list[np.ndarray], limit: int) -> None:
+    made = buckets(given, limit)
+    memory = memory_for(made)
+    assert [(len(row), row.dtype) for row in memory] == [(bucket.count, bucket.dtype) for bucket in made]
+    assert not any(np.may_share_memory(row, following) for row, following in pairwise(memory))
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_all_buckets_together_take_the_memory_of_a_few(count: int) -> None:
+    memory = memory_for(buckets([np.zeros(10)] * count, 80))
+    assert len({row.ctypes.data for row in memory}) == min(count, _IN_FLIGHT)
 
 
 def test_all_numbers_are_taken_at_the_call_and_a_call_that_is_refused_takes_none() -> None:

@@ -1,0 +1,95 @@
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.local import local_communicators
+from nexar.communicator.request import wait_all
+from nexar.config import Config
+from nexar.errors import Cancelled, OperationTimeout, UsageError
+from tests.ranks import PATIENCE, on_every
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Communicator]]:
+    with local_communicators(2, Config()) as made:
+        yield made
+
+
+def test_it_says_what_it_is_and_how_it_stands(pair: list[Communicator]) -> None:
+    requests = [comm.start.barrier() for comm in pair[:1]]
+    assert not requests[0].done()
+    assert repr(requests[0]) == "<nexar.Request barrier #0, in flight>"
+    requests.append(pair[1].start.barrier())
+    wait_all(requests, PATIENCE)
+    assert repr(requests[0]) == "<nexar.Request barrier #0, done>"
+
+
+def test_a_wait_that_is_over_leaves_it_going_on(pair: list[Communicator]) -> None:
+    request = pair[0].start.recv(source=1)
+    with pytest.raises(OperationTimeout):
+        request.wait(0.01)
+    for nonsense in (0, -1.0):
+        with pytest.raises(UsageError, match="above 0"):
+            request.wait(nonsense)
+    pair[1].send(3, 0)
+    assert int(request.wait(PATIENCE)) == int(request.wait()) == 3
+
+
+def test_a_message_that_does_not_come_ends_it_at_its_own_timeout(pair: list[Communicator]) -> None:
+    request = pair[0].start.recv(source=1, timeout=0.05)
+    with pytest.raises(OperationTimeout):
+        request.wait()
+    assert request.done()
+    assert "failed" in repr(request)
+    pair[1].send(1, 0)
+    assert int(pair[0].recv(source=1)) == 1, "what was given up must not take it"
+
+
+def test_cancelling_what_is_done_changes_nothing(pair: list[Communicator]) -> None:
+    pair[1].send(1, 0)
+    request = pair[0].start.recv(source=1)
+    assert int(request.wait(PATIENCE)) == 1
+    request.cancel()
+    assert int(request.wait()) == 1
+
+
+def test_a_receive_that_is_dropped_takes_nothing(pair: list[Communicator]) -> None:
+    request: Any = pair[0].start.recv(source=1)
+    running = request._running
+    del request
+    gc.collect()
+    with pytest.raises(Cancelled):
+        pair[0]._group.wait((running,), 1e12)
+    pair[1].send(4, 0)
+    assert int(pair[0].recv(source=1)) == 4
+
+
+def test_wait_all_keeps_the_order_and_attaches_the_other_errors(pair: list[Communicator]) -> None:
+    def talk(comm: Communicator) -> list[Any]:
+        return wait_all([comm.start.all_reduce(number) for number in range(5)], PATIENCE)
+
+    assert on_every(pair, talk) == [[0, 2, 4, 6, 8]] * 2
+    requests = [pair[0].start.recv(source=1, tag=tag) for tag in range(3)]
+    requests[0].cancel()
+    requests[2].cancel()
+    pair[1].send(1, 0, tag=1)
+    with pytest.raises(Cancelled) as raised:
+        wait_all(requests)
+    assert requests[1].done()
+    assert [type(each) for each in raised.value.others] == [Cancelled]  # type: ignore[attr-defined]
+
+
+def test_a_function_that_raises_is_one_of_the_errors_and_the_rest_is_waited_for(pair: list[Communicator]) -> None:
+    def fail(_: Any, __: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    def talk(comm: Communicator) -> int:
+        requests = [comm.start.all_reduce(1, fail), comm.start.all_reduce(1)]
+        with pytest.raises((ZeroDivisionError, Cancelled)):
+            wait_all(requests, PATIENCE)
+        return int(requests[1].wait())
+
+    assert on_every(pair, talk) == [2, 2]

@@ -97,9 +97,9 @@ class Journal:
         None: something is amiss, or another rank has spoken of this call; what that means, only `begin` can say.
         """
         with self._lock:
-            if self._calls is not None or self._given_up or self._ledger.is_told_of(self._next):
-                return None
             sequence = self._next
+            if self._calls is not None or sequence in self._given_up or self._ledger.is_told_of(sequence):
+                return None
             self._next = sequence + 1
             return sequence
 

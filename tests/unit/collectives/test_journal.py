@@ -287,6 +287,16 @@ def test_a_call_that_another_rank_has_spoken_of_is_not_taken() -> None:
     assert isinstance(journal.begin(ALL_REDUCE).error, CollectiveMismatch)
 
 
+def test_a_call_that_was_given_up_is_not_taken_but_the_next_one_is() -> None:
+    world = World(2)
+    mine, journal = world[0].journal, world[1].journal
+    mine.end(mine.begin(ALL_REDUCE), Cancelled())
+    world.deliver()
+    assert journal.take() is None
+    journal.end(journal.begin(ALL_REDUCE), Cancelled())
+    assert journal.take() == 1
+
+
 def test_what_is_said_of_a_call_that_was_taken_is_not_kept() -> None:
     world = World(2)
     mine, journal = world[0].journal, world[1].journal

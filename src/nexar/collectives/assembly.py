@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -16,21 +16,21 @@ from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.collectives.arena import Arena
 from nexar.collectives.call import Call, Turn
-from nexar.collectives.choose import Facts, buffers, choose, steps
+from nexar.collectives.choose import Facts, choose
 from nexar.collectives.conductor import Conductor
 from nexar.collectives.executor import Arithmetic, Ground, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program, compile_steps
-from nexar.collectives.schedules.catalog import Shape
+from nexar.collectives.schedules.catalog import Shape, buffers, steps
 from nexar.collectives.scratch import Scratch
 from nexar.collectives.work import Work
 from nexar.config import Config
 from nexar.group import Group
 
 _KEPT: Final = 512  # shapes of calls
-_LONG: Final = 1024  # steps: making such a program costs little beside running it, and keeping many of them much
+_LONG: Final = 256  # steps
 
 
 class Wish(NamedTuple):
@@ -195,16 +195,18 @@ class Assembly:
 
 
 def program_of(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
-    """With the elements that its buffers 1 … need. Kept for the next call of the same shape, unless it is long."""
-    long = shape.segment and shape.size * (shape.count // shape.segment) > _LONG
-    return _make(name, operation, shape) if long else _kept(name, operation, shape)
+    """With the elements that its buffers 1 … need. Kept for the next call of the same shape, unless it is long: then
+    making it costs little beside running it, and keeping many of them much.
+    """
+    key = name, operation, shape
+    found = _programs.get(key)
+    if found is None:
+        found = compile_steps(steps(name, operation, shape)), buffers(name, operation, shape)
+        if len(found[0].steps) <= _LONG:
+            if len(_programs) >= _KEPT:
+                _programs.clear()
+            _programs[key] = found
+    return found
 
 
-def _make(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
-    rank, size, count, root, segment, spans = shape
-    made = steps(name, operation, rank, size, count, root=root, segment=segment, spans=spans)
-    needed = buffers(name, operation, rank, size, count, root=root, segment=segment, spans=spans)
-    return compile_steps(made), needed
-
-
-_kept = lru_cache(_KEPT)(_make)
+_programs: Final[dict[tuple[str, OperationCode, Shape], tuple[Program, tuple[int, ...]]]] = {}  # methods are atomic

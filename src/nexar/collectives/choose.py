@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
-from nexar.arrays.partition import Span
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.schedule import Step, without_empty
-from nexar.collectives.schedules.catalog import SAME_AS, Shape, algorithms_of
+from nexar.collectives.schedules.catalog import SAME_AS, algorithms_of
 from nexar.errors import UsageError
 
 SHARED_MEMORY: Final = "shared_memory"
@@ -235,61 +232,3 @@ _DEFAULTS: Final[Mapping[OperationCode, Callable[[Facts], str]]] = {
     OperationCode.SCAN: _scan,
     OperationCode.EXCLUSIVE_SCAN: _scan,
 }
-
-
-# -- from the name to the steps ----------------------------------------------------------------------------------
-
-_KEPT: Final = 512
-_KEPT_SIZE: Final = 64
-_KEPT_SEGMENTS: Final = 64
-
-
-def steps(
-    name: str,
-    operation: OperationCode,
-    rank: int,
-    size: int,
-    count: int,
-    *,
-    root: int = 0,
-    segment: int = 0,
-    spans: tuple[Span, ...] | None = None,
-) -> tuple[Step, ...]:
-    """What this rank does. Kept for the next call of the same shape, unless it is long: then making it costs little
-    beside running it, and keeping many of them much.
-
-    Messages of no elements are left out, at both ends; but for a barrier's, which has no others.
-    """
-    shape = Shape(rank, size, count, root, segment, spans)
-    if size > _KEPT_SIZE or (segment and max(count, *_ends(spans)) > segment * _KEPT_SEGMENTS):
-        return _make(name, operation, shape)
-    return _kept(name, operation, shape)
-
-
-def buffers(
-    name: str,
-    operation: OperationCode,
-    rank: int,
-    size: int,
-    count: int,
-    *,
-    root: int = 0,
-    segment: int = 0,
-    spans: tuple[Span, ...] | None = None,
-) -> tuple[int, ...]:
-    """How many elements the buffers 1 and above need on this rank. Buffer 1 of all_to_all is its output."""
-    return algorithms_of(operation)[name].buffers(Shape(rank, size, count, root, segment, spans))
-
-
-def _ends(spans: tuple[Span, ...] | None) -> tuple[int, ...]:
-    return (0, *(span.stop for span in spans or ()))
-
-
-def _make(name: str, operation: OperationCode, shape: Shape) -> tuple[Step, ...]:
-    made = algorithms_of(operation)[name].make(shape)
-    if operation is OperationCode.BARRIER:
-        return tuple(step for step in made if step.sends or step.receives)
-    return tuple(without_empty(made))
-
-
-_kept = lru_cache(maxsize=_KEPT)(_make)

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from nexar.arrays.partition import Span, split
-from nexar.collectives.choose import buffers, steps
 from nexar.collectives.operations import OperationCode as Op
 from nexar.collectives.schedule import check
 from nexar.collectives.schedules.blocks import equal
-from nexar.collectives.schedules.catalog import CATALOG
+from nexar.collectives.schedules.catalog import CATALOG, Shape, buffers, steps
 from tests.conformance.schedules.interpreter import Arithmetic, Interpreter
 
 WORLDS = [*range(1, 10), 16, 17, 33]
@@ -80,22 +79,20 @@ def end(spans):
 def play(case: Case, brought, arithmetic: Arithmetic):
     """Run it on all ranks, from `brought[rank]`. What each has got: an array, or None where nothing is promised."""
     ranks = range(case.size)
-    schedules = [_steps(case, rank) for rank in ranks]
+    schedules = [steps(case.name, case.operation, _shape(case, rank)) for rank in ranks]
     memories = [_memory(case, rank, brought[rank]) for rank in ranks]
     check(schedules, [list(map(len, memory)) for memory in memories])
     Interpreter(schedules, memories, arithmetic).run()
     return [_got(case, rank, memories[rank]) for rank in ranks]
 
 
-def _steps(case: Case, rank):
-    shape = {"root": case.root, "segment": case.segment, "spans": case.given(rank)}
-    return steps(case.name, case.operation, rank, case.size, case.count, **shape)
+def _shape(case: Case, rank):
+    return Shape(rank, case.size, case.count, case.root, case.segment, case.given(rank))
 
 
 def _memory(case: Case, rank, brought):
     """Whatever a rank does not bring is filled with what would be noticed."""
-    shape = {"root": case.root, "segment": case.segment, "spans": case.given(rank)}
-    extra = buffers(case.name, case.operation, rank, case.size, case.count, **shape)
+    extra = buffers(case.name, case.operation, _shape(case, rank))
     return [_work(case, rank, brought), *(_rubbish(length, brought.dtype) for length in extra)]
 
 

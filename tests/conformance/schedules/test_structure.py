@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from nexar.collectives.choose import steps
 from nexar.collectives.operations import OperationCode as Op
 from nexar.collectives.schedule import How, Part, Receive, Send, Step
-from nexar.collectives.schedules.catalog import CATALOG
+from nexar.collectives.schedules.catalog import CATALOG, Shape, steps
 from tests.conformance.schedules.arithmetics import Neighbours, Sums
 from tests.conformance.schedules.cases import ALL, ORDERED, PIPELINED, REDUCING, ROOTED, WORLDS, Case, compare
 from tests.conformance.schedules.interpreter import Deadlock, Interpreter
@@ -54,7 +53,7 @@ def test_nobody_leaves_a_barrier_before_everybody_has_come():
 
 def _watch_a_barrier(name, size):
     """A rank knows who it has heard of; each message brings what its sender knows."""
-    schedules = [steps(name, Op.BARRIER, rank, size, 0) for rank in range(size)]
+    schedules = [steps(name, Op.BARRIER, Shape(rank, size, 0)) for rank in range(size)]
     known = [{rank} for rank in range(size)]
     told = {}
     at = [0] * size

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 
-from nexar.arrays.partition import Span
-from nexar.collectives.choose import Facts, allowed, buffers, choose, steps
+from nexar.collectives.choose import Facts, allowed, choose
 from nexar.collectives.operations import OperationCode as Op
 from nexar.collectives.schedules.catalog import algorithms_of
 from nexar.errors import UsageError
@@ -127,29 +126,3 @@ def test_a_name_that_cannot_serve_is_refused_with_those_that_can(call, name, sai
     with pytest.raises(UsageError, match="there are: ") as refused:
         choose(call, name)
     assert said in str(refused.value)
-
-
-def test_steps_of_the_same_shape_are_made_once():
-    assert steps("ring", Op.ALL_REDUCE, 0, 4, 100) is steps("ring", Op.ALL_REDUCE, 0, 4, 100)
-
-
-def test_long_schedules_are_not_kept():
-    shape = ("pipelined_ring", Op.ALL_REDUCE, 0, 4, 10_000)
-    assert steps(*shape, segment=10) == steps(*shape, segment=10)
-    assert steps(*shape, segment=10) is not steps(*shape, segment=10)
-
-
-def test_a_world_of_one_has_nothing_to_send():
-    for operation in Op:
-        for name in algorithms_of(operation):
-            assert not any(step.sends or step.receives for step in steps(name, operation, 0, 1, 5))
-
-
-def test_a_barrier_keeps_its_empty_messages():
-    assert len(steps("dissemination", Op.BARRIER, 0, 8, 0)) == 3
-
-
-def test_buffers_follow_the_spans():
-    assert buffers("direct", Op.REDUCE_SCATTER_V, 1, 2, 7, spans=(Span(0, 5), Span(5, 7))) == (4,)
-    outputs = (Span(0, 1), Span(1, 4))
-    assert buffers("pairwise", Op.ALL_TO_ALL_V, 0, 2, 0, spans=(Span(0, 1), Span(1, 2), *outputs)) == (4,)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from nexar.arrays.partition import Span, split
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.schedule import Step
+from nexar.collectives.schedule import Step, without_empty
 from nexar.collectives.schedules import (
     barrier,
     bruck,
@@ -185,3 +185,18 @@ SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
 def algorithms_of(operation: OperationCode) -> Mapping[str, Algorithm]:
     """By name."""
     return CATALOG[SAME_AS.get(operation, operation)]
+
+
+def steps(name: str, operation: OperationCode, shape: Shape) -> tuple[Step, ...]:
+    """What this rank does. Messages of no elements are left out, at both ends; but for a barrier's, which has no
+    others.
+    """
+    made = algorithms_of(operation)[name].make(shape)
+    if operation is OperationCode.BARRIER:
+        return tuple(step for step in made if step.sends or step.receives)
+    return tuple(without_empty(made))
+
+
+def buffers(name: str, operation: OperationCode, shape: Shape) -> tuple[int, ...]:
+    """How many elements the buffers 1 and above need on this rank. Buffer 1 of all_to_all is its output."""
+    return algorithms_of(operation)[name].buffers(shape)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nexar.collectives.choose import buffers, steps
+from nexar.arrays.partition import Span
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.schedule import cost
-from nexar.collectives.schedules.catalog import CATALOG, SAME_AS, Shape, algorithms_of
+from nexar.collectives.schedules.catalog import CATALOG, SAME_AS, Shape, algorithms_of, buffers, steps
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "algorithms.md"
 ROW = re.compile(r"\| (\w+) \| (\w+) \| `(.+?)` \| `(.+?)`( \*)? \| `(.+?)` \| (yes|no) \| (yes|no) \|")
@@ -52,9 +52,9 @@ def _worth(formula, known):
 def _cost(operation, name, n, c):
     """The most of any rank, for any root."""
     roots = range(n) if operation.name.lower() in ROOTED else [0]
-    shapes = [(rank, root) for rank in range(n) for root in roots]
-    costs = [cost(steps(name, operation, rank, n, c, root=root, segment=SEGMENT)) for rank, root in shapes]
-    memory = max(sum(buffers(name, operation, rank, n, c, root=root)) for rank, root in shapes)
+    shapes = [Shape(rank, n, c, root, SEGMENT) for rank in range(n) for root in roots]
+    costs = [cost(steps(name, operation, shape)) for shape in shapes]
+    memory = max(sum(buffers(name, operation, shape)) for shape in shapes)
     return max(each.steps for each in costs), max(each.sent_bytes for each in costs), memory
 
 
@@ -77,3 +77,21 @@ def test_a_shape_without_spans_has_equal_blocks_and_nearly_equal_shares():
     shape = Shape(rank=0, size=3, count=4)
     assert shape.blocks == shape.inputs == shape.outputs == ((0, 4), (4, 8), (8, 12))
     assert shape.shares == ((0, 2), (2, 3), (3, 4))
+
+
+def test_a_world_of_one_has_nothing_to_send():
+    for operation in OperationCode:
+        for name in algorithms_of(operation):
+            made = steps(name, operation, Shape(rank=0, size=1, count=5))
+            assert not any(step.sends or step.receives for step in made)
+
+
+def test_a_barrier_keeps_its_empty_messages():
+    assert len(steps("dissemination", OperationCode.BARRIER, Shape(rank=0, size=8, count=0))) == 3
+
+
+def test_buffers_follow_the_spans():
+    unequal = Shape(1, 2, 7, spans=(Span(0, 5), Span(5, 7)))
+    assert buffers("direct", OperationCode.REDUCE_SCATTER_V, unequal) == (4,)
+    both = Shape(0, 2, 0, spans=(Span(0, 1), Span(1, 2), Span(0, 1), Span(1, 4)))
+    assert buffers("pairwise", OperationCode.ALL_TO_ALL_V, both) == (4,)

@@ -24,6 +24,7 @@ from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.program import Due, Program
 from nexar.collectives.schedule import Fold, How, Local, Part, Send, overlap
 from nexar.collectives.scratch import Scratch
+from nexar.errors import PeerMisbehaved
 from nexar.group import Group
 from nexar.links.message import Receive as PostedReceive
 from nexar.links.message import collective_tag
@@ -248,7 +249,10 @@ class _Execution:
 def exchange(
     ground: Ground, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
 ) -> Generator[Sequence[Operation], None, dict[int, NDArray[Any]]]:
-    """Arrays whose sizes only their senders know, each to one rank; returns those of `sources`, with their shapes."""
+    """Arrays whose sizes only their senders know, each to one rank; returns those of `sources`, with their shapes.
+
+    PeerMisbehaved: what one of them sent is no array.
+    """
     group, tag = ground.group, phase * PHASE
     operation, dtype, count, root, reduce_op = ground.fingerprint
     posted: dict[int, PostedReceive] = {}
@@ -267,9 +271,12 @@ def exchange(
             each.cancel()
         raise
     ground.moved()
-    return {rank: _array(receive) for rank, receive in posted.items()}
+    return {rank: _array(receive, rank) for rank, receive in posted.items()}
 
 
-def _array(receive: PostedReceive) -> NDArray[Any]:
+def _array(receive: PostedReceive, source: int) -> NDArray[Any]:
     assert receive.into is not None  # made when the message came
-    return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+    try:
+        return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+    except ValueError as error:
+        raise PeerMisbehaved(rank=source, what=f"it sent an array that is none: {error}") from error

@@ -13,7 +13,7 @@ from nexar.collectives.program import compile_steps
 from nexar.collectives.schedule import How, Local, Part, Receive, Send, Step
 from nexar.collectives.schedules.catalog import Shape
 from nexar.collectives.scratch import Scratch
-from nexar.errors import Cancelled, PeerLost
+from nexar.errors import Cancelled, PeerLost, PeerMisbehaved
 from nexar.group import Group
 from nexar.links.message import collective_tag
 from tests.unit.collectives.posting import Hub, PostingGroup, run_all
@@ -133,3 +133,14 @@ def test_an_exchange_that_is_given_up_detaches_everything() -> None:
     with pytest.raises(Cancelled):
         run.throw(Cancelled())
     assert [each.cancelled for each in hub.posted] == [True, True]
+
+
+def test_who_sends_something_that_is_no_array_is_named() -> None:
+    hub = Hub()
+    receiving = exchange(ground(hub, 0, 2), {}, [1])
+    next(receiving)
+    next(exchange(ground(hub, 1, 2), {0: np.ones(3)}, ()))
+    hub.sent[0][3].shape = (2, 2)
+    hub.match()
+    with pytest.raises(PeerMisbehaved, match=r"rank 1.*an array that is none"):
+        next(receiving)

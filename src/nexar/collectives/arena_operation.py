@@ -57,7 +57,7 @@ class ArenaOperation(Operation):
         """Nothing more of it will happen, and its arrays are free."""
         self.body = iter(())
 
-    def moved_at(self) -> float:
+    def last_moved(self) -> float:
         """Each round is progress."""
         return self.moved
 

@@ -44,7 +44,9 @@ class Conductor:
                         self._wait(operations, work.alarm, deadline_after(timeout), timeout)
                         break
         except StopIteration as stop:
-            work.finish(None)
+            difference = work.finish(None)
+            if difference is not None:
+                raise difference from None
             return stop.value
         except BaseException as error:
             if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
@@ -89,7 +91,7 @@ class Conductor:
                 elif timeout is None or call is None:
                     raise
                 else:
-                    call.moved_at = max([call.moved_at, *(each.moved_at() for each in operations)])
+                    call.moved_at = max([call.moved_at, *(each.last_moved() for each in operations)])
                     early = deadline = self._journal.extend(call, late, timeout)
             else:
                 return

@@ -113,9 +113,9 @@ class Running(Operation):
         entry = self._work.alarm
         return entry or next((each.entry for each in self._awaited if isinstance(each, Running)), None)
 
-    def moved_at(self) -> float:
+    def last_moved(self) -> float:
         """Each leg is progress, and so is that of what it waits for."""
-        return max([self._moved, *(each.moved_at() for each in self._awaited)])
+        return max([self._moved, *(each.last_moved() for each in self._awaited)])
 
     def value(self) -> Any:
         """What the verb returns."""

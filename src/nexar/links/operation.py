@@ -45,7 +45,7 @@ class Operation(ABC):
     def cancel(self) -> None:
         """Give up. When this returns, nothing touches the operation's buffers. Done operations are left alone."""
 
-    def moved_at(self) -> float:
+    def last_moved(self) -> float:
         """When it last came nearer to its end (time.monotonic), where that can be seen; else 0."""
         return 0.0
 

@@ -48,6 +48,8 @@ class Caller:
         others = [rank for rank in range(self.group.size) if rank != self.rank]
         posted = []
         try:
+            if entry.error is not None:
+                raise entry.error
             for rank in others:
                 into = memoryview(bytearray(size_bytes))
                 tag = collective_tag(entry.sequence, 0)
@@ -68,7 +70,9 @@ class Caller:
             for each in posted:
                 each.cancel()
             raise self.journal.end(entry, error) or error from None
-        self.journal.end(entry)
+        difference = self.journal.end(entry)
+        if difference is not None:
+            raise difference
 
 
 @contextmanager

@@ -80,7 +80,10 @@ def array_of(value: Any, *, writable: bool) -> NDArray[Any]:
         return _of_dlpack(value)
     if hasattr(value, "__array__") and not writable:
         return np.asarray(value)
-    raise UsageError(f"a {type(value).__name__} is no array whose memory could be used; allowed: {_ALLOWED}")
+    raise UsageError(
+        f"{type(value).__name__} is no array whose memory could be used; allowed: {_ALLOWED}; for values of other "
+        "kinds there are send_object, broadcast_object, gather_object, …"
+    )
 
 
 def _buffer_of(value: Any) -> memoryview | None:

@@ -46,6 +46,11 @@ class Reduction:
 
 _NAMED: Final = {code.name.lower(): Reduction(code.name.lower(), code) for code in ReduceCode if code.name != "USER"}
 
+_OF_ONE: Final[tuple[tuple[object, str], ...]] = (
+    (sum, "sum"), (max, "max"), (min, "min"), (all, "land"), (any, "lor"),
+    (np.sum, "sum"), (np.max, "max"), (np.min, "min"), (np.mean, "avg"), (np.prod, "prod"),
+)  # fmt: skip
+"""Functions that fold one array, and what is meant by them here."""
 _ARITHMETIC: Final = frozenset({ReduceCode.SUM, ReduceCode.PROD})
 _ORDER: Final = frozenset({ReduceCode.MIN, ReduceCode.MAX})
 _BITS: Final = frozenset({ReduceCode.BAND, ReduceCode.BOR, ReduceCode.BXOR})
@@ -83,6 +88,9 @@ def reduction_of(op: str | ReduceFunction, *, commutative: bool = True) -> Reduc
 
 
 def _of_function(op: object, commutative: bool) -> Reduction:
+    meant = next((name for function, name in _OF_ONE if op is function), None)
+    if meant is not None:
+        raise UsageError(f"op={op!r} takes one array, and a reduction takes two; say op={meant!r}")
     if not callable(op):
         raise UsageError(f"op={op!r} is no reduction; allowed: {', '.join(_NAMED)}, or a function f(a, b) → array")
     name = getattr(op, "__name__", None) or type(op).__name__

@@ -31,23 +31,10 @@ class Conductor:
 
     def perform(self, work: Work, timeout: float) -> Any:
         """Run it to its end in this thread. CollectiveTimeout when nobody has made progress for `timeout` seconds."""
-        entry = work.alarm
         if work.call is not None:
             work.call.spin = True
         try:
-            if entry is not None and entry.error is not None:
-                raise entry.error  # it was over before it began
-            while True:
-                operations = next(work.run)
-                for operation in operations:
-                    if not operation.done or operation.error is not None:
-                        self._wait(operations, work.alarm, deadline_after(timeout), timeout)
-                        break
-        except StopIteration as stop:
-            difference = work.finish(None)
-            if difference is not None:
-                raise difference from None
-            return stop.value
+            result = self._run(work, timeout)
         except BaseException as error:
             if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
                 self._journal.hear(work.alarm)  # who gave it up is about to say why
@@ -55,6 +42,22 @@ class Conductor:
             if final is error:
                 raise
             raise final from None  # it says all that the first one did, and more
+        difference = work.finish(None)
+        if difference is not None:
+            raise difference
+        return result
+
+    def _run(self, work: Work, timeout: float) -> Any:
+        entry = work.alarm
+        if entry is not None and entry.error is not None:
+            raise entry.error  # it was over before it began
+        try:
+            while True:
+                operations = next(work.run)
+                if any(not operation.done or operation.error is not None for operation in operations):
+                    self._wait(operations, entry, deadline_after(timeout), timeout)
+        except StopIteration as stop:
+            return stop.value
 
     def start(self, work: Work) -> Running:
         """Run it in the background."""

@@ -134,10 +134,13 @@ class Journal:
         self, entry: Entry, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
     ) -> BaseException | None:
         """The call is over, and nothing of it is posted any more. Returns the error that it has to raise: if others
-        ended it, that says more. With an error of its own, the others are told.
+        ended it, that says more. With an error of its own, the others are told. One that has all it wanted, and has
+        seen that another rank called something else, has got a wrong result: it raises that.
 
         `arrivals`: when ranks came (time.monotonic), where that is known better than from their frames.
         """
+        if error is None and isinstance(entry.error, CollectiveMismatch):
+            error = entry.error
         if error is not None:
             return self._end_badly(entry, error)
         ended = monotonic()

@@ -41,6 +41,7 @@ class Mishap:
             )
         elif isinstance(error, PeerError) and error.rank is not None:
             self.culprits = (Culprit(error.rank),)
+            self.reason = getattr(error, "cause", self.reason)  # without the remedy, which each says for itself
         elif isinstance(error, Cancelled):
             self.reason = error.reason or "it was cancelled there"
 

@@ -66,6 +66,8 @@ def all_reduce_bucketed(
     limit = whole(assembly.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
     if limit is None or limit < 1:
         raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
+    if hasattr(arrays, "dtype"):
+        raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
     operands = [adapt(array, writable=True) for array in arrays]
     reduction = reduction_of(op, commutative=commutative)
     for operand in operands:

@@ -228,8 +228,9 @@ class Communicator(Messaging, Collecting):
         if self._closing.locked():
             again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
             raise UsageError(f"this communicator is closed; make a new one with {again}")
+        self._group.progress.check()  # in a forked child, say
         if timeout is None:
             return self.config.collective_timeout
         if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0")
+            raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
         return float(timeout)

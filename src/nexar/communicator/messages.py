@@ -62,7 +62,10 @@ def incoming(into: object) -> Incoming:
     if into is None:
         return Incoming(None, 0, _nothing)
     if not _has_memory(into):
-        raise UsageError(f"a {type(into).__name__} cannot be received into; receive without a buffer, or into an array")
+        hint = f"; for the message of a rank, write source={into!r}" if whole(into) is not None else ""
+        raise UsageError(
+            f"nothing can be received into {type(into).__name__}; receive without a buffer, or into an array{hint}"
+        )
     _refuse_masked(into)
     operand = adapt(into, writable=True)
     return Incoming(as_bytes(operand.array), code_of(operand.array.dtype), operand.commit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable
 from time import monotonic
 from typing import Any
@@ -10,6 +11,8 @@ from nexar.collectives.conductor import DECLARE, Conductor
 from nexar.collectives.work import Running
 from nexar.errors import UsageError
 from nexar.group import deadline_after
+
+_log = logging.getLogger(__name__)
 
 
 class Request:
@@ -85,6 +88,7 @@ class Request:
         running = getattr(self, "_running", None)
         if running is not None and not running.done:
             running.drop()
+            _log.warning("%r was dropped, which cancels it; keep it, and wait for it", self)
 
     def __repr__(self) -> str:
         state = "in flight" if not self.done() else "failed" if self._running.error is not None else "done"
@@ -96,6 +100,8 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
     Then raises the first error, with the others as its `others`. `timeout` is for all together.
     """
+    if isinstance(requests, Request):
+        raise UsageError("wait_all takes a list of requests, and got one; call its wait()")
     handles: list[Any] = list(requests)
     strangers = [each for each in handles if not isinstance(each, Request)]
     if strangers:

@@ -5,7 +5,7 @@ from nexar.collectives.quick import Quick
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import UsageError
+from nexar.errors import CollectiveMismatch, UsageError
 from tests.ranks import on_every
 
 
@@ -48,3 +48,15 @@ def test_many_shapes_do_not_pile_up() -> None:
         for count in range(1000):
             quick.all_reduce(np.ones(count), "sum")
         assert len(quick._plans) <= 256
+
+
+def test_a_difference_that_is_seen_with_the_last_frame_is_raised_by_that_very_call() -> None:
+    def run(comm: Communicator) -> None:
+        for _ in range(20):
+            part = comm.group(range(2))
+            assert part is not None
+            with pytest.raises(CollectiveMismatch):
+                part.all_reduce(np.ones(3), "sum" if comm.rank else "max")
+
+    with local_communicators(2, Config()) as world:
+        on_every(world, run)

@@ -91,7 +91,7 @@ def test_whatever_holds_memory_is_received_into(buffer: object) -> None:
 
 @pytest.mark.parametrize("buffer", [[0, 0], (0, 0), 0, 0.0, np.float64(0), "text", object()])
 def test_what_numpy_would_copy_cannot_be_received_into(buffer: object) -> None:
-    with pytest.raises(UsageError, match="cannot be received into"):
+    with pytest.raises(UsageError, match="can be received into"):
         incoming(buffer)
 
 

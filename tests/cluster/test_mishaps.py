@@ -23,6 +23,7 @@ from nexar.group import Group, deadline_after
 from nexar.links.message import collective_tag
 from nexar.links.sending import About
 from nexar.wire.frame import Space
+from tests.processes.talk import await_that
 from tests.ranks import PATIENCE, on_every
 
 SIZE = 3
@@ -118,6 +119,7 @@ def test_who_comes_too_late_is_named_on_every_rank_and_the_next_call_works() -> 
         def run(caller: Caller) -> NexarError | None:
             if caller.rank == 2:
                 gave_up.wait(PATIENCE)
+                await_that(lambda: bool(caller.journal._given_up), "word of it")  # else it might still do its part
             error = outcome(caller, ALL_REDUCE, timeout=0.3)
             if caller.rank != 2:
                 gave_up.wait(PATIENCE)

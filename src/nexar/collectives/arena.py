@@ -86,7 +86,10 @@ class Arena:
         self._queue.skip(ticket, rounds)
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """This rank has come to its collective number `sequence`, whether that runs here or elsewhere."""
+        """This rank has come to its collective number `sequence`, whether that runs here or elsewhere. UsageError, once
+        the arena is closed: also with the node, or in a forked child.
+        """
+        self._queue.check()
         self._records.announce(sequence, fingerprint)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:

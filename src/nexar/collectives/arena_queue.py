@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from time import monotonic
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from nexar.links.operation import FINISHED, Operation
 from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
 
+_CLOSED: Final = "this communicator is closed; use it before closing it"
 _INLINE_ROUNDS: Final = 3  # an operation of more is better driven: transports must not wait for it
 
 
@@ -264,6 +266,12 @@ class ArenaQueue:
 
     # -- any thread ------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise why nothing can be posted any more, if it was closed or the process is a forked child."""
+        if self.closed:
+            self._progress.check()
+            raise copy(self._ended) if self._ended is not None else UsageError(_CLOSED)
+
     def awaited(self, operation: ArenaOperation) -> AwaitedPeer:
         """The first who has not published what the operation waits for; if it is not its turn, what the head does."""
         head = self._posted.get(self._head) or operation
@@ -296,7 +304,7 @@ class ArenaQueue:
         self._unfork()
         self._progress.remove_poller(self)
         with self._turn:
-            self._ended = self._ended or UsageError("this communicator is closed; use it before closing it")
+            self._ended = self._ended or UsageError(_CLOSED)
             self._fail_all(self._ended)
             self._let_go()
         self._progress.kick()

@@ -268,6 +268,8 @@ def test_closing_ends_what_is_pending_and_may_be_done_again() -> None:
             left.wait(operation)
         with pytest.raises(UsageError, match="closed"):
             add(left)
+        with pytest.raises(UsageError, match="closed"):
+            left.arena.announce(1, REDUCE)
         assert left.arena.arrivals(1) == [None, None]
         assert left.arena.disagreement(1) is None
         left.arena.close()
@@ -279,8 +281,10 @@ def test_a_forked_child_lets_go() -> None:
         if not child:
             code = 1
             try:
-                add(left)
-            except UsageError:
+                with pytest.raises(UsageError):
+                    left.arena.announce(0, REDUCE)
+                with pytest.raises(UsageError):
+                    add(left)
                 code = 0
             finally:
                 os._exit(code)

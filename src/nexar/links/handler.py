@@ -14,7 +14,7 @@ from typing import Final
 
 Called = Callable[[int, FrameType | None], object]
 
-_OURS: Final = "nexar.links."
+_OURS: Final = ("nexar.links.", "nexar.group", "nexar.collectives.", "nexar.communicator.")
 _BLOCKING: Final = "nexar.links.redial"  # waits for a thread of its own, for long, and leaves nothing half done
 
 
@@ -50,6 +50,9 @@ def is_inside(frame: FrameType | None) -> bool:
 
     The innermost frame of ours says so. Transports do their work below a frame of ours, too; without one they dial,
     which blocks and may be interrupted. And below a user's handler that we call, it is the user's code that runs.
+
+    A verb of a communicator is ours from its first line to its last: a collective that has its number, and is not run
+    yet, is half done as well, and the other ranks would wait for it.
     """
     while frame is not None:
         module: str = frame.f_globals.get("__name__", "")

@@ -1,11 +1,12 @@
-"""Signals while the main thread waits, and so perhaps drives, or is inside a verb of a link.
+"""Signals while the main thread waits, and so perhaps drives, or is inside a verb of a link or of a communicator.
 
 A signal handler written in Python may raise between any two instructions of the main thread, as Ctrl-C does. If that
 thread is just dispatching a frame, taking the lead or sending, the frame would be half delivered, the lead lost, or a
-message counted that never left. So while a node is open we stand before such handlers. During a wait the signal is
-noted, the wait is woken, and the handler runs (and raises, if it likes) when nothing is under way. Inside a verb it is
-put off until the verb has returned (see delay). At all other times it runs at once, as if we were not here. A verb
-pays nothing for that: what the main thread is doing is read off its stack when a signal comes.
+message counted that never left; a collective would have its number, and nobody would run it or give it up. So while a
+node is open we stand before such handlers. During a wait the signal is noted, the wait is woken, and the handler runs
+(and raises, if it likes) when nothing is under way. Inside a verb it is put off until the verb waits or has returned
+(see delay). At all other times it runs at once, as if we were not here. A verb pays nothing for that: what the main
+thread is doing is read off its stack when a signal comes.
 
 Which     `SIGNALS`, if their handler is written in Python when a node is opened in the main thread (or, if none was,
           at the main thread's first wait). Others, and handlers for others than SIGINT that are set later, are not

@@ -5,15 +5,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nexar.collectives.assembly import Assembly
+from nexar.collectives.call import Call
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import (
     BufferMismatch,
+    Cancelled,
     CollectiveTimeout,
     LinkClosed,
     NexarError,
@@ -303,3 +307,33 @@ def test_many_barriers_in_a_row_stay_in_step() -> None:
                 assert min(arrived) >= number
 
         on_every(world, run)
+
+
+def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_told_to_the_others(
+    pair: list[Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Assembly.begin
+
+    def interrupted(assembly: Assembly, *facts: Any) -> Call:
+        call = begin(assembly, *facts)
+        if assembly.group.rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return call
+
+    monkeypatch.setattr(Assembly, "begin", interrupted)
+    others: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            pair[1].barrier()
+        except Cancelled as error:
+            others.append(error)
+
+    thread = threading.Thread(target=other)
+    with pytest.raises(KeyboardInterrupt):
+        pair[0].barrier()
+    thread.start()
+    thread.join(PATIENCE)
+    assert [str(error).partition(";")[0] for error in others] == [
+        "barrier #0 was cancelled by rank 0: KeyboardInterrupt"
+    ]

@@ -32,12 +32,15 @@ def _frame() -> FrameType:
     [
         ("nexar.links.stand_in", True),
         ("nexar.links.redial", False),
+        ("nexar.group", True),
+        ("nexar.collectives.stand_in", True),
+        ("nexar.communicator.stand_in", True),
         ("nexar.transport.stand_in", False),
         ("nexar.testing.stand_in", False),
         ("somebody.else", False),
     ],
 )
-def test_only_links_are_sheltered_and_only_where_they_do_not_block(module: str, inside: bool) -> None:
+def test_only_verbs_are_sheltered_and_only_where_they_do_not_block(module: str, inside: bool) -> None:
     seen: list[bool] = []
     module_with_verbs(module).verb(lambda: seen.append(is_inside(_frame())))
     assert seen == [inside]

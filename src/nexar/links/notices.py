@@ -3,20 +3,29 @@
 A peer may have opened a communicator a moment before us. What says that one of its calls came to nothing must not be
 lost then: it is kept until the communicator opens here, within a bound. Questions are not: who asks does not wait that
 long.
+
+What a peer writes stands in our errors, and is passed on: so each text is cut to a line of a bounded length, and so are
+the lists. An honest peer writes no more than that.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
+from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId
-from nexar.wire.messages import Disagreed, GaveUp, Inquire, Message, Report
+from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Report
 
 Notice: TypeAlias = Disagreed | GaveUp | Inquire | Report
 
 _KEPT: Final = 256  # for communicators that are not open yet
+_LONGEST: Final = 1000  # characters of a text
+_MOST: Final = 64  # entries of a list
 
 
 class Speaker(Protocol):
@@ -68,6 +77,7 @@ class Notices:
         if not isinstance(message, (Disagreed, GaveUp, Inquire, Report)):
             self.dropped += 1
             return
+        message = _bounded(message)
         with self._lock:
             receive = self._open.get((message.communicator, message.generation))
             if receive is None:
@@ -83,3 +93,23 @@ class Notices:
 
     def _is_over(self, notice: Notice) -> bool:
         return notice.generation < self._over.get(notice.communicator, 0)
+
+
+def _bounded(notice: Notice) -> Notice:
+    if isinstance(notice, GaveUp):
+        culprits = tuple(_bounded_culprit(each) for each in notice.culprits[:_MOST])
+        return replace(notice, reason=_line(notice.reason), culprits=culprits)
+    if isinstance(notice, Report):
+        return replace(notice, doing=_line(notice.doing), finished=notice.finished and _line(notice.finished))
+    if isinstance(notice, Disagreed) and len(notice.calls) > _MOST:
+        return replace(notice, calls=dict(islice(notice.calls.items(), _MOST)))
+    return notice
+
+
+def _bounded_culprit(culprit: Culprit) -> Culprit:
+    last = culprit.last_operation
+    return replace(culprit, missing=_line(culprit.missing), last_operation=last and _line(last))
+
+
+def _line(text: str) -> str:
+    return one_line(text[:_LONGEST])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from nexar.links.notices import _KEPT, Notice, Notices, Speaker
-from nexar.wire.messages import Disagreed, GaveUp, Inquire, Message, Ping, Report
+from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Ping, Report
 
 
 class Silent:
@@ -91,3 +91,22 @@ def test_messages_about_no_communicator_are_dropped_and_counted() -> None:
     notices.arrived(WHO, Ping(1))
     assert notices.dropped == 1
     assert not heard
+
+
+def test_what_a_peer_writes_is_cut_to_lines_and_lists_of_a_bounded_length() -> None:
+    notices, heard = make()
+    long = "\x1b[31m\n" + "x" * 5000
+    culprits = (Culprit(0, long, long),) * 500
+    notices.arrived(WHO, GaveUp(3, 1, 0, 1, long, culprits=culprits))
+    notices.arrived(WHO, Report(3, 1, 5, 0, "in", doing=long, finished=long))
+    notices.arrived(WHO, Disagreed(3, 1, 0, dict.fromkeys(range(9000), (1, 0, 0, 0, 0))))
+    given_up, report, disagreed = heard
+    assert isinstance(given_up, GaveUp)
+    assert isinstance(report, Report)
+    assert isinstance(disagreed, Disagreed)
+    first = given_up.culprits[0]
+    for text in (given_up.reason, first.missing, first.last_operation, report.doing, report.finished):
+        assert text is not None
+        assert text.startswith(" [31m xxx")
+        assert len(text) == 1000
+    assert len(given_up.culprits) == len(disagreed.calls) == 64

@@ -127,13 +127,13 @@ def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> W
     return work.then(lambda _: None if room is None else _made(given, room, out), writes=_writes(room, out))
 
 
-def scatter(assembly: Assembly, array: Any, root: int, out: Any) -> Work:
+def scatter(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> Work:
     """My block of the root's array: a new array, or `out`."""
     root = assembly.group.check(root)
     given = adapt(array) if assembly.group.rank == root else None
     room = None if out is None else adapt(out, writable=True)
     blocks = None if given is None else _blocks(given.array, assembly.group.size, "scatter")
-    work = begin_scatter(assembly, blocks, root)
+    work = begin_scatter(assembly, blocks, root, OperationCode.SCATTER, wish)
 
     def made(block: NDArray[Any]) -> Any:
         if room is None:

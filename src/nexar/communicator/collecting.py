@@ -147,14 +147,22 @@ class Collecting(ABC):
         seconds = self._seconds(timeout)
         return self._conduct(calls.gather(self._assembly, array, root, out, Wish(algorithm)), seconds)
 
-    def scatter(self, array: Any, root: Rank = 0, *, out: Any = None, timeout: float | None = None) -> Any:
+    def scatter(
+        self,
+        array: Any,
+        root: Rank = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """My block of the root's array, whose axis 0 has `size` equal ones: a new array.
 
         Of an array of several dimensions with `size` rows, rank i gets row i without its axis: what gather gave. The
         other ranks pass None.
         """
         seconds = self._seconds(timeout)
-        return self._conduct(calls.scatter(self._assembly, array, root, out), seconds)
+        return self._conduct(calls.scatter(self._assembly, array, root, out, Wish(algorithm)), seconds)
 
     def scan(
         self,

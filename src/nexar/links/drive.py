@@ -132,7 +132,9 @@ class Drive:
     # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """By who holds the lead, after `stop`."""
+        """By who holds the lead, after `stop`. What was handed over and not run yet still is: somebody waits for it."""
+        while self._tasks:
+            self._run_tasks()
         for transport in self._transports:
             transport.close()
 

@@ -80,3 +80,12 @@ def test_an_attempt_runs_at_once_and_sends_the_progress_thread_away(node: Node) 
     node.progress.close()
     with pytest.raises(UsageError, match="closed"):
         node.progress.attempt(gone)
+
+
+def test_what_was_handed_over_is_run_when_the_node_closes() -> None:
+    node = Node()
+    node.progress._drive.stop()  # nobody gets to run it before
+    ran: list[int] = []
+    node.progress.run_soon(lambda: ran.append(1))
+    node.progress.close()
+    assert ran == [1]

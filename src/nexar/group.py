@@ -109,6 +109,10 @@ class Group:
             if rank != self.rank:
                 self.mesh.link(self._mesh_ranks[rank], deadline)
 
+    def carried_bytes(self) -> float:
+        """What its links have sent and received so far: it grows while anything moves."""
+        return sum(link.heard_bytes() + link.sent_bytes() for link in self.links().values())
+
     def links(self) -> dict[Rank, Link]:
         """Those to other ranks that can be spoken on now."""
         opened = self.mesh.links()

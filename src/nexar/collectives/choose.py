@@ -175,7 +175,7 @@ def _all_reduce(facts: Facts) -> str:
 
 
 def _broadcast(facts: Facts) -> str:
-    if facts.size == 2 or (facts.size < 4 and not facts.is_large):
+    if facts.size < 4 and not facts.is_large:
         return "flat"
     if facts.is_small:
         return "tree"

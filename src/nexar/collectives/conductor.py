@@ -54,8 +54,10 @@ class Conductor:
         try:
             while True:
                 operations = next(work.run)
-                if any(not operation.done or operation.error is not None for operation in operations):
-                    self._wait(operations, entry, deadline_after(timeout), timeout)
+                for operation in operations:
+                    if not operation.done or operation.error is not None:
+                        self._wait(operations, entry, deadline_after(timeout), timeout)
+                        break
         except StopIteration as stop:
             return stop.value
 

@@ -21,7 +21,7 @@ class Entry(Operation):
     somebody else has ended it for all.
     """
 
-    __slots__ = ("arrivals", "began", "fingerprint", "moved_at", "sequence", "step")
+    __slots__ = ("arrivals", "began", "carried", "fingerprint", "moved_at", "sequence", "step")
 
     arrivals: dict[int, float]
     """By node: when it was first heard of in this call. Under the node's lock."""
@@ -36,6 +36,7 @@ class Entry(Operation):
         self.fingerprint = fingerprint
         self.step = 0
         self.began = self.moved_at = monotonic()
+        self.carried: float | None = None  # bytes on all links when they were last looked at, once the call lasts
 
     @property
     def operation(self) -> str:

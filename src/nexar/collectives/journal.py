@@ -39,6 +39,7 @@ from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
 
 _PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
 _GIVEN_UP: Final = 1024  # calls given up that are remembered
+_CHATTER_BYTES: Final = 64 << 10  # that links carry without a transfer being under way
 _TOLD: Final = 64  # calls that one message names
 
 
@@ -194,7 +195,10 @@ class Journal:
     def declare(self, entry: Entry) -> None:
         """Tell the others what this call is. For one that lasts: a rank that only receives, from one that only
         receives, would not hear of a difference before the deadline. Never blocks.
+
+        From now on the bytes of its links count as progress too: one step may be one large message.
         """
+        entry.carried = self._group.carried_bytes()
         for link in self._voice.links().values():
             self._voice.say(link, Inquire(*self._about, entry.sequence, 0, entry.fingerprint))
 
@@ -227,6 +231,7 @@ class Journal:
         """
         if entry.error is not None:
             raise copy(entry.error)
+        self._look_at_bytes(entry)
         limit = monotonic() + _PATIENCE
         inquiry = self.ask(entry, limit)
         outcome = verdict(entry, inquiry.asked, inquiry.reports, now=monotonic(), timeout=timeout)
@@ -240,6 +245,13 @@ class Journal:
             waiting_for=outcome or late.waiting_for or "ranks that it has no link to",
             timeout=timeout,
         ) from late
+
+    def _look_at_bytes(self, entry: Entry) -> None:
+        """A slow transfer is not a dead one. Without the lock."""
+        carried = self._group.carried_bytes()
+        if entry.carried is not None and carried - entry.carried > _CHATTER_BYTES:
+            entry.moved_at = monotonic()
+        entry.carried = carried
 
     def hear(self, entry: Entry) -> None:
         """Another rank has given up this call, as shared memory shows: wait until it says why, for half a second at
@@ -295,6 +307,9 @@ class Journal:
         self._voice.spread(notice, speaker)
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:
+        entry = self._open.get(notice.sequence)
+        if entry is not None and notice.number:
+            self._look_at_bytes(entry)
         with self._lock:
             if notice.call[0] and not self._was_taken(notice.sequence):
                 self._ledger.told(speaker.peer, notice.sequence, notice.call)

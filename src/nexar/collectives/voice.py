@@ -38,6 +38,9 @@ class Members(Protocol):
     def router(self) -> Router:
         """Of its node."""
 
+    def carried_bytes(self) -> float:
+        """What its links have sent and received so far."""
+
     def links(self) -> Mapping[Rank, Speaker]:
         """To the other ranks, those that are open."""
 

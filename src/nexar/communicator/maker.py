@@ -13,6 +13,7 @@ from nexar.collectives.assembly import Assembly
 from nexar.collectives.journal import Journal
 from nexar.communicator.sharing import Sharing, may_share
 from nexar.config import Config
+from nexar.errors import UsageError
 from nexar.group import Group
 
 WORLD: Final = 0
@@ -27,6 +28,7 @@ class Maker:
         self.config = config
         self._node = node
         self._mesh = mesh
+        self._closed = False  # written by who closes, before it looks at the next
         self._open: dict[Callable[[], None], None] = {}  # what closes each; dict methods are atomic
 
     def make(self, membership: Membership, communicator: int, deadline: float) -> tuple[Assembly, Callable[[], None]]:
@@ -53,9 +55,13 @@ class Maker:
                 ends.close()
 
         self._open[close] = None
+        if self._closed:  # meanwhile; whoever closes has looked before this one was there
+            close()
+            raise UsageError("this node is closed; make a new one with nexar.init()")
         return assembly, close
 
     def close(self) -> None:
         """Every communicator. Idempotent."""
+        self._closed = True
         for close in list(self._open):
             close()

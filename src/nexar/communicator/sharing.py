@@ -27,7 +27,9 @@ from nexar.wire.frame import Space
 _log = logging.getLogger(__name__)
 
 LARGEST: Final = 8
-"""Ranks of a communicator that sets up an arena: all pairs of a host must be linked, which larger worlds avoid."""
+"""Ranks of a host, and hosts: all pairs of a host must be linked, and the first ranks of all hosts, before the first
+collective; in larger worlds that would cost more than it gives.
+"""
 _SEQUENCE: Final = (1 << 64) - 1  # no collective ever has this number
 _HELLO, _INVITE, _ANSWER, _HOSTS, _VERDICT = range(5)
 _FINE: Final = b"+"
@@ -35,8 +37,15 @@ _FINE: Final = b"+"
 
 def may_share(membership: Membership) -> bool:
     """Is it worth trying? Pure, so that all ranks come to the same answer without a word."""
-    several = any(len(membership.ranks_on(host)) > 1 for host in membership.hosts)
-    return several and membership.size <= LARGEST and all("shm" in each.capabilities for each in membership.members)
+    most = max(len(membership.ranks_on(host)) for host in membership.hosts)
+    if most == 1 or not all("shm" in each.capabilities for each in membership.members):
+        return False
+    if most > LARGEST or len(membership.hosts) > LARGEST:
+        _log.info(
+            "collectives use links, not shared memory: up to %d hosts with %d ranks each can share it", LARGEST, LARGEST
+        )
+        return False
+    return True
 
 
 class Sharing:

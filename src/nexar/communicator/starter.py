@@ -28,11 +28,13 @@ class Starter(Messaging, Collecting):
         self._assembly = assembly
         self._group = assembly.group
         self._seconds_of = seconds
+        self._linked = False  # to all ranks; any thread writes it, once they are
 
     def _seconds(self, timeout: Any) -> float:
         seconds = self._seconds_of(timeout)
-        group = self._group
-        group.open_links(range(group.size), deadline_after(seconds))
+        if not self._linked:
+            self._group.open_links(range(self._group.size), deadline_after(seconds))
+            self._linked = True
         return seconds
 
     def _deadline(self, timeout: Any) -> float:

@@ -241,9 +241,16 @@ class Link:
 
     def heard_bytes(self) -> float:
         """What has come in on the carriers there are now: it grows while the peer, or its system, says anything."""
+        return self._counted("bytes_received")
+
+    def sent_bytes(self) -> float:
+        """What has gone out on the carriers there are now."""
+        return self._counted("bytes_sent")
+
+    def _counted(self, what: str) -> float:
         with self._lock:
             carriers = list(self._line.carriers.values())
-        return sum(carrier.stats().get("bytes_received", 0.0) for carrier in carriers)
+        return sum(carrier.stats().get(what, 0.0) for carrier in carriers)
 
     # -- Sink: the driving thread ------------------------------------------------------------------------
 

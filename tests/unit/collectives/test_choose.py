@@ -26,7 +26,7 @@ def facts(operation=Op.ALL_REDUCE, size_bytes=8, size=8, hosts=None, **more):
         (Op.ALL_REDUCE, 32 * KB, 9, "halving_doubling"),
         (Op.ALL_REDUCE, 8 * MB, 9, "pipelined_ring"),
         (Op.BROADCAST, 8, 3, "flat"),
-        (Op.BROADCAST, 64 * MB, 2, "flat"),
+        (Op.BROADCAST, 64 * MB, 2, "chain"),
         (Op.BROADCAST, 8, 4, "tree"),
         (Op.BROADCAST, 1 * MB, 4, "scatter_all_gather"),
         (Op.BROADCAST, 8 * MB, 3, "chain"),

@@ -312,6 +312,21 @@ def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
     assert time.monotonic() < until <= time.monotonic() + 5.0
 
 
+@pytest.mark.parametrize("moving", [0, 1], ids=["here", "elsewhere"])
+def test_a_transfer_that_is_slow_puts_the_deadline_off_although_no_step_is_done(moving: int) -> None:
+    world = World(3)
+    entries = begin_all(world)
+    for each in entries:
+        each.moved_at -= 30.0
+        each.carried = 0.0  # when it had lasted for a moment
+    world[moving].carried = 1e6
+    until = world[0].journal.extend(entries[0], late(), 5.0)
+    assert time.monotonic() < until <= time.monotonic() + 5.0
+    entries[moving].moved_at -= 30.0
+    with pytest.raises(CollectiveTimeout):  # nothing more has come since
+        world[0].journal.extend(entries[0], late(), 5.0)
+
+
 def test_whoever_knows_better_ends_the_inquiry() -> None:
     world = World(2)
     entries = begin_all(world)

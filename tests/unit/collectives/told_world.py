@@ -64,7 +64,11 @@ class Rank:
         self.notices = Notices(self.lock)
         self.router = cast(Router, SimpleNamespace(outbox=outbox, notices=self.notices))
         self.lines: dict[int, Line] = {}
+        self.carried = 0.0
         self.journal = Journal(self)
+
+    def carried_bytes(self) -> float:
+        return self.carried
 
     def links(self) -> dict[int, Line]:
         return self.lines

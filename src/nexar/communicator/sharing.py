@@ -9,7 +9,8 @@ another; and each tells its own what came out of it. Where memory cannot be shar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from nexar.cluster.membership import Membership
@@ -17,10 +18,12 @@ from nexar.collectives.arena import Arena
 from nexar.collectives.arena_memory import ArenaMemory, create_memory, open_memory
 from nexar.collectives.journal import Journal
 from nexar.communicator.neighbors import Neighbors
+from nexar.errors import OperationTimeout
 from nexar.group import Group
 from nexar.links.message import collective_tag
 from nexar.links.operation import Operation
 from nexar.links.sending import About
+from nexar.transport.foreign_text import one_line
 from nexar.types import Rank
 from nexar.wire.frame import Space
 
@@ -33,6 +36,9 @@ collective; in larger worlds that would cost more than it gives.
 _SEQUENCE: Final = (1 << 64) - 1  # no collective ever has this number
 _HELLO, _INVITE, _ANSWER, _HOSTS, _VERDICT = range(5)
 _FINE: Final = b"+"
+_LONGEST: Final = 1000  # bytes of what others say that is logged
+_NAME: Final = "making the communicator"
+_MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
 
 
 def may_share(membership: Membership) -> bool:
@@ -134,7 +140,7 @@ class Sharing:
             verdict = next((each for each in verdicts if each != _FINE), _FINE)
             self._tell(self._others, _VERDICT, verdict)
         if verdict != _FINE:
-            text = verdict.decode(errors="replace")
+            text = one_line(verdict[:_LONGEST].decode(errors="replace"))
             _log.info("collectives do not use shared memory, the links serve instead: %s", text)
         return verdict == _FINE
 
@@ -162,10 +168,19 @@ class Sharing:
         sent: list[Operation] = [
             self._group.post_send(rank, memoryview(text), self._deadline, about=about) for rank in ranks
         ]
-        self._group.wait(sent, self._deadline)
+        self._wait(sent)
 
     def _hear(self, ranks: Iterable[Rank], step: int) -> list[bytes]:
         tag = collective_tag(_SEQUENCE, step)
         posted = [self._group.post_receive(rank, None, space=Space.COLLECTIVE, tag=tag) for rank in ranks]
-        self._group.wait(posted, self._deadline)
+        self._wait(posted)
         return [bytes(receive.into or b"") for receive in posted]
+
+    def _wait(self, operations: Sequence[Operation]) -> None:
+        """As for every operation; but the user has heard of no such message, only of the call that needs it."""
+        try:
+            self._group.wait(operations, self._deadline)
+        except OperationTimeout as late:
+            found = late.waiting_for
+            waiting = found if isinstance(found, str) else [replace(peer, missing=_MISSING) for peer in found]
+            raise OperationTimeout(operation=_NAME, waiting_for=waiting, timeout=late.timeout) from late

@@ -44,8 +44,12 @@ def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
 
 
 def test_who_does_not_take_part_in_time_ends_it_and_leaves_nothing_behind() -> None:
-    with local_communicators(2, Config()) as world, pytest.raises(OperationTimeout):
-        Sharing(world[0]._group, deadline_after(0.05)).agree(world[0]._assembly.journal)
+    with local_communicators(2, Config()) as world:
+        with pytest.raises(OperationTimeout, match="making the communicator did not") as caught:
+            Sharing(world[0]._group, deadline_after(0.05)).agree(world[0]._assembly.journal)
+        assert not isinstance(caught.value.waiting_for, str)
+        assert [peer.rank for peer in caught.value.waiting_for] == [1]
+        assert "has not made the same init, split or group" in str(caught.value)
 
 
 def test_ranks_of_one_host_share_memory_and_all_say_so() -> None:

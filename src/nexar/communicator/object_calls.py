@@ -5,7 +5,7 @@ knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from nexar.errors import PeerMisbehaved, UsageError
 
 _Row = NDArray[Any]
 
+_LARGEST: Final = 1 << 47  # bytes: more than a process can address
+
 
 def broadcast_object(assembly: Assembly, value: Any, root: int, *, pickle: bool) -> Work:
     """The root's value."""
@@ -40,7 +42,7 @@ def _broadcast(assembly: Assembly, call: Call, row: _Row | None, root: int, read
     size = np.array([0 if row is None else len(row)], np.int64)
     code = OperationCode.BROADCAST
     yield from assembly.execute(call, "tree", code, size, root=root)
-    found = np.empty(int(size[0]), np.uint8) if row is None else row
+    found = _room(root, int(size[0])) if row is None else row
     name = assembly.choose_schedule(code, len(found), found.dtype)
     yield from assembly.execute(call, name, code, found, root=root, phase=1)
     return read(root, found)
@@ -72,6 +74,13 @@ def scatter_object(assembly: Assembly, values: Sequence[Any] | None, root: int, 
         rows = [_row(value, pickle=pickle) for value in values]
     read = _reader(pickle=pickle)
     return scatter(assembly, rows, root, OperationCode.SCATTER_OBJECT).then(lambda row: read(root, row))
+
+
+def _room(rank: int, size: int) -> _Row:
+    """For what that rank says it sends. It takes memory as the bytes arrive, not before."""
+    if not 0 <= size <= _LARGEST:
+        raise PeerMisbehaved(rank=rank, what=f"it announced an object of {size} bytes")
+    return np.empty(size, np.uint8)
 
 
 def _row(value: Any, *, pickle: bool) -> _Row:

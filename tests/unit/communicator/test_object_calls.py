@@ -5,7 +5,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
-from nexar.communicator.object_calls import _reader
+from nexar.communicator.object_calls import _reader, _room
 from nexar.config import Config
 from nexar.errors import PeerMisbehaved, UsageError
 from tests.ranks import on_every
@@ -53,4 +53,11 @@ def test_a_root_needs_a_value_for_each_rank(world: list[Communicator]) -> None:
 def test_bytes_that_are_no_value_are_the_fault_of_who_sent_them(pickle: bool) -> None:
     with pytest.raises(PeerMisbehaved, match="no object") as raised:
         _reader(pickle=pickle)(2, np.frombuffer(b"\xff" * 9, np.uint8))
+    assert raised.value.rank == 2
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 60])
+def test_a_length_that_cannot_be_is_the_fault_of_who_announced_it(size: int) -> None:
+    with pytest.raises(PeerMisbehaved, match=f"an object of {size} bytes") as raised:
+        _room(2, size)
     assert raised.value.rank == 2

@@ -26,7 +26,7 @@ from nexar.collectives.entry import Entry, name_of_call
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.inquiry import Inquiry, verdict
 from nexar.collectives.lateness import Lateness, Straggler
-from nexar.collectives.mishap import Mishap, error_of, mismatch_of
+from nexar.collectives.mishap import Mishap, error_of, mismatch_of, named
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
 from nexar.collectives.voice import Members, Voice
@@ -158,6 +158,7 @@ class Journal:
             if entry.error is not None:
                 error, mine = copy(entry.error), None
             else:
+                error = named(error, entry)
                 mine = self._give_up(entry, error)
         if mine is not None:
             self._voice.spread(mine)  # before those who still send to us are refused: this is what they should raise

@@ -63,6 +63,13 @@ def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer],
     return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
 
 
+def named(error: BaseException, entry: Entry) -> BaseException:
+    """Another rank gave up some part of the call, as shared memory shows. The user knows the call, not its parts."""
+    if isinstance(error, Cancelled) and error.rank is not None and error.operation != entry.name:
+        return Cancelled(operation=entry.name, reason=error.reason, rank=error.rank)
+    return error
+
+
 def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> AwaitedPeer:
     missing = f"{culprit.missing} (that is this rank, which came too late)" if culprit.rank == rank else culprit.missing
     return replace(

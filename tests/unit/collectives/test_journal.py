@@ -168,7 +168,7 @@ def test_what_two_would_never_tell_each_other_by_frames_they_declare() -> None:
     [
         (KeyboardInterrupt(), Cancelled, ["all_reduce #0", "rank 1", "KeyboardInterrupt"]),
         (Cancelled(operation="all_reduce #0", reason="enough"), Cancelled, ["rank 1", "enough"]),
-        (Cancelled(operation="all_reduce", reason="it did", rank=2), Cancelled, ["by rank 2", "it did"]),
+        (Cancelled(operation="all_reduce #0", reason="it did", rank=2), Cancelled, ["by rank 2", "it did"]),
         (BufferMismatch(expected="4 bytes", found="8 bytes"), Cancelled, ["rank 1", "4 bytes", "8 bytes"]),
         (PeerLost(rank=2, cause="it fell"), PeerLost, ["rank 2", "all_reduce #0", "rank 1", "it fell"]),
         (

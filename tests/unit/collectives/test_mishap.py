@@ -6,7 +6,7 @@ import pytest
 
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.mishap import Mishap, error_of, mismatch_of
+from nexar.collectives.mishap import Mishap, error_of, mismatch_of, named
 from nexar.collectives.operations import OperationCode
 from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, PeerLost, UsageError
 from nexar.types import AwaitedPeer, Rank
@@ -71,3 +71,11 @@ def test_a_mismatch_of_others_alone_names_one_of_them() -> None:
     error = mismatch_of(7, {0: SCAN, 1: REDUCE}, 2)
     assert error.expected == "no such call yet"
     assert error.ranks == [0]
+
+
+def test_a_part_that_another_rank_gave_up_is_named_as_the_call() -> None:
+    error = named(Cancelled(operation="all_gather", reason="it did", rank=1), ENTRY)
+    assert isinstance(error, Cancelled)
+    assert (error.operation, error.reason, error.rank) == ("scan #7", "it did", 1)
+    mine = Cancelled(operation="all_gather")
+    assert named(mine, ENTRY) is mine

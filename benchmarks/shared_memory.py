@@ -142,9 +142,9 @@ class Runner:
         arena = self._arena
         self._sequence += 1
         fingerprint = Fingerprint(OperationCode.ALL_REDUCE, 11, len(array), 0, 1)
-        ticket = arena.reserve()
+        slip = arena.reserve()
         arena.announce(self._sequence, fingerprint)
-        operation = arena.all_reduce(ticket, array, self._sum, announcement=(self._sequence, fingerprint), spin=True)
+        operation = arena.all_reduce(slip, array, self._sum, announcement=(self._sequence, fingerprint), spin=True)
         if not operation.done or operation.error is not None:
             self._progress.wait((operation,), time.monotonic() + PATIENCE)
 
@@ -185,7 +185,7 @@ def rank_main(rank: int, size: int, shared: mmap.mmap, line: Connection, options
         time.sleep(0.01)
     if rank == 0:
         memory = create_memory(size, options.slot_bytes)
-        line.send(memory.invitation)
+        line.send(memory.offer)
         line.recv()
     else:
         memory = open_memory(line.recv(), size)
@@ -234,9 +234,9 @@ def main() -> None:
     addresses = [line.recv() for line in lines]
     for line in lines:
         line.send(addresses)
-    invitation = lines[0].recv()
+    offer = lines[0].recv()
     for line in lines[1:]:
-        line.send(invitation)
+        line.send(offer)
     for line in lines[1:]:
         line.recv()
     lines[0].send("go")

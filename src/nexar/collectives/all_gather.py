@@ -36,7 +36,7 @@ def _turns(assembly: Assembly, name: str, array: NDArray[Any], out: NDArray[Any]
     if arena is None or name != SHARED_MEMORY:
         return ()
     spans = split(len(out), assembly.group.size)
-    return (lambda ticket, about, spin: arena.all_gather(ticket, array, out, spans, announcement=about, spin=spin),)
+    return (lambda slip, about, spin: arena.all_gather(slip, array, out, spans, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any]) -> Run:

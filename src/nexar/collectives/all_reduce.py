@@ -36,7 +36,7 @@ def _turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduct
     if arena is None:
         return ()
     if name == SHARED_MEMORY:
-        return (lambda ticket, about, spin: arena.all_reduce(ticket, array, reduction, announcement=about, spin=spin),)
+        return (lambda slip, about, spin: arena.all_reduce(slip, array, reduction, announcement=about, spin=spin),)
     return turns_between_hosts(assembly, arena, array, reduction) if name == TWO_LEVEL else ()
 
 

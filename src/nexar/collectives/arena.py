@@ -6,7 +6,7 @@ is in its slot, and when it has read all that it needs of round r - 1. It goes o
 So nobody is ever more than one round ahead, and of two slots, used in turn, one is always free to be written:
 the slot of round r + 1 was last read in round r - 1, and whoever has published r has done with that.
 
-Order. An operation has a *ticket*; operations run one at a time, in the order of tickets, on every rank. Tickets are
+Order. An operation has a *slip*; operations run one at a time, in the order of slips, on every rank. Slips are
 reserved at the call, in the order of the calls, so they are the same everywhere.
 
 Giving up. An operation that is cancelled, too late or failed is marked as given up; then this rank's word moves on to
@@ -71,19 +71,19 @@ class Arena:
         self._plans = self._queue.plans
         self._reserved = 1
 
-    # -- tickets and announcements ---------------------------------------------------------------------
+    # -- slips and announcements ---------------------------------------------------------------------
 
     def reserve(self, count: int = 1) -> int:
-        """The first of `count` tickets in a row. Each must be used, or given back with `skip`. Callers see to it that
-        tickets are reserved in the same order on all ranks, so not by two threads at once.
+        """The first of `count` slips in a row. Each must be used, or given back with `skip`. Callers see to it that
+        slips are reserved in the same order on all ranks, so not by two threads at once.
         """
-        ticket = self._reserved
+        slip = self._reserved
         self._reserved += count
-        return ticket
+        return slip
 
-    def skip(self, ticket: int, rounds: int) -> None:
+    def skip(self, slip: int, rounds: int) -> None:
         """This rank takes no part in that operation, of so many rounds: others find that it was given up."""
-        self._queue.skip(ticket, rounds)
+        self._queue.skip(slip, rounds)
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
         """This rank has come to its collective number `sequence`, whether that runs here or elsewhere. UsageError, once
@@ -104,13 +104,13 @@ class Arena:
 
     # -- operations ------------------------------------------------------------------------------------
 
-    def barrier(self, ticket: int, *, announcement: Announcement | None = None, spin: bool = False) -> Operation:
+    def barrier(self, slip: int, *, announcement: Announcement | None = None, spin: bool = False) -> Operation:
         """Done when all have come."""
-        return self._queue.start("barrier", ticket, announcement, shared_memory.barrier(), spin)
+        return self._queue.start("barrier", slip, announcement, shared_memory.barrier(), spin)
 
     def all_reduce(
         self,
-        ticket: int,
+        slip: int,
         array: Row,
         reduction: Reduction,
         out: Row | None = None,
@@ -120,11 +120,11 @@ class Arena:
     ) -> Operation:
         """`out` (default: `array`) becomes the reduction of all arrays, in the order of ranks."""
         rounds = shared_memory.all_reduce(self._plans, array, reduction, array if out is None else out)
-        return self._queue.start("all_reduce", ticket, announcement, rounds, spin)
+        return self._queue.start("all_reduce", slip, announcement, rounds, spin)
 
     def reduce(
         self,
-        ticket: int,
+        slip: int,
         array: Row,
         out: Row | None,
         reduction: Reduction,
@@ -135,11 +135,11 @@ class Arena:
     ) -> Operation:
         """`out` of `root`, which may be its `array`, becomes the reduction of all arrays; that of others is ignored."""
         rounds = shared_memory.all_reduce(self._plans, array, reduction, out if self.rank == root else None, root)
-        return self._queue.start("reduce", ticket, announcement, rounds, spin)
+        return self._queue.start("reduce", slip, announcement, rounds, spin)
 
     def reduce_scatter(
         self,
-        ticket: int,
+        slip: int,
         array: Row,
         out: Row,
         spans: Sequence[Span],
@@ -150,11 +150,11 @@ class Arena:
     ) -> Operation:
         """`out`, which may lie in `array`, becomes this rank's span of the reduction of all arrays."""
         rounds = shared_memory.reduce_scatter(self._slots, array, out, spans, reduction)
-        return self._queue.start("reduce_scatter", ticket, announcement, rounds, spin)
+        return self._queue.start("reduce_scatter", slip, announcement, rounds, spin)
 
     def all_gather(
         self,
-        ticket: int,
+        slip: int,
         array: Row,
         out: Row,
         spans: Sequence[Span],
@@ -164,11 +164,11 @@ class Arena:
     ) -> Operation:
         """`out` becomes everybody's array, each in its span. `array` may be that span of `out`."""
         rounds = shared_memory.all_gather(self._slots, array, out, spans)
-        return self._queue.start("all_gather", ticket, announcement, rounds, spin)
+        return self._queue.start("all_gather", slip, announcement, rounds, spin)
 
     def broadcast(
         self,
-        ticket: int,
+        slip: int,
         array: Row,
         root: int,
         *,
@@ -177,7 +177,7 @@ class Arena:
     ) -> Operation:
         """`array` becomes that of `root`."""
         return self._queue.start(
-            "broadcast", ticket, announcement, shared_memory.broadcast(self._slots, array, root), spin
+            "broadcast", slip, announcement, shared_memory.broadcast(self._slots, array, root), spin
         )
 
     # -- the end ---------------------------------------------------------------------------------------

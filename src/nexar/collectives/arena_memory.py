@@ -1,6 +1,6 @@
 """The memory of an arena: one segment for the ranks of one host in one generation of one communicator.
 
-One of them makes it (`create_memory`) and tells the others its *invitation*, a line of text; each opens it with that.
+One of them makes it (`create_memory`) and tells the others its *offer*, a line of text; each opens it with that.
 It has no name in any directory: it is a descriptor of its maker, which the others reach through /proc as processes of
 the same user, and which the maker closes when all have come (`close_door`). So nothing is left behind, whoever dies
 when. Who does not see the maker's processes (another container) or has no right to look is refused, and goes by links
@@ -62,9 +62,9 @@ class Geometry(NamedTuple):
 class ArenaMemory:
     """A mapping of the segment. Close it: that unmaps it here, and touches nobody else."""
 
-    def __init__(self, mapping: mmap.mmap, geometry: Geometry, invitation: str, descriptor: int | None) -> None:
+    def __init__(self, mapping: mmap.mmap, geometry: Geometry, offer: str, descriptor: int | None) -> None:
         self.geometry = geometry
-        self.invitation = invitation
+        self.offer = offer
         """What the others must be told. It is no secret: who can use it could also read the maker's memory."""
         self.mapping: mmap.mmap | None = mapping
         self._descriptor = descriptor
@@ -108,16 +108,16 @@ def create_memory(size: int, slot_bytes: int = SLOT_BYTES) -> ArenaMemory:
         raise
     nonce = secrets.token_bytes(_NONCE_BYTES)
     mapping[:_NONCE_BYTES] = nonce
-    invitation = f"{os.getpid()} {descriptor} {geometry.slot_bytes} {nonce.hex()}"
-    return ArenaMemory(mapping, geometry, invitation, descriptor)
+    offer = f"{os.getpid()} {descriptor} {geometry.slot_bytes} {nonce.hex()}"
+    return ArenaMemory(mapping, geometry, offer, descriptor)
 
 
-def open_memory(invitation: str, size: int) -> ArenaMemory:
+def open_memory(offer: str, size: int) -> ArenaMemory:
     """What a process of this host made for `size` ranks. OSError, with the reason, if it cannot be had from here."""
     reason = missing_support()
     if reason is not None:
         raise OSError(reason)
-    process, number, slot_bytes, nonce = invitation.split()
+    process, number, slot_bytes, nonce = offer.split()
     geometry = Geometry.of(size, int(slot_bytes))
     descriptor = os.open(f"/proc/{int(process)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -128,7 +128,7 @@ def open_memory(invitation: str, size: int) -> ArenaMemory:
     if mapping[:_NONCE_BYTES] != bytes.fromhex(nonce):
         mapping.close()
         raise OSError(f"descriptor {number} of process {process} is another segment than the one that was meant")
-    return ArenaMemory(mapping, geometry, invitation, None)
+    return ArenaMemory(mapping, geometry, offer, None)
 
 
 def _check(descriptor: int, geometry: Geometry) -> None:

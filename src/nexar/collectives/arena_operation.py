@@ -27,20 +27,20 @@ class Owner(Protocol):
 class ArenaOperation(Operation):
     """All but the end is written by who has the turn."""
 
-    __slots__ = ("_label", "_owner", "announcement", "base", "begun", "body", "moved", "rounds", "ticket", "wants")
+    __slots__ = ("_label", "_owner", "announcement", "base", "begun", "body", "moved", "rounds", "slip", "wants")
 
     def __init__(
         self,
         owner: Owner,
         label: str,
-        ticket: int,
+        slip: int,
         announcement: Announcement | None,
         rounds: Rounds,
     ) -> None:
         super().__init__(owner.lock)
         self._owner = owner
         self._label = label
-        self.ticket = ticket
+        self.slip = slip
         self.announcement = announcement
         self.rounds, self.body = rounds
         self.begun = False

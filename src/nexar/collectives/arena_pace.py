@@ -70,16 +70,16 @@ class Pace:
         behind = (self._records.index(word) for word in self._others if self._words[word] < wanted)
         return next(behind, None)
 
-    def deserter(self, ticket: int) -> int | None:
+    def deserter(self, slip: int) -> int | None:
         """The first who gave the operation up, whether it has begun here or not."""
         for word in self._others:
-            if self._records.has_given_up(word, ticket):
+            if self._records.has_given_up(word, slip):
                 return self._records.index(word)
         return None
 
     def waits(self, operation: ArenaOperation) -> bool:
         """Is there nothing that it could go on with?"""
-        return not self.reached(operation.wants) and self.deserter(operation.ticket) is None
+        return not self.reached(operation.wants) and self.deserter(operation.slip) is None
 
     def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
         """Look for that long whether all have published the round. Others get to run meanwhile; if they need long for
@@ -116,12 +116,12 @@ class Pace:
         GaveUp, Differs, and whatever a user's function raises.
         """
         if self.round != operation.base:
-            self.check(operation.ticket, operation.announcement if self.round == operation.base + 1 else None)
+            self.check(operation.slip, operation.announcement if self.round == operation.base + 1 else None)
         else:
             self.settled = True
             self._slots.parity = (self.round + 1) & 1
-            if operation.announcement is not None:  # not before: others may still look at what it was two tickets ago
-                self._records.take(operation.ticket, operation.announcement[1])
+            if operation.announcement is not None:  # not before: others may still look at what it was two slips ago
+                self._records.take(operation.slip, operation.announcement[1])
         try:
             next(operation.body)
         except StopIteration:
@@ -137,22 +137,22 @@ class Pace:
         """Move on to its end without the others, who learn of it."""
         if not operation.begun:
             self.begin(operation)
-        self._records.give_up(operation.ticket)
+        self._records.give_up(operation.slip)
         self.settled = False
         self.round = self._words[self._records.mine] = operation.base + operation.rounds
         fence()
         for _, nudge in self._nudges:
             nudge()
 
-    def check(self, ticket: int, announcement: Announcement | None) -> None:
+    def check(self, slip: int, announcement: Announcement | None) -> None:
         """Is what the others have published what it seems to be? `announcement`: look also whether they take it to be
         the same, which they say with the first round.
         """
         records, words = self._records, self._words
         for word in self._others:
-            if words[word + GIVEN_UP_TO] >= ticket and records.has_given_up(word, ticket):
+            if words[word + GIVEN_UP_TO] >= slip and records.has_given_up(word, slip):
                 raise GaveUp(records.index(word))
-            if announcement is not None and records.differs(word, ticket):
+            if announcement is not None and records.differs(word, slip):
                 raise Differs(records.index(word))
 
     def publish(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The operations of an arena in the order of their tickets, and who advances them: see arena for the law."""
+"""The operations of an arena in the order of their slips, and who advances them: see arena for the law."""
 
 from __future__ import annotations
 
@@ -62,42 +62,40 @@ class ArenaQueue:
         self._pace = Pace(self.records, self.slots, nudges)
         self._turn = threading.Lock()
         self._base = 0  # the round before the operation that is being run at once
-        self._head = 1  # the ticket whose turn it is; written by who has the turn
-        self._posted: dict[int, ArenaOperation] = {}  # by ticket; any thread adds, who has the turn removes
+        self._head = 1  # the slip whose turn it is; written by who has the turn
+        self._posted: dict[int, ArenaOperation] = {}  # by slip; any thread adds, who has the turn removes
         self._ended: BaseException | None = None  # why nothing can be waited for any more; written once
         self._differs = False  # nor does what others publish mean anything; written by who has the turn
         self._unfork = progress.when_forked(self._let_go)
         progress.add_poller(self)
 
-    def start(
-        self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds, spin: bool
-    ) -> Operation:
+    def start(self, label: str, slip: int, announcement: Announcement | None, rounds: Rounds, spin: bool) -> Operation:
         """Post an operation; with `spin`, run it at once as far as that goes without sleeping."""
         if announcement is GIVEN_UP:
-            self.skip(ticket, rounds[0])
+            self.skip(slip, rounds[0])
             return FINISHED
         if spin and rounds[0] <= _INLINE_ROUNDS:
-            begun = self._progress.attempt(self._run, label, ticket, announcement, rounds)
+            begun = self._progress.attempt(self._run, label, slip, announcement, rounds)
             if begun is not None:
                 return begun
-        operation = ArenaOperation(self, label, ticket, announcement, rounds)
+        operation = ArenaOperation(self, label, slip, announcement, rounds)
         self._post(operation)
         return operation
 
-    def skip(self, ticket: int, rounds: int) -> None:
+    def skip(self, slip: int, rounds: int) -> None:
         """See Arena.skip."""
-        operation = ArenaOperation(self, "skipped", ticket, None, (rounds, iter(())))
+        operation = ArenaOperation(self, "skipped", slip, None, (rounds, iter(())))
         operation.done = True
         self._post(operation)
         self._progress.kick()  # who has the turn just now may not have seen it
 
     def _post(self, operation: ArenaOperation) -> None:
-        self._posted[operation.ticket] = operation
+        self._posted[operation.slip] = operation
         self._progress.attempt(self.poll)
 
     # -- by who has the turn ---------------------------------------------------------------------------
 
-    def _run(self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds) -> Operation | None:
+    def _run(self, label: str, slip: int, announcement: Announcement | None, rounds: Rounds) -> Operation | None:
         """From its beginning as far as it gets by spinning; the rest is left to the queue. None: it is not its turn.
 
         This is what `ArenaOperation` and `Pace.step` do, without an object: the way of every small call.
@@ -105,42 +103,42 @@ class ArenaQueue:
         if not self._turn.acquire(False):
             return None
         try:
-            if self._head != ticket or self._ended is not None or not self._pace.settled:
+            if self._head != slip or self._ended is not None or not self._pace.settled:
                 return None
             try:
-                if not self._run_rounds(ticket, announcement, rounds[1]):
-                    return self._leave_to_queue(label, ticket, announcement, rounds)
+                if not self._run_rounds(slip, announcement, rounds[1]):
+                    return self._leave_to_queue(label, slip, announcement, rounds)
             except BaseException as error:  # noqa: BLE001 - see _go_on
-                operation = self._leave_to_queue(label, ticket, announcement, rounds)
+                operation = self._leave_to_queue(label, slip, announcement, rounds)
                 self._fail(operation, error)
                 return operation
-            self._head = ticket + 1
+            self._head = slip + 1
             return FINISHED
         finally:
             self._turn.release()
 
-    def _run_rounds(self, ticket: int, announcement: Announcement | None, body: Iterator[None]) -> bool:
+    def _run_rounds(self, slip: int, announcement: Announcement | None, body: Iterator[None]) -> bool:
         """True: that was all."""
         pace, longest = self._pace, self._progress.spin
         self._base = number = pace.round
         self.slots.parity = (number + 1) & 1
         if announcement is not None:
-            self.records.take(ticket, announcement[1])
+            self.records.take(slip, announcement[1])
         for _ in body:
             number += 1
             pace.publish(number)
             if not pace.spin(number, longest, self._has_ended):
                 return False
-            pace.check(ticket, announcement)
+            pace.check(slip, announcement)
             announcement = None  # it is compared once
         return True
 
     def _leave_to_queue(
-        self, label: str, ticket: int, announcement: Announcement | None, rounds: Rounds
+        self, label: str, slip: int, announcement: Announcement | None, rounds: Rounds
     ) -> ArenaOperation:
-        operation = ArenaOperation(self, label, ticket, announcement, rounds)
+        operation = ArenaOperation(self, label, slip, announcement, rounds)
         operation.begun, operation.base, operation.wants = True, self._base, self._pace.round
-        self._posted[ticket] = operation
+        self._posted[slip] = operation
         return operation
 
     def _has_ended(self) -> bool:
@@ -161,14 +159,14 @@ class ArenaQueue:
         if isinstance(error, GaveUp):
             self._give_up(operation, self._members.given_up(error.index, operation.name))
         elif isinstance(error, Differs):
-            theirs = self.records.taken(self.records.all[error.index], operation.ticket)
+            theirs = self.records.taken(self.records.all[error.index], operation.slip)
             self._disagree(operation, error.index, theirs)
         else:
             self._give_up(operation, error)
 
     def _leave(self, operation: ArenaOperation, error: BaseException | None) -> None:
-        self._posted.pop(operation.ticket, None)
-        self._head = operation.ticket + 1
+        self._posted.pop(operation.slip, None)
+        self._head = operation.slip + 1
         with operation.lock:
             operation.finish(error)
 
@@ -233,7 +231,7 @@ class ArenaQueue:
             moved = True
             if self._go_on(operation):
                 return True
-        deserter = self._pace.deserter(operation.ticket)  # no need to wait for the others then
+        deserter = self._pace.deserter(operation.slip)  # no need to wait for the others then
         if deserter is not None:
             self._fail(operation, GaveUp(deserter))
             return True
@@ -286,7 +284,7 @@ class ArenaQueue:
                 return
             if operation.begun and not self.closed:
                 self._give_up(operation, Cancelled(operation=operation.name))
-            else:  # it keeps its ticket until its turn comes
+            else:  # it keeps its slip until its turn comes
                 operation.close()
                 with operation.lock:
                     operation.finish(Cancelled(operation=operation.name))

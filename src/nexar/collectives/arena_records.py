@@ -4,8 +4,8 @@ A rank writes its own record and nobody else's; each has cache lines of its own.
 on the CPUs that we run on (see transport.shm.support) they become visible in the order in which they were stored.
 
     word 0      the round that it has published
-    words 1, 2  the first and the last ticket of the operations in a row that it gave up last
-    words 4..7  what it takes the operation to be, for the last even and the last odd ticket: a fingerprint, two words
+    words 1, 2  the first and the last slip of the operations in a row that it gave up last
+    words 4..7  what it takes the operation to be, for the last even and the last odd slip: a fingerprint, two words
                 each. These are on the line of word 0, so that who looks at that has them as well.
     line pair 1 announcements of the last collectives, also of those that do not run here: a ring of entries, each
     and on      with its sequence number at both ends. The writer stores it first at the front, last at the back, the
@@ -27,7 +27,7 @@ _WORD: Final = 8
 _LINES: Final = 16  # words of a pair of cache lines: CPUs fetch them in pairs
 _FROM: Final = 1
 GIVEN_UP_TO: Final = 2
-"""Where in a record the last ticket is that its rank gave up."""
+"""Where in a record the last slip is that its rank gave up."""
 _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
@@ -58,7 +58,7 @@ class Records:
         """Where this rank's round is in `words`."""
         self.all = tuple(index * _RECORD_WORDS for index in range(size))
         self.others = tuple(word for word in self.all if word != self.mine)
-        self._taken: list[Fingerprint | None] = [None, None]  # for the last even and the last odd ticket
+        self._taken: list[Fingerprint | None] = [None, None]  # for the last even and the last odd slip
         self._taken_words = [(0, 0), (0, 0)]  # the same as it is in memory
 
     def index(self, word: int) -> int:
@@ -67,25 +67,25 @@ class Records:
 
     # -- giving up -------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: int) -> None:
+    def give_up(self, slip: int) -> None:
         """This rank will not take part. Before it moves on to the end of the operation."""
         words, mine = self.words, self.mine
-        if words[mine + GIVEN_UP_TO] != ticket - 1:
-            words[mine + _FROM] = ticket  # first: until the other word follows, the row is empty
-        words[mine + GIVEN_UP_TO] = ticket
+        if words[mine + GIVEN_UP_TO] != slip - 1:
+            words[mine + _FROM] = slip  # first: until the other word follows, the row is empty
+        words[mine + GIVEN_UP_TO] = slip
 
-    def has_given_up(self, word: int, ticket: int) -> bool:
+    def has_given_up(self, word: int, slip: int) -> bool:
         """Whether the rank of that record gave the operation up."""
         words = self.words
-        return words[word + GIVEN_UP_TO] >= ticket >= words[word + _FROM]
+        return words[word + GIVEN_UP_TO] >= slip >= words[word + _FROM]
 
     # -- what a turn is taken to be --------------------------------------------------------------------
 
-    def take(self, ticket: int, fingerprint: Fingerprint) -> None:
-        """What this rank takes the operation of that ticket to be. Before it publishes the first round. Mostly it is
-        the same as two tickets before, and there is nothing to store.
+    def take(self, slip: int, fingerprint: Fingerprint) -> None:
+        """What this rank takes the operation of that slip to be. Before it publishes the first round. Mostly it is
+        the same as two slips before, and there is nothing to store.
         """
-        parity = ticket & 1
+        parity = slip & 1
         if fingerprint == self._taken[parity]:
             return
         self._taken[parity] = fingerprint
@@ -94,15 +94,15 @@ class Records:
         _TAKEN.pack_into(self.bytes, at * _WORD, operation, dtype, reduce_op, 0, root, count)
         self._taken_words[parity] = self.words[at], self.words[at + 1]
 
-    def differs(self, word: int, ticket: int) -> bool:
+    def differs(self, word: int, slip: int) -> bool:
         """Whether that rank, which has published the first round, takes it to be something else."""
-        words, parity = self.words, ticket & 1
+        words, parity = self.words, slip & 1
         at = word + _TAKEN_AT + 2 * parity
         return (words[at], words[at + 1]) != self._taken_words[parity]
 
-    def taken(self, word: int, ticket: int) -> Fingerprint:
+    def taken(self, word: int, slip: int) -> Fingerprint:
         """As what that rank takes it."""
-        at = (word + _TAKEN_AT + 2 * (ticket & 1)) * _WORD
+        at = (word + _TAKEN_AT + 2 * (slip & 1)) * _WORD
         operation, dtype, reduce_op, _, root, count = _TAKEN.unpack_from(self.bytes, at)
         return Fingerprint(operation, dtype, count, root, reduce_op)
 

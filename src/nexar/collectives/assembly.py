@@ -65,7 +65,7 @@ class Assembly:
         """Which of the ranks of its host this one is."""
         self._shared = shared
         self._chosen: dict[tuple[Any, ...], str] = {}  # algorithms of calls that were made; dict methods are atomic
-        self._order = threading.Lock()  # numbers and tickets are taken in the same order
+        self._order = threading.Lock()  # numbers and slips are taken in the same order
 
     # -- choosing ----------------------------------------------------------------------------------------
 
@@ -121,12 +121,12 @@ class Assembly:
         arena = self.arena
         with self._order:
             entry = self.journal.begin(fingerprint)
-            ticket = arena.reserve(len(turns)) if turns and arena is not None else 0
+            slip = arena.reserve(len(turns)) if turns and arena is not None else 0
         if arena is not None:
             arena.announce(entry.sequence, fingerprint)
-        return Call(entry, fingerprint, ticket, turns)
+        return Call(entry, fingerprint, slip, turns)
 
-    def take_ticket(self) -> tuple[int, int] | None:
+    def take_slip(self) -> tuple[int, int] | None:
         """A number and a turn for a call that is expected to end at once: see Journal.take."""
         arena = self.arena
         assert arena is not None

@@ -28,7 +28,7 @@ def _turns(assembly: Assembly, name: str) -> Sequence[Turn]:
     arena = assembly.arena
     if arena is None or name != SHARED_MEMORY:
         return ()
-    return (lambda ticket, about, spin: arena.barrier(ticket, announcement=about, spin=spin),)
+    return (lambda slip, about, spin: arena.barrier(slip, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str) -> Run:

@@ -31,7 +31,7 @@ def _turns(assembly: Assembly, name: str, array: NDArray[Any], root: int) -> Seq
     arena = assembly.arena
     if arena is None or name != SHARED_MEMORY:
         return ()
-    return (lambda ticket, about, spin: arena.broadcast(ticket, array, root, announcement=about, spin=spin),)
+    return (lambda slip, about, spin: arena.broadcast(slip, array, root, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], root: int) -> Run:

@@ -11,24 +11,24 @@ from nexar.collectives.fingerprint import Fingerprint
 from nexar.links.operation import FINISHED, Operation
 
 Turn: TypeAlias = Callable[[int, Announcement, bool], Operation]
-"""Posts an operation in the arena: its ticket, what it is part of, and whether the caller may spin."""
+"""Posts an operation in the arena: its slip, what it is part of, and whether the caller may spin."""
 
 
 class Call:
     """Turns are taken in order. Each must be taken or skipped: the other ranks count on it."""
 
-    __slots__ = ("_last", "_taken", "entry", "fingerprint", "spin", "ticket", "turns")
+    __slots__ = ("_last", "_taken", "entry", "fingerprint", "slip", "spin", "turns")
 
     def __init__(
         self,
         entry: Entry,
         fingerprint: Fingerprint,
-        ticket: int = 0,
+        slip: int = 0,
         turns: Sequence[Turn] = (),
     ) -> None:
         self.entry = entry
         self.fingerprint = fingerprint
-        self.ticket = ticket
+        self.slip = slip
         self.turns = turns
         self.spin = False
         """The thread that made the call runs it, and has nothing better to do. Written by who runs it."""
@@ -50,4 +50,4 @@ class Call:
 
     def _post(self, announcement: Announcement, *, spin: bool) -> Operation:
         index, self._taken = self._taken, self._taken + 1
-        return self.turns[index](self.ticket + index, announcement, spin)
+        return self.turns[index](self.slip + index, announcement, spin)

@@ -89,13 +89,13 @@ class Quick:
     # -- through memory ----------------------------------------------------------------------------------
 
     def _in_memory(self, plan: _Plan, arena: Arena, row: NDArray[Any]) -> bool:
-        taken = self._assembly.take_ticket()
+        taken = self._assembly.take_slip()
         if taken is None:
             return False
-        sequence, ticket = taken
+        sequence, slip = taken
         began = monotonic()
         about = sequence, plan.fingerprint
-        operation = arena.all_reduce(ticket, row, plan.reduction, announcement=about, spin=True)
+        operation = arena.all_reduce(slip, row, plan.reduction, announcement=about, spin=True)
         if operation.done and operation.error is None:
             self._assembly.journal.note(sequence, plan.fingerprint, plan.size_bytes, began)
         else:

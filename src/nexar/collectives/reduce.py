@@ -45,7 +45,7 @@ def _turns(assembly: Assembly, name: str, job: Reducing) -> Sequence[Turn]:
     arena = assembly.arena
     if arena is None or name != SHARED_MEMORY:
         return ()
-    return (lambda ticket, about, spin: arena.reduce(ticket, *job, announcement=about, spin=spin),)
+    return (lambda slip, about, spin: arena.reduce(slip, *job, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, job: Reducing) -> Run:

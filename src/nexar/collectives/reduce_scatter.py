@@ -47,7 +47,7 @@ def _turns(assembly: Assembly, name: str, job: Scattering) -> Sequence[Turn]:
     arena = assembly.arena
     if arena is None or name != SHARED_MEMORY:
         return ()
-    return (lambda ticket, about, spin: arena.reduce_scatter(ticket, *job, announcement=about, spin=spin),)
+    return (lambda slip, about, spin: arena.reduce_scatter(slip, *job, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, job: Scattering) -> Run:

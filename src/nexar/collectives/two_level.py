@@ -35,10 +35,10 @@ def turns(assembly: Assembly, arena: Arena, array: NDArray[Any], reduction: Redu
     share = array[spans[assembly.index].start : spans[assembly.index].stop]
     summing = reduction_of("sum") if reduction.code is ReduceCode.AVG else reduction  # who calls divides, once
     return (
-        lambda ticket, about, spin: arena.reduce_scatter(
-            ticket, array, share, spans, summing, announcement=about, spin=spin
+        lambda slip, about, spin: arena.reduce_scatter(
+            slip, array, share, spans, summing, announcement=about, spin=spin
         ),
-        lambda ticket, about, spin: arena.all_gather(ticket, share, array, spans, announcement=about, spin=spin),
+        lambda slip, about, spin: arena.all_gather(slip, share, array, spans, announcement=about, spin=spin),
     )
 
 

@@ -17,7 +17,7 @@ from nexar.cluster.membership import Membership
 from nexar.collectives.arena import Arena
 from nexar.collectives.arena_memory import ArenaMemory, create_memory, open_memory
 from nexar.collectives.journal import Journal
-from nexar.communicator.neighbors import Neighbors
+from nexar.communicator.housemates import Housemates
 from nexar.errors import OperationTimeout
 from nexar.group import Group
 from nexar.links.message import collective_tag
@@ -97,8 +97,8 @@ class Sharing:
         reason = self._missing_link()
         if self._group.rank == self._local[0]:
             return self._invite(reason)
-        (invitation,) = self._hear([self._local[0]], _INVITE)
-        self._tell([self._local[0]], _ANSWER, (reason or self._open(invitation)).encode())
+        (offer,) = self._hear([self._local[0]], _INVITE)
+        self._tell([self._local[0]], _ANSWER, (reason or self._open(offer)).encode())
         return ""
 
     def _missing_link(self) -> str:
@@ -107,22 +107,22 @@ class Sharing:
         return f"ranks {bare} are linked to rank {self._group.rank} through the network only" if bare else ""
 
     def _invite(self, reason: str) -> str:
-        invitation = ""
+        offer = ""
         if not reason:
             try:
                 self._memory = create_memory(len(self._local))
-                invitation = self._memory.invitation
+                offer = self._memory.offer
             except OSError as error:
                 reason = str(error)
-        self._tell(self._others, _INVITE, invitation.encode())
+        self._tell(self._others, _INVITE, offer.encode())
         answers = [answer.decode(errors="replace") for answer in self._hear(self._others, _ANSWER)]
         return reason or next(filter(None, answers), "")
 
-    def _open(self, invitation: bytes) -> str:
-        if not invitation:
+    def _open(self, offer: bytes) -> str:
+        if not offer:
             return "the first rank of this host could not make it"
         try:
-            self._memory = open_memory(invitation.decode(), len(self._local))
+            self._memory = open_memory(offer.decode(), len(self._local))
         except (OSError, ValueError) as error:
             return f"rank {self._group.rank}: {error}"
         return ""
@@ -146,10 +146,10 @@ class Sharing:
 
     def _make(self, journal: Journal, memory: ArenaMemory) -> Arena:
         group = self._group
-        neighbors = Neighbors(group, journal, self._local)
-        arena = Arena(group.progress, memory, self._local.index(group.rank), neighbors, neighbors.nudges())
+        housemates = Housemates(group, journal, self._local)
+        arena = Arena(group.progress, memory, self._local.index(group.rank), housemates, housemates.nudges())
         self._arena = arena
-        self._unwatch = neighbors.watch(arena)
+        self._unwatch = housemates.watch(arena)
         return arena
 
     def close(self) -> None:

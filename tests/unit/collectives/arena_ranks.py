@@ -59,7 +59,7 @@ class Rank:
 def ranks(size: int, *, slot_bytes: int = SLOT_BYTES, spin: float = 200e-6) -> Iterator[list[Rank]]:
     """All of them; `with` closes everything."""
     made = create_memory(size, slot_bytes)
-    memories = [made, *(open_memory(made.invitation, size) for _ in range(size - 1))]
+    memories = [made, *(open_memory(made.offer, size) for _ in range(size - 1))]
     made.close_door()
     sleepers = [PollSleeper() for _ in range(size)]
     nodes = [Progress(sleeper, [], spin=spin) for sleeper in sleepers]

@@ -43,7 +43,7 @@ def test_a_barrier_ends_when_all_have_come() -> None:
             rank.wait(operation)
 
 
-def test_operations_run_in_the_order_of_their_tickets_whatever_the_order_of_posting() -> None:
+def test_operations_run_in_the_order_of_their_slips_whatever_the_order_of_posting() -> None:
     with ranks(2) as (left, right):
         first, second = left.arena.reserve(2), 2
         a, b = np.array([1]), np.array([10])
@@ -95,9 +95,9 @@ def test_threads_of_one_rank_may_take_turns() -> None:
         def call(rank: Rank) -> None:
             for _ in range(100):
                 with order:
-                    ticket = rank.arena.reserve()
+                    slip = rank.arena.reserve()
                 array = ones()
-                rank.wait(rank.arena.all_reduce(ticket, array, SUM, spin=True))
+                rank.wait(rank.arena.all_reduce(slip, array, SUM, spin=True))
                 assert (array == 2).all()
 
         all_well(together([left, left, right, right], call))
@@ -140,7 +140,7 @@ def test_several_given_up_in_a_row_are_all_missed_by_who_comes_late() -> None:
         all_well(together([left, right], add))
 
 
-def test_one_that_is_cancelled_before_its_turn_keeps_its_ticket() -> None:
+def test_one_that_is_cancelled_before_its_turn_keeps_its_slip() -> None:
     with ranks(2, slot_bytes=SLOT) as (left, right):
         array, second = ones(), ones(LARGE)
         head = left.arena.all_reduce(left.arena.reserve(), array, SUM)
@@ -158,7 +158,7 @@ def test_one_that_is_cancelled_before_its_turn_keeps_its_ticket() -> None:
         all_well(together([left, right], add))
 
 
-def test_a_ticket_that_is_not_used_can_be_given_back() -> None:
+def test_a_slip_that_is_not_used_can_be_given_back() -> None:
     with ranks(2) as (left, right):
         left.arena.skip(left.arena.reserve(), 1)
         with pytest.raises(GivenUp):
@@ -198,8 +198,8 @@ def test_a_difference_is_seen_by_every_rank_and_nothing_runs_any_more(spin: bool
         def call(rank: Rank) -> None:
             fingerprint = other if rank.number == 1 else REDUCE
             rank.arena.announce(1, fingerprint)
-            ticket, array = rank.arena.reserve(), ones(counts[rank.number])
-            rank.wait(rank.arena.all_reduce(ticket, array, SUM, announcement=(1, fingerprint), spin=spin))
+            slip, array = rank.arena.reserve(), ones(counts[rank.number])
+            rank.wait(rank.arena.all_reduce(slip, array, SUM, announcement=(1, fingerprint), spin=spin))
 
         results = together(members, call)
         assert all(isinstance(result, Different) for result in results)

@@ -18,7 +18,7 @@ def test_the_whole_is_bounded_whatever_the_number_of_ranks(size: int) -> None:
 def test_what_one_writes_another_reads_and_no_name_is_left() -> None:
     before = set(os.listdir("/dev/shm"))
     made = create_memory(2)
-    opened = open_memory(made.invitation, 2)
+    opened = open_memory(made.offer, 2)
     assert made.mapping is not None
     assert opened.mapping is not None
     made.mapping[5000] = 7
@@ -33,19 +33,19 @@ def test_what_one_writes_another_reads_and_no_name_is_left() -> None:
 def test_another_process_can_open_it_until_the_door_is_closed() -> None:
     made = create_memory(2)
     script = "import sys; from nexar.collectives.arena_memory import open_memory; open_memory(sys.argv[1], 2).close()"
-    subprocess.run([sys.executable, "-c", script, made.invitation], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, made.offer], check=True, timeout=60)
     made.close_door()
     made.close_door()
     with pytest.raises(FileNotFoundError):
-        open_memory(made.invitation, 2)
+        open_memory(made.offer, 2)
     made.close()
 
 
 def test_it_is_refused_with_another_size_or_nonce_and_where_it_is_something_else(tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = create_memory(2)
     with pytest.raises(OSError, match="expected"):
-        open_memory(made.invitation, 3)
-    process, descriptor, slot, nonce = made.invitation.split()
+        open_memory(made.offer, 3)
+    process, descriptor, slot, nonce = made.offer.split()
     with pytest.raises(OSError, match="another segment"):
         open_memory(" ".join([process, descriptor, slot, "00" * (len(nonce) // 2)]), 2)
     with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="not a memory segment"):

@@ -39,8 +39,8 @@ class Stage:
         """By rank 1."""
         self.theirs.words[self.theirs.mine] = number
 
-    def begin(self, rounds: int, ticket: int = 1) -> ArenaOperation:
-        operation = ArenaOperation(self, "test", ticket, (1, ONE), (rounds, iter([None] * rounds)))
+    def begin(self, rounds: int, slip: int = 1) -> ArenaOperation:
+        operation = ArenaOperation(self, "test", slip, (1, ONE), (rounds, iter([None] * rounds)))
         self.pace.begin(operation)
         return operation
 
@@ -108,7 +108,7 @@ def test_after_giving_up_the_next_waits_for_all_to_have_left(stage: Stage) -> No
     assert stage.nudged == 1
     assert not pace.settled
     assert stage.theirs.has_given_up(stage.records.mine, 1)
-    following = stage.begin(1, ticket=2)
+    following = stage.begin(1, slip=2)
     assert not pace.reached(following.wants)
     assert pace.waits(following)
     stage.publish(5)

@@ -23,18 +23,18 @@ def test_each_record_is_its_ranks_own() -> None:
 
 def test_what_was_given_up_in_a_row_is_known_and_nothing_else() -> None:
     left, right = two()
-    for ticket in (5, 6, 7):
-        left.give_up(ticket)
-    assert [right.has_given_up(left.mine, ticket) for ticket in range(4, 9)] == [False, True, True, True, False]
+    for slip in (5, 6, 7):
+        left.give_up(slip)
+    assert [right.has_given_up(left.mine, slip) for slip in range(4, 9)] == [False, True, True, True, False]
     left.give_up(9)
-    assert [right.has_given_up(left.mine, ticket) for ticket in range(7, 11)] == [False, False, True, False]
+    assert [right.has_given_up(left.mine, slip) for slip in range(7, 11)] == [False, False, True, False]
 
 
 def test_the_row_is_empty_while_it_is_being_begun_anew() -> None:
     left, right = two()
     left.give_up(5)
     left.words[left.mine + 1] = 9  # the first of the two stores
-    assert not any(right.has_given_up(left.mine, ticket) for ticket in range(4, 12))
+    assert not any(right.has_given_up(left.mine, slip) for slip in range(4, 12))
 
 
 def test_what_an_operation_is_taken_to_be_is_compared_and_told() -> None:

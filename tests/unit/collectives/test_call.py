@@ -15,15 +15,15 @@ def make(count: int) -> tuple[Call, list[tuple[int, Any, bool]], list[Posted]]:
     asked: list[tuple[int, Any, bool]] = []
     posted: list[Posted] = []
 
-    def turn(ticket: int, announcement: Any, spin: bool) -> Posted:
-        asked.append((ticket, announcement, spin))
+    def turn(slip: int, announcement: Any, spin: bool) -> Posted:
+        asked.append((slip, announcement, spin))
         posted.append(Posted())
         return posted[-1]
 
     return Call(Entry(LOCK, 4, REDUCE), REDUCE, 20, (turn,) * count), asked, posted
 
 
-def test_turns_are_taken_in_order_with_tickets_in_a_row() -> None:
+def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
     call, asked, posted = make(2)
     call.spin = True
     assert [call.take_turn(), call.take_turn()] == posted

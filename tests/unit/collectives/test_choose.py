@@ -22,6 +22,8 @@ def facts(operation=Op.ALL_REDUCE, size_bytes=8, size=8, hosts=None, **more):
     ("operation", "size_bytes", "size", "name"),
     [
         (Op.ALL_REDUCE, 8, 8, "recursive_doubling"),
+        (Op.ALL_REDUCE, 16 * MB, 2, "recursive_doubling"),
+        (Op.ALL_REDUCE, 64 * MB, 2, "pipelined_ring"),
         (Op.ALL_REDUCE, 32 * KB, 8, "ring"),
         (Op.ALL_REDUCE, 32 * KB, 9, "halving_doubling"),
         (Op.ALL_REDUCE, 8 * MB, 9, "pipelined_ring"),

@@ -182,18 +182,18 @@ def test_operations_of_all_kinds_follow_one_another(data: st.DataObject, size: i
         def all_of_them(rank: Rank) -> list[NDArray[Any]]:
             arena, outs, operations = rank.arena, [], []
             for kind, count in kinds:
-                array, ticket = np.arange(count) + rank.number, arena.reserve()
+                array, slip = np.arange(count) + rank.number, arena.reserve()
                 if kind == "r":
-                    operations.append(arena.all_reduce(ticket, array, SUM))
+                    operations.append(arena.all_reduce(slip, array, SUM))
                 elif kind == "b":
-                    operations.append(arena.broadcast(ticket, array, size - 1))
+                    operations.append(arena.broadcast(slip, array, size - 1))
                 elif kind == "g":
                     out = np.empty(count * size, np.int64)
                     spans = [Span(each * count, (each + 1) * count) for each in range(size)]
-                    operations.append(arena.all_gather(ticket, array, out, spans))
+                    operations.append(arena.all_gather(slip, array, out, spans))
                     array = out
                 else:
-                    operations.append(arena.reduce_scatter(ticket, array, array[: len(array)], every(rank, count), SUM))
+                    operations.append(arena.reduce_scatter(slip, array, array[: len(array)], every(rank, count), SUM))
                 outs.append(array)
             rank.wait(*operations)
             return outs

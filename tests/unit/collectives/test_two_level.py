@@ -44,8 +44,8 @@ def test_a_host_adds_up_for_its_carriers_and_hands_out_what_they_bring_back() ->
     about = cast(Any, (0, None))
     first(8, about, False)
     second(9, about, False)
-    (_, (ticket, whole, share, spans, reduction)), (_, gathered) = calls
-    assert (ticket, gathered[0]) == (8, 9)
+    (_, (slip, whole, share, spans, reduction)), (_, gathered) = calls
+    assert (slip, gathered[0]) == (8, 9)
     assert whole is array
     assert share.tolist() == [3.0, 4.0]
     assert np.shares_memory(share, array)

@@ -13,7 +13,7 @@ from nexar.group import Group
 from nexar.types import AwaitedPeer, NodeId, Rank
 
 
-class Neighbors:
+class Housemates:
     """See arena.Members."""
 
     def __init__(self, group: Group, journal: Journal, ranks: Sequence[Rank]) -> None:

@@ -6,7 +6,7 @@ from nexar.collectives.arena import Arena
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
-from nexar.communicator.neighbors import Neighbors
+from nexar.communicator.housemates import Housemates
 from nexar.errors import Cancelled, CollectiveMismatch, PeerLost
 from nexar.group import Group
 
@@ -27,7 +27,7 @@ class Scene:
         router = SimpleNamespace(tell_of_losses=self._watch)
         facts = {"membership": Membership("test", 1, members), "links": lambda: {1: link}, "router": router}
         journal = SimpleNamespace(disagree=lambda *each: self.told.append(each))
-        self.neighbors = Neighbors(cast(Group, SimpleNamespace(**facts)), cast(Journal, journal), (1, 3))
+        self.neighbors = Housemates(cast(Group, SimpleNamespace(**facts)), cast(Journal, journal), (1, 3))
 
     def _watch(self, lost: Any) -> Any:
         self.lost = lost

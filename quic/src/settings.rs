@@ -6,17 +6,13 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use quinn_proto::congestion::CubicConfig;
-use quinn_proto::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 /// With quinn's default initial window a handshake that starts with large packets never completes.
 const INITIAL_WINDOW_BYTES: u64 = 1 << 20;
 /// What the round trip is taken for before it is measured: a lost first packet is sent again after
 /// three times this. The usual guess is made for the far side of the world.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
-
-/// Every second packet acknowledged is a datagram, a system call and a search for each two that
-/// carry data; a gap is still told at once, and the rest after the usual delay.
-const PACKETS_PER_ACK: u32 = 24;
 
 #[pyclass(module = "nexar_quic", frozen)]
 #[derive(Clone)]
@@ -122,8 +118,6 @@ impl Settings {
         });
         let mut congestion = CubicConfig::default();
         congestion.initial_window(INITIAL_WINDOW_BYTES);
-        let mut acknowledging = AckFrequencyConfig::default();
-        acknowledging.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK));
         let idle = self.idle_timeout.as_millis().min(1 << 40) as u64;
         let mut transport = TransportConfig::default();
         transport
@@ -135,7 +129,6 @@ impl Settings {
             .initial_mtu(self.initial_mtu)
             .mtu_discovery_config(Some(discovery))
             .congestion_controller_factory(Arc::new(congestion))
-            .ack_frequency_config(Some(acknowledging))
             .stream_receive_window(varint(self.stream_window_bytes))
             .receive_window(varint(self.connection_window_bytes))
             .send_window(self.send_window_bytes)

@@ -45,6 +45,8 @@ class Group:
         rank = membership.rank_of(node.id)
         assert rank is not None  # the mesh has refused a membership without us
         self.rank = rank
+        self.local_ranks: Final = membership.ranks_on(membership.members[rank].host)
+        """Those of this host, ascending."""
         self._mesh_ranks: Final = tuple(mesh.rank_of(node_id) for node_id in self._nodes)
         self.router: Final = mesh.router
         self.matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))

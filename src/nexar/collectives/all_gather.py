@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.partition import split
+from nexar.arrays.partition import Span, split
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Wish
-from nexar.collectives.call import Call, Turn
+from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint
@@ -27,23 +27,15 @@ def all_gather(
     """Flat arrays; `out` has room for all of them."""
     name = assembly.choose(_CODE, len(array), array.dtype, wish)
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array))
-    call = assembly.begin(fingerprint, _turns(assembly, name, array, out))
-    return assembly.work(call, _run(assembly, call, name, array, out))
-
-
-def _turns(assembly: Assembly, name: str, array: NDArray[Any], out: NDArray[Any]) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None or name != SHARED_MEMORY:
-        return ()
     spans = split(len(out), assembly.group.size)
-    return (lambda slip, about, spin: arena.all_gather(slip, array, out, spans, announcement=about, spin=spin),)
+    call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.all_gather, array, out, spans))
+    return assembly.work(call, _run(assembly, call, name, array, out, mine=spans[assembly.group.rank]))
 
 
-def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any]) -> Run:
+def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span) -> Run:
     if name == SHARED_MEMORY:
         yield (call.take_turn(),)
         return
-    mine = split(len(out), assembly.group.size)[assembly.group.rank]
     np.copyto(out[mine.start : mine.stop], array)
     yield from assembly.execute(call, name, _CODE, out, count=len(array))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import finish
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
@@ -32,12 +33,9 @@ def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, wi
 
 
 def _turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None:
-        return ()
-    if name == SHARED_MEMORY:
-        return (lambda slip, about, spin: arena.all_reduce(slip, array, reduction, announcement=about, spin=spin),)
-    return turns_between_hosts(assembly, arena, array, reduction) if name == TWO_LEVEL else ()
+    if name == TWO_LEVEL and assembly.arena is not None:
+        return turns_between_hosts(assembly, assembly.arena, array, reduction)
+    return assembly.in_memory(name, Arena.all_reduce, array, reduction)
 
 
 def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reduction: Reduction) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -16,7 +16,7 @@ from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.collectives.arena import Arena
 from nexar.collectives.call import Call, Turn
-from nexar.collectives.choose import Facts, choose
+from nexar.collectives.choose import SHARED_MEMORY, Facts, choose
 from nexar.collectives.conductor import Conductor
 from nexar.collectives.executor import Arithmetic, Ground, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
@@ -28,6 +28,7 @@ from nexar.collectives.scratch import Scratch
 from nexar.collectives.work import Work
 from nexar.config import Config
 from nexar.group import Group
+from nexar.links.operation import Operation
 
 _KEPT: Final = 512  # shapes of calls
 _LONG: Final = 256  # steps
@@ -60,7 +61,6 @@ class Assembly:
         membership = group.membership
         self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
         """The ranks of each host."""
-        self._local = membership.ranks_on(membership.member(group.rank).host)
         self.index: Final = membership.local_rank(group.rank)
         """Which of the ranks of its host this one is."""
         self._shared = shared
@@ -126,6 +126,13 @@ class Assembly:
             arena.announce(entry.sequence, fingerprint)
         return Call(entry, fingerprint, slip, turns)
 
+    def in_memory(self, name: str, post: Callable[..., Operation], *arguments: Any) -> Sequence[Turn]:
+        """The turn of a call that runs in shared memory, by this method of Arena; none for other algorithms."""
+        arena = self.arena
+        if arena is None or name != SHARED_MEMORY:
+            return ()
+        return (lambda slip, about, spin: post(arena, slip, *arguments, announcement=about, spin=spin),)
+
     def take_slip(self) -> tuple[int, int] | None:
         """A number and a turn for a call that is expected to end at once: see Journal.take."""
         arena = self.arena
@@ -149,7 +156,7 @@ class Assembly:
         if self.arena is None:
             return None
         came = self.arena.arrivals(call.entry.sequence)
-        return {rank: when / 1e9 for rank, when in zip(self._local, came, strict=True) if when is not None}
+        return {rank: when / 1e9 for rank, when in zip(self.group.local_ranks, came, strict=True) if when is not None}
 
     def ground(self, call: Call) -> Ground:
         """For the executor."""
@@ -158,9 +165,13 @@ class Assembly:
 
     def program(self, name: str, operation: OperationCode, count: int, dtype: np.dtype[Any]) -> Program | None:
         """Of a schedule on one array; None if it needs more memory than that."""
-        segment = max(1, self.config.pipeline_segment_bytes // dtype.itemsize)
-        program, needed = program_of(name, operation, Shape(self.group.rank, self.group.size, count, 0, segment))
+        shape = Shape(self.group.rank, self.group.size, count, 0, self._segment(dtype))
+        program, needed = program_of(name, operation, shape)
         return None if needed else program
+
+    def _segment(self, dtype: np.dtype[Any]) -> int:
+        """Elements of a pipeline segment."""
+        return max(1, self.config.pipeline_segment_bytes // dtype.itemsize)
 
     def execute(
         self,
@@ -183,8 +194,7 @@ class Assembly:
         size = self.group.size if team is None else len(team)
         rank = self.group.rank if team is None else team.index(self.group.rank)
         item = work.dtype.itemsize
-        segment = max(1, self.config.pipeline_segment_bytes // item)
-        shape = Shape(rank, size, len(work) if count is None else count, root, segment, spans)
+        shape = Shape(rank, size, len(work) if count is None else count, root, self._segment(work.dtype), spans)
         program, needed = program_of(name, operation, shape)
         own = needed[len(more) :]
         borrowed = [self.scratch.take(each * item) for each in own]

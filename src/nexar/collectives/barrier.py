@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import PLAIN, Assembly, Wish
-from nexar.collectives.call import Call, Turn
+from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
@@ -20,15 +19,8 @@ _CODE = OperationCode.BARRIER
 def barrier(assembly: Assembly, wish: Wish = PLAIN) -> Work:
     """Without a result."""
     name = assembly.choose(_CODE, 0, None, wish)
-    call = assembly.begin(Fingerprint(_CODE), _turns(assembly, name))
+    call = assembly.begin(Fingerprint(_CODE), assembly.in_memory(name, Arena.barrier))
     return assembly.work(call, _run(assembly, call, name))
-
-
-def _turns(assembly: Assembly, name: str) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None or name != SHARED_MEMORY:
-        return ()
-    return (lambda slip, about, spin: arena.barrier(slip, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str) -> Run:

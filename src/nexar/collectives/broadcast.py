@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Wish
-from nexar.collectives.call import Call, Turn
+from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
@@ -23,15 +23,8 @@ def broadcast(assembly: Assembly, array: NDArray[Any], root: int, wish: Wish) ->
     """In place, on a flat array."""
     name = assembly.choose(_CODE, len(array), array.dtype, wish)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root))
-    call = assembly.begin(fingerprint, _turns(assembly, name, array, root))
+    call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.broadcast, array, root))
     return assembly.work(call, _run(assembly, call, name, array, root))
-
-
-def _turns(assembly: Assembly, name: str, array: NDArray[Any], root: int) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None or name != SHARED_MEMORY:
-        return ()
-    return (lambda slip, about, spin: arena.broadcast(slip, array, root, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], root: int) -> Run:

@@ -26,8 +26,6 @@ class Conductor:
         self._group = group
         self._journal = journal
         self._arena = arena
-        membership = group.membership
-        self._local = membership.ranks_on(membership.member(group.rank).host)
 
     def perform(self, work: Work, timeout: float) -> Any:
         """Run it to its end in this thread. CollectiveTimeout when nobody has made progress for `timeout` seconds."""
@@ -110,7 +108,7 @@ class Conductor:
         self._journal.declare(entry)
         found = None if self._arena is None else self._arena.disagreement(entry.sequence)
         if found is not None:
-            self._journal.disagree(entry.sequence, entry.fingerprint, self._local[found[0]], found[1])
+            self._journal.disagree(entry.sequence, entry.fingerprint, self._group.local_ranks[found[0]], found[1])
 
 
 def _entry_of(operations: Sequence[Operation]) -> Entry | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,9 @@ from numpy.typing import NDArray
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import finish
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Wish
-from nexar.collectives.call import Call, Turn
+from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
@@ -37,15 +37,8 @@ def reduce(assembly: Assembly, job: Reducing, wish: Wish) -> Work:
     array, _, reduction, root = job
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code)
-    call = assembly.begin(fingerprint, _turns(assembly, name, job))
+    call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce, *job))
     return assembly.work(call, _run(assembly, call, name, job))
-
-
-def _turns(assembly: Assembly, name: str, job: Reducing) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None or name != SHARED_MEMORY:
-        return ()
-    return (lambda slip, about, spin: arena.reduce(slip, *job, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, job: Reducing) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.arrays.reduce import finish
+from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Wish
-from nexar.collectives.call import Call, Turn
+from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint, counted
@@ -39,15 +39,8 @@ def reduce_scatter(assembly: Assembly, job: Scattering, wish: Wish, code: Operat
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
     root = 0 if code is _CODE else counted(span.count for span in job.spans)
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code)
-    call = assembly.begin(fingerprint, _turns(assembly, name, job))
+    call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce_scatter, *job))
     return assembly.work(call, _run(assembly, call, name, job))
-
-
-def _turns(assembly: Assembly, name: str, job: Scattering) -> Sequence[Turn]:
-    arena = assembly.arena
-    if arena is None or name != SHARED_MEMORY:
-        return ()
-    return (lambda slip, about, spin: arena.reduce_scatter(slip, *job, announcement=about, spin=spin),)
 
 
 def _run(assembly: Assembly, call: Call, name: str, job: Scattering) -> Run:

@@ -25,8 +25,8 @@ from nexar.collectives.operations import OperationCode
 def shares(assembly: Assembly, count: int) -> tuple[Span, ...]:
     """By the index of a rank on this host; those that are no envoys have an empty one."""
     envoys = min(map(len, assembly.hosts))
-    mine = next(len(ranks) for ranks in assembly.hosts if assembly.group.rank in ranks)
-    return (*split(count, envoys), *(Span(count, count),) * (mine - envoys))
+    others = len(assembly.group.local_ranks) - envoys
+    return (*split(count, envoys), *(Span(count, count),) * others)
 
 
 def turns(assembly: Assembly, arena: Arena, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:

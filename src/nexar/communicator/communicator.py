@@ -184,38 +184,12 @@ class Communicator(Messaging, Collecting):
     def _carry_out(self, run: Run[Any], deadline: float) -> Any:
         return run_to_end(self._group, run, deadline)
 
-    def all_reduce(
-        self,
-        array: Any,
-        op: Op = "sum",
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-        deterministic: bool = False,
-        commutative: bool = True,
-        timeout: float | None = None,
-    ) -> Any:
-        """The reduction of all ranks' arrays, in place, on every rank; returns the array. A number gives a number."""
-        if (
+    def _reduced_at_once(self, array: Any, op: Op) -> bool:
+        return (
             array.__class__ is np.ndarray
             and op.__class__ is str
-            and out is None
-            and algorithm is None
-            and timeout is None
-            and commutative
-            and not deterministic
             and not self._closing.locked()
             and self._quick.all_reduce(array, op)
-        ):
-            return array
-        return super().all_reduce(
-            array,
-            op,
-            out=out,
-            algorithm=algorithm,
-            deterministic=deterministic,
-            commutative=commutative,
-            timeout=timeout,
         )
 
     def _conduct(self, work: Work, timeout: float) -> Any:

@@ -61,7 +61,7 @@ class Sharing:
         self._group = group
         self._deadline = deadline
         membership = group.membership
-        self._local = membership.ranks_on(membership.member(group.rank).host)
+        self._local = group.local_ranks
         self._others = [rank for rank in self._local if rank != group.rank]
         self._firsts = [membership.ranks_on(host)[0] for host in membership.hosts]
         self._memory: ArenaMemory | None = None
@@ -92,8 +92,7 @@ class Sharing:
             return ""
         self._group.open_links(self._others, self._deadline)
         self._tell(self._others, _HELLO, b"")
-        for _ in self._hear(self._others, _HELLO):
-            continue
+        self._hear(self._others, _HELLO)
         reason = self._missing_link()
         if self._group.rank == self._local[0]:
             return self._invite(reason)

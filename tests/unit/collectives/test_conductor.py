@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from nexar.cluster.membership import Member, Membership
 from nexar.collectives.arena import Arena
 from nexar.collectives.call import Call
 from nexar.collectives.conductor import Conductor
@@ -25,7 +24,7 @@ class Scene:
     rank = 0
 
     def __init__(self, *waits: BaseException | None, arena: Any = None) -> None:
-        self.membership = Membership("test", 1, tuple(Member(each, "host", bytes(32), {}) for each in (5, 6)))
+        self.local_ranks = (0, 1)
         self.waits = list(waits)
         self.said: list[Any] = []
         self.conductor = Conductor(cast(Group, self), cast(Journal, self), cast(Arena, arena))

@@ -12,8 +12,9 @@ from nexar.collectives.two_level import shares, turns
 
 
 def assembly(hosts: tuple[tuple[int, ...], ...], rank: int) -> Assembly:
-    index = next(ranks.index(rank) for ranks in hosts if rank in ranks)
-    return cast(Assembly, SimpleNamespace(hosts=hosts, group=SimpleNamespace(rank=rank), index=index))
+    mine = next(ranks for ranks in hosts if rank in ranks)
+    group = SimpleNamespace(rank=rank, local_ranks=mine)
+    return cast(Assembly, SimpleNamespace(hosts=hosts, group=group, index=mine.index(rank)))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ mod event;
 mod exit;
 mod farewell;
 mod fork;
+mod governor;
 mod grip;
 mod hub;
 mod identity;

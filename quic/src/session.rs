@@ -14,6 +14,7 @@ use rustls::pki_types::CertificateDer;
 use crate::channel::{stopped, Channel};
 use crate::errors::Failure;
 use crate::farewell::Farewell;
+use crate::governor;
 use crate::grip::{ConnectionGrip, PeerIdentity};
 use crate::hub::Hub;
 use crate::op::{Op, Value};
@@ -306,6 +307,7 @@ impl Session {
     /// Close from our side, at once.
     pub fn close(&mut self, hub: &mut Hub, now: Instant, code: VarInt, reason: &str) {
         let text = Bytes::copy_from_slice(reason.as_bytes());
+        governor::lift(&self.connection);
         self.connection.close(now, code, text);
         self.closing = true;
         self.blocked = None; // data that the peer will not read any more must not keep the word from leaving

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use quinn_proto::congestion::CubicConfig;
 use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
+use crate::governor::GovernorConfig;
+
 /// With quinn's default initial window a handshake that starts with large packets never completes.
 const INITIAL_WINDOW_BYTES: u64 = 1 << 20;
 /// What the round trip is taken for before it is measured: a lost first packet is sent again after
@@ -128,7 +130,7 @@ impl Settings {
             .initial_rtt(INITIAL_RTT)
             .initial_mtu(self.initial_mtu)
             .mtu_discovery_config(Some(discovery))
-            .congestion_controller_factory(Arc::new(congestion))
+            .congestion_controller_factory(Arc::new(GovernorConfig(Arc::new(congestion))))
             .stream_receive_window(varint(self.stream_window_bytes))
             .receive_window(varint(self.connection_window_bytes))
             .send_window(self.send_window_bytes)

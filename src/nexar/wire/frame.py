@@ -70,6 +70,8 @@ class Space(IntEnum):
     UNTAGGED = 1
     COLLECTIVE = 2  # tag is unused: operation sequence and step are the conversation
     PART = 3  # the rest of a message that came in parts: tag is the number that its first part gave
+    CALL = 4  # a remote call: tag is unused
+    ANSWER = 5  # to a remote call: tag is the number that the call gave
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

@@ -7,11 +7,19 @@ may be added with a default; an older node ignores those it does not know.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, Union
+from typing import Annotated, Final, Literal, TypeAlias, Union
 
 import msgspec
+from msgspec import Meta
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_CAUSE_CHARACTERS: Final = 4096
+"""Of why a node is gone: with its traceback, if it left one."""
+
+Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
+Instance: TypeAlias = tuple[int, int, int]
+"""What is agreed on: communicator, generation, sequence. Sequence 0 of communicator 0 chooses who comes after the
+membership whose epoch is the generation."""
 
 
 class MessageError(ValueError):
@@ -48,6 +56,8 @@ class Introduce(_Base, frozen=True, tag="introduce"):
     epoch: int
     sidecar: bool = False
     """This connection is to carry large payloads beside the link that we have."""
+    death_line: bool = False
+    """This connection carries nothing: its end is the news that the dialer's process has ended."""
 
 
 class Introduced(_Base, frozen=True, tag="introduced"):
@@ -67,6 +77,8 @@ class Declined(_Base, frozen=True, tag="declined"):
     reason: str
     superseded: bool = False
     """Nothing is wrong: the answerer's own dial to the same peer has won."""
+    expelled: int = 0
+    """The dialer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
 
 
 class Disagreed(_Base, frozen=True, tag="disagreed"):
@@ -134,6 +146,101 @@ class Report(_Base, frozen=True, tag="report"):
     """The last one that it finished."""
 
 
+class Doing(msgspec.Struct, frozen=True, array_like=True):
+    """A call that a node is in."""
+
+    communicator: int
+    operation: str
+    sequence: int
+    step: int = 0
+    age: float = 0.0
+    """Seconds since its last step."""
+
+
+class Beat(_Base, frozen=True, tag="beat"):
+    """I am alive, and this is what I do. Who is behind by its epoch is told what was chosen since."""
+
+    epoch: int
+    doing: tuple[Doing, ...] = ()
+    finished: str = ""
+    """The last call that it finished."""
+
+
+class Suspect(_Base, frozen=True, tag="suspect"):
+    """The sender cannot reach a node. A hint: who hears it looks for itself. Also sent on to the suspect, who then
+    tries to reach the complainer.
+    """
+
+    epoch: int
+    node: int
+    by: int
+    cause: Cause
+
+
+class Number(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Of a ballot: higher ones win; no two nodes have the same."""
+
+    round: int
+    node: int
+
+
+class Prepare(_Base, frozen=True, tag="prepare"):
+    """A proposer asks the voters to promise that they ignore lower ballots."""
+
+    instance: Instance
+    ballot: Number
+
+
+class Promise(_Base, frozen=True, tag="promise"):
+    """The answer to Prepare, with what the voter had accepted in the highest ballot so far."""
+
+    instance: Instance
+    ballot: Number
+    accepted: Number | None = None
+    value: bytes = b""
+
+
+class Accept(_Base, frozen=True, tag="accept"):
+    """A proposer that has a majority of promises asks the voters to accept this value."""
+
+    instance: Instance
+    ballot: Number
+    value: bytes
+
+
+class Accepted(_Base, frozen=True, tag="accepted"):
+    """The answer to Accept. A value that a majority has accepted in one ballot is chosen, for ever."""
+
+    instance: Instance
+    ballot: Number
+
+
+class Rejected(_Base, frozen=True, tag="rejected"):
+    """The other answer to Prepare and Accept: a higher ballot was promised, or the value removes who can be reached."""
+
+    instance: Instance
+    ballot: Number
+    promised: Number | None = None
+    reachable: tuple[int, ...] = ()
+    """Nodes that the value removes although the voter reaches them."""
+
+
+class Chosen(_Base, frozen=True, tag="chosen"):
+    """What was chosen, from who knows it."""
+
+    instance: Instance
+    value: bytes
+
+
+class Revoke(_Base, frozen=True, tag="revoke"):
+    """A rank has declared this communicator over: every call on it raises. Passed on like Disagreed."""
+
+    communicator: int
+    generation: int
+    rank: int
+    reason: Cause
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """A message of a kind that this version does not know. Drop and count it."""
 
@@ -141,10 +248,12 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Message: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report
-]
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report, Beat, Suspect, Prepare,
+    Promise, Accept, Accepted, Rejected, Chosen, Revoke,
+]  # fmt: skip
 KNOWN: Final[tuple[type[Message], ...]] = (
-    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report,
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report, Beat, Suspect, Prepare,
+    Promise, Accept, Accepted, Rejected, Chosen, Revoke,
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -1,0 +1,129 @@
+"""What the succession machine of a node is told, and what it wants done. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from nexar.cluster.change import Change, Departure
+from nexar.cluster.membership import Member
+from nexar.types import NodeId
+from nexar.wire.messages import Accept, Accepted, Chosen, Prepare, Promise, Rejected, Suspect
+
+Word: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted | Rejected | Chosen
+"""What nodes say to one another about it."""
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """This node cannot reach a member: its process ended, it left, it is silent, or its link is gone and cannot be
+    dialed again. `willing`: it said that it leaves.
+    """
+
+    node: NodeId
+    cause: str
+    willing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """It can be reached after all. `severed`: on a new connection, so frames of the old one may be lost."""
+
+    node: NodeId
+    severed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to a Probe. `cause`: why it cannot be reached; None: it can."""
+
+    node: NodeId
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A word of another node: a member, the seed, or a joiner."""
+
+    sender: NodeId
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All members have agreed, by a collective, that this should happen: each tells its own machine."""
+
+    joined: tuple[Member, ...] = ()
+    left: tuple[Departure, ...] = ()
+    renewed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """This node wants to be removed, now."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Under the manual policy: what is known to be lost is to be removed now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = Lost | Found | Probed | Heard | Wanted | Resign | Recover | Tick
+
+
+# -- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send a word to a node: a member, or the seed. It may be lost."""
+
+    node: NodeId
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try at once whether this member can be reached, and tell by Probed."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The next membership was chosen, and this node is in it."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """The next membership was chosen, and this node is not in it."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """No next membership came about in time, or none can: told once for each epoch, and again after it changed."""
+
+    alive: tuple[NodeId, ...]
+    """Voters that are reached, this node included."""
+    needed: int
+    """Voters for a majority."""
+    missing_votes: tuple[NodeId, ...] = ()
+    """If a majority is reached, but does not finish: who has not voted. Empty: there is no majority."""
+
+
+Action: TypeAlias = Say | Probe | Adopt | Expel | Stall

@@ -7,6 +7,7 @@ renewed over it. Nobody else is ever spoken to here, and nothing but join messag
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from typing import Final, TypeAlias, TypeVar
 
@@ -28,7 +29,7 @@ from nexar.wire.joining import (
 )
 
 _CONTROL: Final = int(Kind.CONTROL)
-_MOST_WAITING: Final = 64  # messages that nobody has taken: a seed says a handful in all
+_MOST_WAITING: Final = 512  # messages that nobody has taken: who listens takes them at once
 _Said = TypeVar("_Said")
 _Received: TypeAlias = JoinMessage | NexarError | ConnectionError
 
@@ -55,6 +56,8 @@ class JoinLine:
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
         self._received: queue.SimpleQueue[_Received] = queue.SimpleQueue()  # put by the driving thread
+        self.epoch = 0
+        """Of the membership that the seed told on this line; 0: none yet. Written by who receives."""
         carrier.attach(self)
 
     @property
@@ -71,10 +74,19 @@ class JoinLine:
         """Raises LineLost."""
         self._send(encode_join(message))
 
-    def receive(self, deadline: float) -> JoinMessage:
-        """The next message. LineLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline."""
+    @property
+    def unread_bytes(self) -> int:
+        """What was sent and not yet taken by the system. LineLost."""
         try:
-            received = self._received.get(timeout=max(0.0, deadline - time.monotonic()))
+            return self._carrier.queued_bytes(Lane.CONTROL)
+        except CarrierLost as loss:
+            raise LineLost(f"the line to the seed is gone: {loss.reason}") from loss
+
+    def receive(self, deadline: float) -> JoinMessage:
+        """The next message. LineLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline (inf: none)."""
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            received = self._received.get(timeout=min(left, threading.TIMEOUT_MAX))
         except queue.Empty:
             raise TimeoutError(f"no word from the seed at {self.address}") from None
         if isinstance(received, Exception):

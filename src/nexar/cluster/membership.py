@@ -71,6 +71,7 @@ class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decoder: Final = msgspec.msgpack.Decoder(_Encoded)
+_member_decoder: Final = msgspec.msgpack.Decoder(Member)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,25 @@ class Membership:
         return Membership(parts.cluster, parts.epoch, parts.members, parts.attendants, parts.seed)
 
 
+def encode_member(member: Member) -> bytes:
+    """Canonical bytes of one member."""
+    return _encoder.encode(member)
+
+
+def decode_member(data: bytes) -> Member:
+    """The member that `encode_member` wrote. MembershipError for anything else."""
+    try:
+        member = _member_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MembershipError(f"not a member: {error}") from None
+    _check_member(member)
+    _pins([member])
+    return member
+
+
 def share_bytes(member: Member) -> int:
     """What this member adds to the size of an encoded membership."""
-    return len(_encoder.encode(member))
+    return len(encode_member(member))
 
 
 def allowed_share_bytes(size: int) -> int:

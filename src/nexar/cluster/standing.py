@@ -1,7 +1,8 @@
-"""A node's standing with the seed, once it is in: the line is kept open, and the certificate renewed in time.
+"""A node's standing with the seed, once it is in: the line is kept open, the certificate renewed in time, and what the
+seed says about the cluster passed on to who listens.
 
-Neither is needed for anything that members do among themselves. A seed that is gone is knocked at again, ever more
-rarely; one that came back with its state knows this node by its key.
+None of it is needed for what members do among themselves. A seed that is gone is knocked at again, ever more rarely;
+one that came back with its state knows this node by its key.
 """
 
 from __future__ import annotations
@@ -10,18 +11,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from nexar.cluster.join_line import JoinLine, LineLost, RefusedBySeed
+from nexar.cluster.membership import Member, MembershipError, decode_member
 from nexar.cluster.node import Node
 from nexar.cluster.recall import Recalled
 from nexar.cluster.worker import take_certificate
 from nexar.errors import JoinRefused, NexarError
 from nexar.security.renewal import read_validity, renew_at
 from nexar.security.request import make_request
-from nexar.wire.joining import Renew, Renewed, Welcome
+from nexar.types import NodeId
+from nexar.wire import messages
+from nexar.wire.joining import (
+    MAX_JOIN_BYTES,
+    AreYouThere,
+    Died,
+    Here,
+    JoinMessage,
+    Renew,
+    Renewed,
+    Waiting,
+    Welcome,
+    Word,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +45,28 @@ LONGEST_PAUSE: Final = 30.0
 """Seconds between two knocks at a seed that is gone."""
 _PATIENCE: Final = 10.0
 _LONGEST_WAIT: Final = 3600.0
+
+
+def _ignore(*_: Any) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Who is told what the seed says. Called by the thread of the standing, one after the other; none may block."""
+
+    on_word: Callable[[messages.Message], None] = _ignore
+    """A word of the seed about who comes next; its sender is the seed."""
+    on_died: Callable[[NodeId, int, str], None] = _ignore
+    """A hint: this node may be gone, in the membership of this epoch, and why."""
+    on_waiting: Callable[[tuple[Member, ...]], None] = _ignore
+    """All who would like to become members now, and can be dialed."""
+    on_lost: Callable[[str], None] = _ignore
+    """The line to the seed is gone, and why."""
+    on_back: Callable[[int], None] = _ignore
+    """There is a line again, and the epoch of the membership that the seed knows: it may be behind."""
+    on_refused: Callable[[str], None] = _ignore
+    """The seed wants nothing more to do with this node, and why. Nothing more comes."""
 
 
 class Standing:
@@ -40,12 +78,15 @@ class Standing:
         line: JoinLine,
         welcome: Welcome,
         knock: Callable[[], JoinLine],
+        *,
         random: Random | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`knock` makes one attempt at a new line, and raises if it comes to nothing."""
         self._node = node
-        self._line = line  # written by the thread; `close` reads it after the thread has ended
+        self._line = line  # written by the thread; any thread says its words on the one it finds
         self._knock = knock
+        self._listeners = listeners or Listeners()
         self._random = random or Random()
         self._spread = self._random.random()
         self._cluster, self._authority = welcome.cluster, welcome.authority
@@ -66,6 +107,17 @@ class Standing:
         self._line.interrupt()
         self._thread.join()
         self._line.leave(reason)
+
+    def say(self, message: messages.Message) -> bool:
+        """A word to the seed. Never blocks; False: there is no line, or the seed does not read. Any thread."""
+        line = self._line
+        try:
+            if self._stop.is_set() or line.unread_bytes > MAX_JOIN_BYTES:
+                return False
+            line.send(Word(messages.encode(message)))
+        except LineLost:
+            return False
+        return True
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -88,8 +140,35 @@ class Standing:
                 self._line.send(Renew(request=make_request(self._node.id, self._node.key)))
                 self._asked = True
             return
-        if isinstance(message, Renewed):
-            self._take(message.certificate)
+        self._heard(message)
+
+    def _heard(self, message: JoinMessage) -> None:
+        listeners = self._listeners
+        match message:
+            case Renewed():
+                self._take(message.certificate)
+            case AreYouThere():
+                self._line.send(Here(message.number))
+            case Word():
+                self._pass_on(message.body)
+            case Died():
+                listeners.on_died(message.node, message.epoch, message.cause)
+            case Waiting():
+                listeners.on_waiting(self._members(message))
+
+    def _pass_on(self, body: bytes) -> None:
+        try:
+            word = messages.decode(body)
+        except messages.MessageError as error:
+            raise LineLost(f"the seed is not understood: {error}") from error
+        if not isinstance(word, messages.Unknown):
+            self._listeners.on_word(word)
+
+    def _members(self, message: Waiting) -> tuple[Member, ...]:
+        try:
+            return tuple(decode_member(each) for each in message.members)
+        except MembershipError as error:
+            raise LineLost(f"the seed is not understood: {error}") from error
 
     def _take(self, certificate: bytes) -> None:
         self._renew_at = self._next_renewal(*take_certificate(self._node, self._cluster, certificate, self._authority))
@@ -103,6 +182,7 @@ class Standing:
         """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""
         _log.info("%s; members go on without it", lost)
         self._line.close("the line is dead")
+        self._listeners.on_lost(str(lost))
         bound = 1.0
         while not self._stop.wait(self._random.uniform(0.0, bound)):
             bound = min(2 * bound, LONGEST_PAUSE)
@@ -110,6 +190,7 @@ class Standing:
                 self._line = self._knock()
             except JoinRefused as refused:
                 _log.warning("%s", refused)
+                self._listeners.on_refused(refused.reason)
                 return False
             except Recalled:
                 return False
@@ -117,5 +198,6 @@ class Standing:
                 _log.debug("no seed: %s", error)
             else:
                 self._asked = False
+                self._listeners.on_back(self._line.epoch)
                 return True
         return False

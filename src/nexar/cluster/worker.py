@@ -1,8 +1,12 @@
-"""Knocks at the seed's door until it is opened, refused for good, or the time is up."""
+"""Knocks at the seed's door until it is opened, refused for good, or the time is up.
+
+Who comes after the cluster has formed is let in too, where it is elastic, and then waits for its members to take it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +19,7 @@ from cryptography import x509
 from nexar.cluster.join_line import Impostor, JoinLine, LineLost, RefusedBySeed
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.cluster.node import Node
-from nexar.errors import FormationTimeout, JoinRefused, SeedUnreachable
+from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable
 from nexar.links.redial import pause_before
 from nexar.security.authority import make_credentials
 from nexar.security.credentials import Trust
@@ -25,7 +29,7 @@ from nexar.security.renewal import read_validity
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
-from nexar.wire.joining import Apply, Committed, FormationFailed, Ready, Reserve, Welcome
+from nexar.wire.joining import Apply, Committed, Current, FormationFailed, JoinMessage, Ready, Reserve, Welcome
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ _LONGEST_ATTEMPT: Final = 10.0
 
 Ask: TypeAlias = Callable[[bytes], "Apply | Reserve"]
 """What to ask for, given the proof that goes with it."""
+OnCurrent: TypeAlias = Callable[[Membership], None]
+"""Told, by the thread that joins, whom it will join as soon as they take it: at first and again at each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Place:
     rank: Rank | None = None
     """That its environment gave it; None: any."""
     launcher: NodeId = UNKNOWN_NODE
+    epoch: int = 0
+    """Of the membership that it is in already; 0: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +61,56 @@ class Joined:
     line: JoinLine
     welcome: Welcome
     membership: Membership
+    """The first that it is in."""
 
 
 class Worker:
     """Joins a cluster for one node."""
 
-    def __init__(self, node: Node, invitation: Invitation, *, timeout: float, random: Random | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        invitation: Invitation,
+        *,
+        timeout: float,
+        join_timeout: float = 0.0,
+        random: Random | None = None,
+    ) -> None:
+        """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit."""
         self._node = node
         self._invitation = invitation
         self._timeout = timeout
+        self._join_timeout = join_timeout or math.inf
         self._random = random or Random()
         self.attempts = 0
 
-    def join(self, place: Place) -> Joined:
+    def join(self, place: Place, on_current: OnCurrent | None = None) -> Joined:
         """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout,
         and GRACE for the seed's own word if we are in and others are not. Recalled when the node closes meanwhile.
+
+        Where the cluster has formed and takes us later, `on_current` is told whom we will join; OperationTimeout if
+        that takes longer than `join_timeout`. A seed that goes away meanwhile is knocked at again.
         """
         deadline = time.monotonic() + self._timeout
         cause: LineLost | None = None
         while True:
             line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline, cause)
             try:
-                return self._complete(line, welcome, deadline)
+                return self._complete(line, welcome, deadline, on_current or _nobody)
             except LineLost as lost:  # the seed may come back: knock again
                 _log.info("%s; knocking again", lost)
                 cause = lost
+                if line.epoch:  # it was in, so its time for coming in begins anew
+                    deadline = time.monotonic() + self._timeout
 
     def rejoin(self, place: Place) -> Joined:
-        """One attempt to be known again to a seed that was gone. As `join`, or why it came to nothing: an OSError."""
+        """One attempt to be known again to a seed that was gone. As `join`, or why it came to nothing: an OSError.
+
+        LineLost also if the seed takes us for somebody new: others know more, and tell it.
+        """
         deadline = time.monotonic() + self._timeout
         line, welcome = self._attempt("candidate", lambda proof: self._apply(proof, place), deadline)
-        return self._complete(line, welcome, deadline)
+        return self._complete(line, welcome, deadline, _taken_for_another)
 
     def enter(self, role: Role, ask: Ask) -> tuple[JoinLine, Welcome]:
         """Knock until the seed has said welcome, and take the certificate it gives. Errors as for `join`."""
@@ -161,39 +188,70 @@ class Worker:
             addresses=node.addresses(),
             rank=place.rank,
             launcher=place.launcher,
+            epoch=place.epoch,
         )
 
-    def _complete(self, line: JoinLine, welcome: Welcome, deadline: float) -> Joined:
+    def _complete(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Joined:
         try:
             with self._node.recall.waking(line.interrupt):
                 line.send(Ready())
-                return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE))
+                return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE, on_current))
         except BaseException:
             line.close("giving up")
             raise
 
-    def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float) -> Membership:
+    def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Membership:
+        began = time.monotonic()
+        while True:
+            message = self._await_word(line, welcome, deadline)
+            match message:
+                case Committed():
+                    return _read_membership(line, message)
+                case Current():
+                    on_current(_read_membership(line, message))
+                    deadline = began + self._join_timeout
+                case FormationFailed():
+                    raise FormationTimeout(
+                        joined=message.joined,
+                        expected=message.expected,
+                        refused=dict(message.refused),
+                        timeout=message.timeout,
+                    )
+                case _:
+                    raise LineLost(f"the seed said {type(message).__name__} where the membership was due")
+
+    def _await_word(self, line: JoinLine, welcome: Welcome, deadline: float) -> JoinMessage:
         try:
-            message = line.receive(deadline)
+            return line.receive(deadline)
         except TimeoutError as late:
-            raise FormationTimeout(
-                joined=["this node"], expected=welcome.size, refused={}, timeout=self._timeout + GRACE
-            ) from late
+            raise self._too_late(line, welcome) from late
         except RefusedBySeed as refused:
             raise JoinRefused(reason=refused.reason, address=line.address) from refused
-        if isinstance(message, FormationFailed):
-            raise FormationTimeout(
-                joined=message.joined,
-                expected=message.expected,
-                refused=dict(message.refused),
-                timeout=message.timeout,
+
+    def _too_late(self, line: JoinLine, welcome: Welcome) -> FormationTimeout | OperationTimeout:
+        if not line.epoch:
+            return FormationTimeout(
+                joined=["this node"], expected=welcome.size, refused={}, timeout=self._timeout + GRACE
             )
-        if not isinstance(message, Committed):
-            raise LineLost(f"the seed said {type(message).__name__} where the membership was due")
-        try:
-            return Membership.decode(message.membership)
-        except MembershipError as error:
-            raise LineLost(f"the seed sent a membership that is none: {error}") from error
+        waiting_for = "a checkpoint of the members, which would let this node in (NEXAR_JOIN_TIMEOUT_SECS)"
+        return OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=self._join_timeout)
+
+
+def _nobody(_: Membership) -> None:
+    """Nobody wants to know whom it will join."""
+
+
+def _taken_for_another(_: Membership) -> None:
+    raise LineLost("the seed does not know this node as a member yet")
+
+
+def _read_membership(line: JoinLine, message: Committed | Current) -> Membership:
+    try:
+        membership = Membership.decode(message.membership)
+    except MembershipError as error:
+        raise LineLost(f"the seed sent a membership that is none: {error}") from error
+    line.epoch = membership.epoch
+    return membership
 
 
 def take_certificate(node: Node, cluster: str, certificate: bytes, authority: bytes) -> tuple[datetime, datetime]:

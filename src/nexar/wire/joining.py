@@ -6,9 +6,16 @@
     Apply, Reserve ────────────────────────→              then the other side does
           ←───────────────────────────────── Welcome      certificate and authority
     Ready ─────────────────────────────────→              a candidate shows its certificate: others may dial it
+          ←───────────────────────────────── Current      to who comes after the cluster has formed: whom it will join;
+                                                          again whenever that changes
           ←───────────────────────────────── Committed or FormationFailed
     Renew, ChildDied, Leave ───────────────→
           ←───────────────────────────────── Renewed
+          ←───────────────────────────────── Waiting      to members: who would like to come in
+          ←───────────────────────────────── Died         to members: a hint
+          ←───────────────────────────────── AreYouThere
+    Here ──────────────────────────────────→
+    Word ←─────────────────────────────────→ Word         what members say to one another when they agree on something
           ←───────────────────────────────── Refused      at any time; the line is closed behind it
 
 Law: every message carries the prefix of `handshake`, so each side can tell another version from nonsense. Within one
@@ -46,6 +53,7 @@ MAX_ADDRESSES: Final = 64
 MAX_REFUSALS: Final = 256
 """As many are told to those whose formation failed, the newest."""
 MAX_REASON_CHARACTERS: Final = 1000
+MAX_CAUSE_CHARACTERS: Final = 64 << 10
 
 _LINE: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -54,6 +62,10 @@ _Request: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=2 << 10)]
 _Certificate: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=16 << 10)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+_Epoch: TypeAlias = Annotated[int, Meta(ge=0)]
+_Number: TypeAlias = Annotated[int, Meta(ge=0)]
+_Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
+_Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
 _Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=_LINE)]
 
 Node: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -102,6 +114,8 @@ class Apply(_Base, frozen=True, tag="apply"):
     """The rank that its environment gave it, or None: any."""
     launcher: Annotated[int, Meta(ge=0)] = 0
     """Who started it, if that is known to the seed; 0: nobody."""
+    epoch: _Epoch = 0
+    """Of the membership that it is in already, and lost its line; 0: of none."""
 
     def __post_init__(self) -> None:
         """Called on the way in as well: the counts that no single field shows."""
@@ -144,7 +158,14 @@ class Ready(_Base, frozen=True, tag="ready"):
 class Committed(_Base, frozen=True, tag="committed"):
     """Everybody is there."""
 
-    membership: Annotated[bytes, Meta(min_length=1)]
+    membership: _Encoded
+    """As `cluster.membership` encodes it."""
+
+
+class Current(_Base, frozen=True, tag="current"):
+    """Whom a candidate will join that came after the cluster has formed. They decide when; Committed tells."""
+
+    membership: _Encoded
     """As `cluster.membership` encodes it."""
 
 
@@ -182,7 +203,7 @@ class ChildDied(_Base, frozen=True, tag="child_died"):
     """A launcher saw one of its children end."""
 
     rank: _Rank
-    cause: Annotated[str, Meta(max_length=64 << 10)]
+    cause: _Cause
     """For people; with the child's traceback, if it left one."""
 
 
@@ -192,11 +213,48 @@ class Leave(_Base, frozen=True, tag="leave"):
     reason: _Line = ""
 
 
+class Word(_Base, frozen=True, tag="word"):
+    """A member and the seed talk about who comes next, as members do among themselves."""
+
+    body: _Encoded
+    """As `wire.messages` encodes it."""
+
+
+class Died(_Base, frozen=True, tag="died"):
+    """The seed has heard that a member is gone: from its launcher, or because its line broke. A hint, to be checked."""
+
+    node: Node
+    epoch: _Epoch
+    """Of the membership in which the seed knows it."""
+    cause: _Cause
+
+
+class AreYouThere(_Base, frozen=True, tag="are_you_there"):
+    """Somebody says that the other side of this line is gone. Answer with Here of the same number."""
+
+    number: _Number
+
+
+class Here(_Base, frozen=True, tag="here"):
+    """The answer to AreYouThere."""
+
+    number: _Number
+
+
+class Waiting(_Base, frozen=True, tag="waiting"):
+    """All who wait to become members and show their certificates, in the order in which they came."""
+
+    members: Annotated[tuple[_Encoded, ...], Meta(max_length=MAX_RANKS)] = ()
+    """Each as `cluster.membership` encodes a member."""
+
+
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave
-]
+    Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
+    Current, Word, Died, AreYouThere, Here, Waiting,
+]  # fmt: skip
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
+    Current, Word, Died, AreYouThere, Here, Waiting,
 )  # fmt: skip
 
 _FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Refused)

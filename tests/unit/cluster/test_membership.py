@@ -14,6 +14,8 @@ from nexar.cluster.membership import (
     Membership,
     MembershipError,
     allowed_share_bytes,
+    decode_member,
+    encode_member,
     share_bytes,
 )
 from nexar.security.invitation import FINGERPRINT_BYTES
@@ -198,3 +200,15 @@ def test_members_within_their_share_fit_together_with_as_many_attendants(size: i
     whole = membership(*members, attendants=attendants, seed=Attendant(7, key(7)))
     assert share_bytes(whole.member(0)) <= allowed_share_bytes(size)
     assert MAX_MEMBERSHIP_BYTES * 0.9 - 64 * size < len(whole.encode()) <= MAX_MEMBERSHIP_BYTES
+
+
+def test_a_single_member_is_the_same_after_a_journey() -> None:
+    assert decode_member(encode_member(FOUR.member(0))) == FOUR.member(0)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", encode_member(member(1))[:-1], encode_member(Member(1, "a", b"short", {})), FOUR.encode()]
+)
+def test_what_is_no_member_is_an_error(data: bytes) -> None:
+    with pytest.raises(MembershipError):
+        decode_member(data)

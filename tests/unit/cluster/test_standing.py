@@ -9,13 +9,28 @@ from typing import Any
 import pytest
 
 from nexar.cluster.join_line import JoinLine
+from nexar.cluster.membership import Member, encode_member
 from nexar.cluster.recall import Recalled
-from nexar.cluster.standing import Standing
+from nexar.cluster.standing import Listeners, Standing
 from nexar.errors import JoinRefused
 from nexar.security.authority import Authority
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused
-from nexar.wire.joining import JoinMessage, Leave, Refused, Renew, Renewed, Welcome
+from nexar.wire import messages
+from nexar.wire.joining import (
+    MAX_JOIN_BYTES,
+    AreYouThere,
+    Died,
+    Here,
+    JoinMessage,
+    Leave,
+    Refused,
+    Renew,
+    Renewed,
+    Waiting,
+    Welcome,
+    Word,
+)
 from tests.ranks import PATIENCE
 from tests.unit.cluster.fake_carrier import as_carrier
 from tests.unit.cluster.seed_side import AtOnce, FakeNode, SeedSide, as_node, certificate_for
@@ -51,7 +66,19 @@ class Scene:
         self.knocks = 0
         self.knocked = threading.Event()
         self.again: Callable[[], Line] = self.nobody
+        self.told: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        """What the listeners heard: which one, and what."""
         self._made: list[Standing] = []
+
+    def next_told(self) -> tuple[Any, ...]:
+        return self.told.get(timeout=PATIENCE)
+
+    def _listeners(self) -> Listeners:
+        def telling(name: str) -> Callable[..., None]:
+            return lambda *what: self.told.put((name, *what))
+
+        names = ("on_word", "on_died", "on_waiting", "on_lost", "on_back", "on_refused")
+        return Listeners(**{name: telling(name) for name in names})
 
     def certificate(self, seconds: float) -> bytes:
         return certificate_for(self.authority, make_request(self.node.id, self.node.key), self.node.id, seconds)
@@ -60,7 +87,16 @@ class Scene:
         authority = self.authority
         welcome = Welcome(authority.cluster, self.certificate(seconds), authority.certificate_pem, "10.0.0.9:9", 1)
         line = JoinLine(as_carrier(self.seed))
-        self._made.append(Standing(as_node(self.node), line, welcome, self._knock, random or AtOnce()))
+        self._made.append(
+            Standing(
+                as_node(self.node),
+                line,
+                welcome,
+                self._knock,
+                random=random or AtOnce(),
+                listeners=self._listeners(),
+            )
+        )
         return self._made[-1]
 
     def _knock(self) -> JoinLine:
@@ -197,6 +233,78 @@ def test_who_is_refused_when_it_knocks_again_knocks_no_more(scene: Scene) -> Non
     standing._thread.join(PATIENCE)
     assert not standing._thread.is_alive()
     assert scene.knocks == 1
+
+
+# ---------------------------------------------------------------- words
+
+CHOSEN = messages.Chosen((0, 3, 0), b"who comes next")
+JOINER = Member(9, "there", bytes(32), {"tls": ("10.0.0.8:1",)}, frozenset({"tls"}))
+
+
+def test_a_word_of_the_seed_is_passed_on_and_one_of_the_future_is_not(scene: Scene) -> None:
+    scene.stand()
+    scene.seed.say_message(Word(b"\x81\xa4type\xa8teleport"))
+    scene.seed.say_message(Word(messages.encode(CHOSEN)))
+    assert scene.next_told() == ("on_word", CHOSEN)
+
+
+def test_a_death_and_who_waits_are_passed_on(scene: Scene) -> None:
+    scene.stand()
+    scene.seed.say_message(Died(8, 2, "was killed by SIGKILL"))
+    scene.seed.say_message(Waiting((encode_member(JOINER),)))
+    scene.seed.say_message(Waiting())
+    assert scene.next_told() == ("on_died", 8, 2, "was killed by SIGKILL")
+    assert scene.next_told() == ("on_waiting", (JOINER,))
+    assert scene.next_told() == ("on_waiting", ())
+
+
+def test_who_is_asked_whether_it_is_there_says_so(scene: Scene) -> None:
+    scene.stand()
+    scene.seed.say_message(AreYouThere(5))
+    assert hear(scene.seed, Here) == Here(5)
+
+
+def test_a_word_to_the_seed_is_sent_while_there_is_a_line_that_is_read(scene: Scene) -> None:
+    standing = scene.stand(random=Random(1))
+    assert standing.say(CHOSEN)
+    assert hear(scene.seed, Word) == Word(messages.encode(CHOSEN))
+    scene.seed.queued = MAX_JOIN_BYTES + 1
+    assert not standing.say(CHOSEN)
+    scene.seed.lose()
+    assert not standing.say(CHOSEN)
+    standing.close()
+    assert not standing.say(CHOSEN)
+
+
+@pytest.mark.parametrize("nonsense", [Word(b"what?"), Waiting((b"who?",)), Waiting((encode_member(JOINER)[:-3],))])
+def test_words_that_make_no_sense_cost_the_line_and_nothing_else(scene: Scene, nonsense: JoinMessage) -> None:
+    new = Line()
+    scene.again = lambda: new
+    scene.stand()
+    scene.seed.say_message(nonsense)
+    assert scene.next_told()[0] == "on_lost"
+    assert scene.next_told() == ("on_back", 0)
+    new.say_message(AreYouThere(1))
+    hear(new, Here)
+
+
+def test_the_loss_and_the_return_of_the_seed_are_told(scene: Scene) -> None:
+    scene.again = Line
+    scene.stand()
+    scene.seed.lose()
+    assert scene.next_told() == ("on_lost", "the line to the seed is gone: it is gone")
+    assert scene.next_told() == ("on_back", 0)
+
+
+def test_whom_the_seed_refuses_is_told_why(scene: Scene) -> None:
+    def refuse() -> Line:
+        raise JoinRefused(reason="expelled in epoch 3", address="seed:1")
+
+    scene.again = refuse
+    scene.stand()
+    scene.seed.lose()
+    assert scene.next_told()[0] == "on_lost"
+    assert scene.next_told() == ("on_refused", "expelled in epoch 3")
 
 
 # ---------------------------------------------------------------- the end

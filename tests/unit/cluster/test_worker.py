@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from nexar.cluster.join_line import LineLost
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.recall import Recalled
 from nexar.cluster.worker import Joined, Place, Worker
-from nexar.errors import FormationTimeout, JoinRefused, SeedUnreachable, VersionMismatch
+from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable, VersionMismatch
 from nexar.security.authority import Authority
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused
@@ -18,6 +19,7 @@ from nexar.wire.handshake import PROTOCOL_VERSION
 from nexar.wire.joining import (
     Apply,
     Committed,
+    Current,
     FormationFailed,
     JoinMessage,
     Ready,
@@ -297,3 +299,49 @@ def test_to_be_known_again_takes_one_attempt(authority: Authority) -> None:
     assert len(node.dials) == 1
     node = FakeNode(lambda: Opening(authority, COMMITTED))
     assert Worker(as_node(node), INVITATION, timeout=PATIENCE).rejoin(Place()).membership == MEMBERSHIP
+
+
+# ---------------------------------------------------------------- coming late
+
+LATER = Membership("ours", 4, (*MEMBERSHIP.members, Member(5, "there", bytes(32), {}, frozenset())))
+OTHERS = Membership("ours", 3, LATER.members[1:])
+
+
+def test_a_joiner_learns_whom_it_will_join_until_it_is_in(authority: Authority) -> None:
+    earlier = Membership("ours", 2, OTHERS.members)
+    words = [Current(earlier.encode()), Current(OTHERS.encode()), Committed(LATER.encode())]
+    node = FakeNode(lambda: Opening(authority, *words))
+    heard: list[Membership] = []
+    joined = Worker(as_node(node), INVITATION, timeout=PATIENCE).join(Place(), heard.append)
+    assert heard == [earlier, OTHERS]
+    assert joined.membership == LATER
+    assert joined.line.epoch == 4
+
+
+def test_a_joiner_waits_as_long_as_it_takes_to_be_taken_and_no_longer_than_it_wants(authority: Authority) -> None:
+    node = FakeNode(lambda: Opening(authority, Current(OTHERS.encode())))
+    worker = Worker(as_node(node), INVITATION, timeout=PATIENCE, join_timeout=SHORT)
+    with pytest.raises(OperationTimeout, match="a checkpoint of the members") as late:
+        worker.join(Place())
+    assert late.value.timeout == SHORT
+
+
+def test_a_joiner_whose_seed_went_away_knocks_again(authority: Authority) -> None:
+    class Fleeting(Opening):
+        def told(self, message: JoinMessage) -> None:
+            super().told(message)
+            if isinstance(message, Ready):
+                self.lose()
+
+    gone = Fleeting(authority, Current(OTHERS.encode()))
+    node = FakeNode(lambda: gone, lambda: Opening(authority, Committed(LATER.encode())))
+    assert Worker(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce()).join(Place()).membership == LATER
+
+
+def test_a_member_that_the_seed_takes_for_somebody_new_tries_again_later(authority: Authority) -> None:
+    seed = Opening(authority, Current(OTHERS.encode()))
+    node = FakeNode(lambda: seed)
+    with pytest.raises(LineLost, match="does not know this node"):
+        Worker(as_node(node), INVITATION, timeout=PATIENCE).rejoin(Place(epoch=4))
+    (apply,) = [message for message in seed.sent if isinstance(message, Apply)]
+    assert apply.epoch == 4

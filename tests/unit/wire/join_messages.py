@@ -6,10 +6,14 @@ from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.wire.joining import (
     MAX_RANKS,
     Apply,
+    AreYouThere,
     Challenge,
     ChildDied,
     Committed,
+    Current,
+    Died,
     FormationFailed,
+    Here,
     JoinMessage,
     Leave,
     Ready,
@@ -17,7 +21,9 @@ from nexar.wire.joining import (
     Renew,
     Renewed,
     Reserve,
+    Waiting,
     Welcome,
+    Word,
 )
 
 nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
@@ -29,11 +35,12 @@ maybe_ranks = st.one_of(st.none(), ranks)
 lines = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40)
 words = lines.filter(bool)
 addresses = st.dictionaries(st.sampled_from(["quic", "tls", "shm"]), st.lists(words, max_size=3).map(tuple), max_size=3)
+numbers = st.integers(0, 2**63 - 1)
 launchers = st.integers(0, 2**64 - 1)
 
 messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Challenge, nonces, proofs),
-    st.builds(Apply, proofs, blobs, words, addresses, maybe_ranks, launchers),
+    st.builds(Apply, proofs, blobs, words, addresses, maybe_ranks, launchers, numbers),
     st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks),
     st.builds(Welcome, words, blobs, blobs, lines, counts, maybe_ranks, maybe_ranks),
     st.builds(Ready),
@@ -51,4 +58,10 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Renewed, blobs),
     st.builds(ChildDied, ranks, st.text(max_size=40)),
     st.builds(Leave, lines),
+    st.builds(Current, blobs),
+    st.builds(Word, blobs),
+    st.builds(Died, st.integers(1, 2**64 - 1), numbers, st.text(max_size=40)),
+    st.builds(AreYouThere, numbers),
+    st.builds(Here, numbers),
+    st.builds(Waiting, st.lists(blobs, max_size=3).map(tuple)),
 )

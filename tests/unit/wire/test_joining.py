@@ -74,7 +74,7 @@ def test_any_message_of_another_version_names_both_versions(message: JoinMessage
 def test_tags_are_the_wire_format() -> None:
     assert [message.__struct_config__.tag for message in KNOWN_JOIN] == [
         "challenge", "apply", "reserve", "welcome", "ready", "committed", "formation_failed", "refused", "renew",
-        "renewed", "child_died", "leave",
+        "renewed", "child_died", "leave", "current", "word", "died", "are_you_there", "here", "waiting",
     ]  # fmt: skip
 
 

@@ -31,10 +31,13 @@ _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number
 class Group:
     """The members of one membership, in the order of their ranks. Close it before the mesh.
 
-    The membership may be a part of the mesh's: ranks here are places in this one, whatever they are in the mesh's.
+    The membership may be a part of the mesh's, or an older one: ranks here are places in this one, whatever they are in
+    the mesh's.
     """
 
-    def __init__(self, node: Node, mesh: Mesh, membership: Membership, communicator: int = 0) -> None:
+    def __init__(
+        self, node: Node, mesh: Mesh, membership: Membership, communicator: int = 0, generation: int = 0
+    ) -> None:
         self.node = node
         self.mesh = mesh
         self.progress = node.progress
@@ -43,13 +46,12 @@ class Group:
         self._nodes: Final[tuple[NodeId, ...]] = tuple(member.node for member in membership.members)
         self.size = len(self._nodes)
         rank = membership.rank_of(node.id)
-        assert rank is not None  # the mesh has refused a membership without us
+        assert rank is not None  # nobody makes a group without being in it
         self.rank = rank
         self.local_ranks: Final = membership.ranks_on(membership.members[rank].host)
         """Those of this host, ascending."""
-        self._mesh_ranks: Final = tuple(mesh.rank_of(node_id) for node_id in self._nodes)
         self.router: Final = mesh.router
-        self.matching: Final[Matching] = mesh.router.open(communicator, members=frozenset(self._nodes))
+        self.matching: Final[Matching] = mesh.router.open(communicator, generation, members=frozenset(self._nodes))
         self.matching.peers.update(
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )
@@ -67,7 +69,7 @@ class Group:
         dest = self.check(dest)
         if dest == self.rank:
             return self._send_to_myself(data, shape, about)
-        link = self.mesh.link(self._mesh_ranks[dest], deadline)
+        link = self.mesh.link(self._nodes[dest], deadline)
         return link.post_send(self.communicator, data, shape=shape, about=about)
 
     def post_receive(
@@ -109,7 +111,7 @@ class Group:
         """So that sending to them does not have to wait. PeerLost says which cannot be opened."""
         for rank in ranks:
             if rank != self.rank:
-                self.mesh.link(self._mesh_ranks[rank], deadline)
+                self.mesh.link(self._nodes[rank], deadline)
 
     def carried_bytes(self) -> float:
         """What its links have sent and received so far: it grows while anything moves."""
@@ -118,7 +120,7 @@ class Group:
     def links(self) -> dict[Rank, Link]:
         """Those to other ranks that can be spoken on now."""
         opened = self.mesh.links()
-        ours = {rank: opened[there] for rank, there in enumerate(self._mesh_ranks) if there in opened}
+        ours = {rank: opened[node] for rank, node in enumerate(self._nodes) if node in opened}
         return {rank: link for rank, link in ours.items() if link.failure is None}
 
     def rank_of(self, node: NodeId) -> Rank:

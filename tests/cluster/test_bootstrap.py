@@ -14,7 +14,8 @@ import pytest
 
 from nexar.cluster.node import Node
 from nexar.cluster.seed import Seed
-from nexar.communicator.bootstrap import EAGER_WORLD, bootstrap
+from nexar.cluster.opening import EAGER_WORLD
+from nexar.communicator.bootstrap import bootstrap
 from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.errors import FormationTimeout, JoinRefused, NexarError, SeedUnreachable, UsageError

@@ -11,6 +11,7 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.config import Config
+from nexar.links.link import Link
 from nexar.security.authority import CERTIFICATE_LIFETIME, Authority, make_credentials, make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.identity import fingerprint
@@ -62,6 +63,10 @@ class Party:
         """A bare carrier to that party."""
         expected = Expected(peer.node.id, fingerprint(peer.node.key.public_key()))
         return self.node.dialer.dial({self.scheme: (peer.address(),)}, expected, soon())
+
+    def link(self, rank: int, deadline: float) -> Link:
+        """To whom its membership gives that rank."""
+        return self.mesh.link(self.mesh.circle.membership.member(rank).node, deadline)
 
     def close(self) -> None:
         self.mesh.close()

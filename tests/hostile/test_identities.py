@@ -116,8 +116,8 @@ def no_link(party: Party) -> bool:
 def test_members_who_are_who_they_say_become_a_link(stack: ExitStack, scheme: str) -> None:
     honest, other, _ = stand_opposite(stack, scheme, genuine)
     other.mesh.adopt(two(honest.member(), other.member()))
-    assert other.mesh.link(HONEST, soon()).schemes == (scheme,)
-    eventually(lambda: honest.mesh.links().get(OTHER), "the link of the one who was dialed")
+    assert other.link(HONEST, soon()).schemes == (scheme,)
+    eventually(lambda: honest.mesh.links(), "the link of the one who was dialed")
     assert not honest.refused
 
 
@@ -131,7 +131,7 @@ def test_who_dials_with_a_wrong_certificate_is_refused(
     liar.mesh.adopt(two(honest.member(), liar.member()))
     begin = time.monotonic()
     with pytest.raises(PeerLost):
-        liar.mesh.link(HONEST, soon())
+        liar.link(HONEST, soon())
     assert time.monotonic() - begin < AT_ONCE
     eventually(lambda: honest.refused, "a refusal that is told")
     assert re.search(LIES[lie][0], honest.refused[0]), honest.refused
@@ -148,7 +148,7 @@ def test_who_answers_with_a_wrong_certificate_is_refused(
     liar.mesh.adopt(two(honest.member(), liar.member()))
     begin = time.monotonic()
     with pytest.raises(PeerLost) as raised:
-        honest.mesh.link(OTHER, soon())
+        honest.link(OTHER, soon())
     assert time.monotonic() - begin < AT_ONCE
     assert re.search(LIES[lie][1], raised.value.cause), raised.value.cause
     assert no_link(honest)
@@ -179,14 +179,14 @@ def told_at(epoch: int, rank: int) -> Callable[[Party, Party], Membership]:
 
 
 @schemes("quic", "tls")
-@pytest.mark.parametrize(("epoch", "rank"), [(1, 2), (2, 1)], ids=["another rank", "another epoch"])
+@pytest.mark.parametrize(("epoch", "rank"), [(1, 2)], ids=["another rank"])
 def test_who_dials_and_claims_another_place_is_declined_and_stays_so(
     stack: ExitStack, scheme: str, epoch: int, rank: int
 ) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     liar.mesh.adopt(told_at(epoch, rank)(honest, liar))
     with pytest.raises(PeerLost, match=f"it declined: it claims rank {rank} at epoch {epoch}"):
-        liar.mesh.link(HONEST, soon())
+        liar.link(HONEST, soon())
     assert f"claims rank {rank} at epoch {epoch}" in honest.refused[0]
     assert no_link(honest)
 
@@ -236,11 +236,10 @@ class Answerer:
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
-        (Introduced(rank=0, epoch=1), "it claims rank 0 at epoch 1, and should have rank 1"),
-        (Introduced(rank=1, epoch=2), "it claims rank 1 at epoch 2"),
+        (Introduced(rank=0, epoch=1), "it claims rank 0 at epoch 1, the membership gives it rank 1"),
         (Ping(1), "answered an introduction with Ping"),
     ],
-    ids=["another rank", "another epoch", "something else"],
+    ids=["another rank", "something else"],
 )
 def test_who_answers_wrongly_is_left(stack: ExitStack, scheme: str, answer: Introduced | Ping, cause: str) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
@@ -248,7 +247,7 @@ def test_who_answers_wrongly_is_left(stack: ExitStack, scheme: str, answer: Intr
     liar.node.listen(answerer)
     begin = time.monotonic()
     with pytest.raises(PeerLost, match=cause):
-        honest.mesh.link(OTHER, soon())
+        honest.link(OTHER, soon())
     assert time.monotonic() - begin < AT_ONCE
     eventually(lambda: answerer.heard[0].over, "the end of the connection: the dialer does not keep it")
     assert no_link(honest)
@@ -260,7 +259,7 @@ def test_who_never_answers_costs_no_more_than_the_deadline(stack: ExitStack, sch
     answerer = Answerer(None)
     liar.node.listen(answerer)
     with pytest.raises(PeerLost, match="did not answer"):
-        honest.mesh.link(OTHER, time.monotonic() + 0.5)
+        honest.link(OTHER, time.monotonic() + 0.5)
     eventually(lambda: answerer.heard[0].over, "the end of the connection")
 
 
@@ -283,7 +282,7 @@ def test_a_member_that_dials_and_says_nothing_holds_some_connections_and_keeps_n
     dial_too_often(liar, honest)
     assert honest.refused == ["it has dialed too often without becoming a link"] * TOO_MANY
     liar.mesh.adopt(two(honest.member(), liar.member()))
-    assert liar.mesh.link(HONEST, soon()).schemes == (scheme,)
+    assert liar.link(HONEST, soon()).schemes == (scheme,)
 
 
 @schemes("quic", "tls")
@@ -296,7 +295,7 @@ def test_a_member_that_introduces_itself_and_never_goes_on_is_remembered_a_few_t
         heard = Listening(carrier)
         say(carrier, Introduce(rank=OTHER, epoch=1))
         eventually(lambda heard=heard: heard.frames, "the answer")  # type: ignore[misc]
-    (pair,) = honest.mesh._pairs.values()
+    (pair,) = honest.mesh._pairs.listed()
     assert len(pair.state.waiting) == MAX_OF_ONE_NODE
     assert no_link(honest)
 
@@ -308,4 +307,4 @@ def test_certified_nodes_that_come_before_the_membership_is_known_are_few(stack:
     dial_too_often(eager, honest)
     honest.mesh.adopt(two(honest.member(), eager.member()))
     eager.mesh.adopt(two(honest.member(), eager.member()))
-    assert eager.mesh.link(HONEST, soon()).schemes == (scheme,)
+    assert eager.link(HONEST, soon()).schemes == (scheme,)

@@ -20,7 +20,7 @@ def introduce(comm: nexar.Communicator) -> None:
             got = comm.recv(source=back, tag=count)
             assert got.shape == (count,)
             assert (got == back).all()
-    links = {str(rank): link.schemes for rank, link in comm._group.mesh.links().items()}
+    links = {str(rank): link.schemes for rank, link in comm._group.links().items()}
     if "--barrier" in sys.argv:
         comm.barrier()
     facts = {

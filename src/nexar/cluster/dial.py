@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
 from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.introduction import Dialed
@@ -13,14 +15,27 @@ from nexar.cluster.node import Node
 from nexar.cluster.recall import Recalled
 from nexar.links.link import Link
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
-from nexar.types import Rank, format_node
+from nexar.types import NodeId, format_node
 from nexar.wire.messages import Declined, Introduce, Introduced
 
 _log = logging.getLogger(__name__)
 
 
+FaultOf: TypeAlias = Callable[[NodeId, Introduced], str | None]
+"""What is wrong with what a node says of itself; None: nothing."""
+
+
 class DialFailed(Exception):
     """It came to nothing. The text is a cause, fit for a PeerLost."""
+
+
+class NoLonger(DialFailed):
+    """It says that this node is no member any more."""
+
+    def __init__(self, epoch: int, reason: str) -> None:
+        super().__init__(f"it went on without this node in epoch {epoch}: {reason}")
+        self.epoch = epoch
+        self.reason = reason
 
 
 class Superseded(Exception):
@@ -30,13 +45,13 @@ class Superseded(Exception):
 class Dial:
     """`run` it once. The link has its carriers when it returns."""
 
-    def __init__(self, node: Node, member: Member, rank: Rank, link: Link, introduce: Introduce) -> None:
-        """`rank` is what the member must claim, at the epoch that we claim."""
+    def __init__(self, node: Node, member: Member, link: Link, introduce: Introduce, fault_of: FaultOf) -> None:
+        """`fault_of` says what is wrong with what the member claims."""
         self._node = node
         self._member = member
         self._link = link
         self._introduce = introduce
-        self._claim = (rank, introduce.epoch)
+        self._fault_of = fault_of
         self._lock = threading.Lock()  # over the next two
         self._over = False  # from now on no answer is taken
         self.opened = False
@@ -79,9 +94,9 @@ class Dial:
             closed = self._node.recall.made
             return DialFailed(str(Recalled()) if closed else "it accepted the connection and did not answer")
         if isinstance(answer, Introduced):
-            rank, epoch = self._claim
-            claim = f"rank {answer.rank} at epoch {answer.epoch}"
-            return DialFailed(f"it claims {claim}, and should have rank {rank} at epoch {epoch}")
+            return DialFailed(self._fault_of(self._member.node, answer) or "it answered too late")
+        if isinstance(answer, Declined) and answer.expelled:
+            return NoLonger(answer.expelled, brief(answer.reason))
         if isinstance(answer, Declined):
             return Superseded() if answer.superseded else DialFailed(f"it declined: {brief(answer.reason)}")
         return DialFailed(f"the connection broke at once: {brief(answer.reason)}")
@@ -117,13 +132,10 @@ class Dial:
             if self._over:
                 return
             self._answer = answer
-            if isinstance(answer, Introduced) and self._claims_rightly(answer):
+            if isinstance(answer, Introduced) and self._fault_of(self._member.node, answer) is None:
                 self._adopt(carrier)
                 self.opened = True
         self._answered.set()
-
-    def _claims_rightly(self, answer: Introduced) -> bool:
-        return (answer.rank, answer.epoch) == self._claim
 
     def _share_memory(self, address: str, deadline: float) -> None:
         """One more carrier, the fastest, if it can be had."""

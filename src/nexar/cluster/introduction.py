@@ -34,10 +34,10 @@ def say(carrier: Carrier, message: Message) -> None:
     carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
 
-def decline(carrier: Carrier, reason: str, *, superseded: bool = False) -> None:
+def decline(carrier: Carrier, reason: str, *, superseded: bool = False, expelled: int = 0) -> None:
     """Say why not, and close politely: the other side reads it, then closes too."""
     try:
-        say(carrier, Declined(reason=reason, superseded=superseded))
+        say(carrier, Declined(reason=reason, superseded=superseded, expelled=expelled))
         carrier.finish()
     except CarrierLost:
         return  # it is gone already: nobody to tell
@@ -119,10 +119,10 @@ class Answering:
         except CarrierLost:
             return  # the sink hears of it
 
-    def decline(self, reason: str, *, superseded: bool = False) -> None:
+    def decline(self, reason: str, *, superseded: bool = False, expelled: int = 0) -> None:
         """It is not, or its dial is not wanted. The carrier ends when the dialer has closed its side."""
         self._stage = _Stage.OVER
-        decline(self.carrier, reason, superseded=superseded)
+        decline(self.carrier, reason, superseded=superseded, expelled=expelled)
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""

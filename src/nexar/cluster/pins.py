@@ -1,10 +1,10 @@
-"""Is the one at the other end of a connection a member? The transport has verified chain and name; the pin is ours."""
+"""Is the one at the other end of a connection who it says? The transport verifies chain and name; the pin is ours."""
 
 from __future__ import annotations
 
 import hmac
 
-from nexar.cluster.membership import Membership
+from nexar.cluster.circle import Circle
 from nexar.security.identity import NotOurs, certificate_fingerprint
 from nexar.transport.base import Carrier
 from nexar.types import NodeId, format_node
@@ -13,18 +13,22 @@ _WITHOUT_CERTIFICATES = frozenset({"shm", "memory"})
 """Schemes that prove who is there by other means: a secret that only this peer was told, or being in this process."""
 
 
-def why_not(carrier: Carrier, membership: Membership) -> str | None:
-    """Why this carrier's peer is not let in; None if it is who the membership says."""
-    peer = carrier.peer
-    pin = membership.pin(peer.node)
+def why_not(carrier: Carrier, circle: Circle) -> str | None:
+    """Why this carrier's peer is not let in; None if it is who the membership says, or was a member once: who that is
+    will be told so, and nothing else.
+    """
+    peer, membership = carrier.peer, circle.membership
+    member = circle.find(peer.node)
     if not peer.verified:
         return "it has not proven who it is"
-    if pin is None:
-        return f"node {format_node(peer.node)} is not in the membership of epoch {membership.epoch}"
-    if membership.rank_of(peer.node) is None:
+    if member is None and peer.node in circle.former:
+        return None
+    if member is None and membership.pin(peer.node) is not None:
         return f"node {format_node(peer.node)} holds no rank, so it has no link"
+    if member is None:
+        return f"node {format_node(peer.node)} is not in the membership of epoch {membership.epoch}"
     if peer.certificate is not None:
-        return _compare(peer.certificate, pin, peer.node)
+        return _compare(peer.certificate, member.fingerprint, peer.node)
     return None if carrier.scheme in _WITHOUT_CERTIFICATES else "it showed no certificate"
 
 

@@ -13,13 +13,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nexar.cluster.dial import Dial, DialFailed, Superseded
+from nexar.cluster.dial import Dial, DialFailed, FaultOf, Superseded
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
 from nexar.links.carrier import takes_sidecar
 from nexar.links.link import Link
 from nexar.transport.base import Carrier
-from nexar.types import Rank, format_node
+from nexar.types import format_node
 from nexar.wire.messages import Introduce, Introduced
 
 _log = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class Sidecars:
         """What the peer of a link is told."""
         return self._node.sidecar or ""
 
-    def open(self, member: Member, rank: Rank, link: Link, introduce: Introduce, offered: str) -> None:
+    def open(self, member: Member, link: Link, introduce: Introduce, offered: str, fault_of: FaultOf) -> None:
         """The sidecar of a link that we dialed, if both ends want the same one and it is of use there. Never blocks."""
         if self.offered == offered and takes_sidecar(self._node.sidecar, link.schemes):
-            dial = SidecarDial(self._node, member, rank, link, replace(introduce, sidecar=True))
+            dial = SidecarDial(self._node, member, link, replace(introduce, sidecar=True), fault_of)
             self._node.dialer.aside(partial(self._run, dial, link))
 
     def _run(self, dial: SidecarDial, link: Link) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import Final
 
 from nexar.cluster.join_line import JoinLine
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.cluster.standing import Standing
 from nexar.cluster.worker import Joined, Place, Worker
 from nexar.communicator.communicator import Communicator
@@ -17,10 +17,6 @@ from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
-
-EAGER_WORLD: Final = 8
-"""Up to this size every link is opened at once, so that a pair that cannot reach each other is known before anybody
-computes; in larger worlds a link is opened when it is first used."""
 
 
 def bootstrap(
@@ -51,7 +47,7 @@ def bootstrap(
         maker = Maker(node, mesh, config)
         undo.callback(maker.close)
         if joined.membership.size <= EAGER_WORLD:
-            mesh.open_all(deadline)
+            open_all(mesh, deadline)
         assembly, _ = maker.make(joined.membership, WORLD, deadline)
         ends = undo.pop_all()
     return Communicator(assembly, maker, ends.close)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.communicator.bootstrap import EAGER_WORLD
+from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.maker import WORLD, Maker
 from nexar.config import Config
@@ -45,7 +45,7 @@ def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator
 
 def _open_all(meshes: list[Mesh], deadline: float) -> None:
     with ThreadPoolExecutor(max_workers=len(meshes), thread_name_prefix="nexar-local") as pool:
-        for opened in [pool.submit(mesh.open_all, deadline) for mesh in meshes]:
+        for opened in [pool.submit(open_all, mesh, deadline) for mesh in meshes]:
             opened.result()
 
 

@@ -107,6 +107,10 @@ class Link:
         carrier = self._line.carriers.get("shm")
         return None if carrier is None else carrier.nudge
 
+    def rerank(self, rank: Rank) -> None:
+        """The peer has this rank from now on, as far as errors say."""
+        self._line.rank = rank
+
     # -- verbs: any thread -------------------------------------------------------------------------------
 
     def send_control(self, message: Message) -> bool:
@@ -116,7 +120,7 @@ class Link:
             carrier = self._line.connected()
         line = self._line
         header = pack_header(
-            VERSION, Kind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, 0,
+            VERSION, Kind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, 0,
             len(body), 0, len(body),
         )  # fmt: skip
         try:
@@ -214,6 +218,13 @@ class Link:
         self._outbox.flush()
         for carrier in carriers:
             carrier.abort(reason)
+
+    def lose(self, cause: str) -> None:
+        """The peer is known to have given it up: as if its carriers had broken. Any thread. Idempotent."""
+        error = PeerLost(**self._line.facts(), cause=cause)
+        with self._lock:
+            carriers = self._drop(error)
+        self._after_loss(error, cause, carriers, report=bool(carriers))
 
     def _unregister(self) -> None:
         for forget in self._forget:

@@ -56,6 +56,8 @@ class Introduce(_Base, frozen=True, tag="introduce"):
     epoch: int
     sidecar: bool = False
     """This connection is to carry large payloads beside the link that we have."""
+    number: int = 1
+    """Which link of the two it is to be: higher than 1 after one was lost."""
     death_line: bool = False
     """This connection carries nothing: its end is the news that the dialer's process has ended."""
 
@@ -90,8 +92,8 @@ class Disagreed(_Base, frozen=True, tag="disagreed"):
     communicator: int
     generation: int
     sequence: int
-    calls: dict[int, tuple[int, int, int, int, int]]
-    """By rank, so far as is known: operation, dtype, count, root, reduce op."""
+    calls: dict[int, tuple[int, int, int, int, int, int]]
+    """By rank, so far as is known: operation, dtype, count, root, reduce op, way."""
 
 
 class Culprit(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +103,7 @@ class Culprit(msgspec.Struct, frozen=True, array_like=True):
     missing: str = ""
     last_operation: str | None = None
     last_heard: float | None = None
+    current_operation: str | None = None
 
 
 class GaveUp(_Base, frozen=True, tag="gave_up"):
@@ -118,13 +121,15 @@ class GaveUp(_Base, frozen=True, tag="gave_up"):
 
 
 class Inquire(_Base, frozen=True, tag="inquire"):
-    """How far are you in this collective? Answer with a Report of the same number; 0 wants no answer."""
+    """How far are you in this collective? Answer with a Report of the same number; 0 wants no answer. A sequence below
+    0 is no collective's: what do you do at all?
+    """
 
     communicator: int
     generation: int
     sequence: int
     number: int = 0
-    call: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    call: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
     """What the collective is for who asks, as in Disagreed: the two may never exchange a frame that would tell."""
 
 
@@ -144,6 +149,8 @@ class Report(_Base, frozen=True, tag="report"):
     """Another collective that it is in."""
     finished: str | None = None
     """The last one that it finished."""
+    since: float = 0.0
+    """Seconds since it began what it is doing; or since it finished that last one, if it is in none."""
 
 
 class Doing(msgspec.Struct, frozen=True, array_like=True):

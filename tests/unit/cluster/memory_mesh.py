@@ -34,7 +34,11 @@ class Meshes:
                 mesh.adopt(self.membership)
 
     def link(self, rank: int, to: int, timeout: float = PATIENCE) -> Link:
-        return self.meshes[rank].link(to, soon(timeout))
+        return self.meshes[rank].link(self.nodes[to].id, soon(timeout))
+
+    def linked_to(self, rank: int, other: int) -> Link:
+        """The link that a rank has to another."""
+        return self.meshes[rank].links()[self.nodes[other].id]
 
     def on_way(self, kind: Callable[..., Fault], rank: int, to: int, **facts: int) -> Fault:
         """A fault from one rank to another."""
@@ -42,7 +46,10 @@ class Meshes:
 
     def linked(self, one: int, other: int) -> bool:
         """Whether the two have one link and nothing is wrong with it, at both ends."""
-        ends = [self.meshes[one].links().get(other), self.meshes[other].links().get(one)]
+        ends = [
+            self.meshes[one].links().get(self.nodes[other].id),
+            self.meshes[other].links().get(self.nodes[one].id),
+        ]
         return all(end is not None and end.failure is None and end.schemes == ("memory",) for end in ends)
 
     def close(self) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nexar.cluster.change import Change, Departure
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
+from nexar.cluster.opening import open_all
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
 from nexar.testing.faults import Cut, Delay, DoubleDial, RefuseDial, SilentDial, Stall
@@ -31,13 +33,13 @@ def pair() -> Iterator[Meshes]:
 
 @pytest.fixture(autouse=True)
 def _no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", SHORT)
+    monkeypatch.setattr("nexar.cluster.opening._HEAD_START", SHORT)
 
 
 def both(pair: Meshes, timeout: float = PATIENCE) -> None:
     """Each opens its link to the other."""
     links = on_every([LOW, HIGH], lambda rank: pair.link(rank, 1 - rank, timeout))
-    assert links == [pair.meshes[LOW].links()[HIGH], pair.meshes[HIGH].links()[LOW]]
+    assert links == [pair.linked_to(LOW, HIGH), pair.linked_to(HIGH, LOW)]
     eventually(lambda: pair.linked(LOW, HIGH), "one link")
 
 
@@ -78,7 +80,7 @@ def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(
         return raised.value.cause
 
     assert len(set(on_every([LOW] * 4, fails))) == 1
-    assert pair.meshes[LOW]._pairs[pair.nodes[HIGH].id].state.failures == 1
+    assert pair.meshes[LOW]._pairs._pairs[pair.nodes[HIGH].id].state.failures == 1
 
 
 def test_where_nobody_can_be_reached_the_error_says_who_where_and_why(pair: Meshes) -> None:
@@ -128,7 +130,7 @@ def test_where_one_direction_is_blocked_the_other_is_used(
 ) -> None:
     monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", SHORT)
     pair.faults.add(pair.on_way(fault, blocked, 1 - blocked))
-    on_every(pair.meshes, lambda mesh: mesh.open_all(soon()))
+    on_every(pair.meshes, lambda mesh: open_all(mesh, soon()))
     eventually(lambda: pair.linked(LOW, HIGH), "a link")
 
 
@@ -179,35 +181,34 @@ def test_a_node_that_is_not_in_the_membership_is_refused() -> None:
             world.link(2, 0)
         eventually(lambda: any("not in the membership" in reason for reason in world.refused), "a refusal")
         assert world.meshes[0].links() == {}
-        with pytest.raises(UsageError, match="not in the membership"):
-            world.meshes[2].adopt(without)
     finally:
         world.close()
 
 
-@pytest.mark.parametrize(
-    ("introduce", "words"), [(Introduce(rank=7, epoch=1), "rank 7"), (Introduce(rank=0, epoch=9), "epoch 9")]
-)
-def test_who_claims_another_place_is_declined_with_both(
-    pair: Meshes, introduce: Introduce, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nexar.cluster.mesh.Introduce", lambda **_: introduce)
-    with pytest.raises(PeerLost, match=words):
+def test_who_claims_another_place_is_declined_with_both(pair: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.cluster.circle.Introduce", lambda **_: Introduce(rank=7, epoch=1))
+    with pytest.raises(PeerLost, match="rank 7"):
         pair.link(LOW, HIGH)
-    assert "rank 0 at epoch 1" in pair.refused[0]
+    assert "claims rank 7 at epoch 1, the membership gives it rank 0" in pair.refused[0]
+
+
+def test_who_is_at_another_epoch_is_let_in_all_the_same(pair: Meshes) -> None:
+    pair.meshes[HIGH].adopt(Membership("ours", 2, pair.membership.members))
+    pair.link(LOW, HIGH)
+    eventually(lambda: pair.linked(LOW, HIGH), "a link")
 
 
 def test_who_answers_from_another_place_is_left(pair: Meshes) -> None:
     members = pair.membership.members
     pair.meshes[LOW].adopt(Membership("ours", 1, (members[0], member_of(pair.nodes[0], node_id=5), members[1])))
-    with pytest.raises(PeerLost, match="claims rank 1 at epoch 1, and should have rank 2"):
-        pair.link(LOW, 2)
+    with pytest.raises(PeerLost, match="claims rank 1 at epoch 1, the membership gives it rank 2"):
+        pair.link(LOW, HIGH)
 
 
 def test_before_the_membership_is_known_there_are_no_links() -> None:
     lonely = Meshes(1, adopt=False)
     try:
-        for ask in (lambda: lonely.link(0, 0), lambda: lonely.meshes[0].open_all(soon()), lonely.meshes[0].links):
+        for ask in (lambda: lonely.link(0, 0), lambda: open_all(lonely.meshes[0], soon())):
             with pytest.raises(UsageError, match="does not know its membership"):
                 ask()
     finally:
@@ -221,9 +222,11 @@ def test_before_the_membership_is_known_there_are_no_links() -> None:
 def test_every_link_of_a_small_world_is_opened_at_once(size: int) -> None:
     world = Meshes(size)
     try:
-        on_every(world.meshes, lambda mesh: mesh.open_all(soon()))
+        on_every(world.meshes, lambda mesh: open_all(mesh, soon()))
         for rank, mesh in enumerate(world.meshes):
-            assert sorted(mesh.links()) == [other for other in range(size) if other != rank]
+            assert sorted(mesh.circle.rank_of(node) for node in mesh.links()) == [
+                other for other in range(size) if other != rank
+            ]
         assert all(world.linked(one, other) for one in range(size) for other in range(one))
     finally:
         world.close()
@@ -237,7 +240,7 @@ def test_a_link_that_cannot_be_opened_is_reported_by_both_ends_and_the_others_ar
 
         def opens(mesh: Mesh) -> int | None:
             try:
-                mesh.open_all(soon())
+                open_all(mesh, soon())
             except PeerLost as lost:
                 return lost.rank
             return None
@@ -265,7 +268,7 @@ def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial |
 
     dialing = threading.Thread(target=dial)
     dialing.start()
-    eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._pairs.values()), "a dial")
+    eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._pairs.listed()), "a dial")
     pair.meshes[LOW].close()
     dialing.join(PATIENCE)
     assert not dialing.is_alive()
@@ -293,14 +296,14 @@ def test_a_dial_that_comes_while_the_other_closes_is_refused_and_harms_nobody(pa
 def test_closing_tells_the_others(pair: Meshes) -> None:
     both(pair)
     pair.meshes[LOW].close()
-    link: Link = pair.meshes[HIGH].links()[LOW]
+    link: Link = pair.linked_to(HIGH, LOW)
     eventually(lambda: link.failure is not None, "the news")
     assert isinstance(link.failure, PeerLost)
 
 
 def test_shared_memory_that_comes_while_a_node_closes_costs_nobody_what_was_sent(pair: Meshes) -> None:
     both(pair)
-    low, high = (pair.meshes[rank].link(1 - rank, soon()) for rank in (LOW, HIGH))
+    low, high = (pair.link(rank, 1 - rank) for rank in (LOW, HIGH))
     received = pair.meshes[LOW].router.open(0)
     pair.meshes[HIGH].router.open(0)
     stall = pair.on_way(Stall, HIGH, LOW)
@@ -341,8 +344,55 @@ def second_carrier(pair: Meshes) -> Carrier:
 
 def test_who_dials_although_its_link_was_lost_is_told_so(pair: Meshes) -> None:
     both(pair)
-    pair.meshes[HIGH].links()[LOW].abort("broken")
-    eventually(lambda: pair.meshes[LOW].links()[HIGH].failure is not None, "the loss")
-    pair.meshes[HIGH]._pairs.clear()  # as if it had never been open there
+    pair.linked_to(HIGH, LOW).abort("broken")
+    eventually(lambda: pair.linked_to(LOW, HIGH).failure is not None, "the loss")
+    pair.meshes[HIGH]._pairs._pairs.clear()  # as if it had never been open there
     with pytest.raises(PeerLost, match="link between us was lost"):
         pair.link(HIGH, LOW)
+
+
+def test_a_link_that_was_lost_can_be_made_anew_from_either_side(pair: Meshes) -> None:
+    both(pair)
+    for rank in (LOW, HIGH, HIGH):
+        old = pair.linked_to(rank, 1 - rank)
+        old.lose("the network was cut")
+        fresh = pair.meshes[rank].relink(pair.nodes[1 - rank].id, soon())
+        assert fresh is not old
+        eventually(lambda: pair.linked(LOW, HIGH), "a link")
+
+
+def test_a_new_link_tells_who_had_not_noticed_that_the_old_one_is_lost(pair: Meshes) -> None:
+    both(pair)
+    there = pair.linked_to(HIGH, LOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nexar.transport.memory.carrier.MemoryCarrier.abort", lambda *_: None)
+        pair.linked_to(LOW, HIGH).lose("seen on one side only")
+    pair.meshes[LOW].relink(pair.nodes[HIGH].id, soon())
+    eventually(lambda: pair.linked(LOW, HIGH), "a link")
+    assert isinstance(there.failure, PeerLost)
+
+
+def test_who_is_no_member_any_more_is_told_so_when_it_dials(pair: Meshes) -> None:
+    told: list[tuple[int, str]] = []
+    pair.meshes[HIGH].on_expelled = lambda epoch, reason: told.append((epoch, reason))
+    change = Change(2, left=(Departure(pair.nodes[HIGH].id, "it was silent"),))
+    pair.meshes[LOW].adopt(change.apply(pair.membership), change)
+    with pytest.raises(PeerLost, match="went on without this node in epoch 2: it was silent"):
+        pair.link(HIGH, LOW)
+    assert told == [(2, "it was silent")]
+
+
+def test_a_guest_has_links_before_it_is_a_member() -> None:
+    world = Meshes(2, adopt=False)
+    try:
+        alone = Membership("ours", 1, world.membership.members[:1])
+        for mesh in world.meshes:
+            mesh.adopt(alone)
+        world.meshes[0].expect(world.membership.members[1:])
+        world.link(0, 1)
+        eventually(lambda: world.linked(0, 1), "a link")
+        for mesh in world.meshes:
+            mesh.adopt(Membership("ours", 2, world.membership.members))
+        assert world.linked(0, 1)
+    finally:
+        world.close()

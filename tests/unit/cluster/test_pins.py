@@ -3,6 +3,7 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from nexar.cluster.circle import Circle
 from nexar.cluster.membership import Attendant, Member, Membership
 from nexar.cluster.pins import why_not
 from nexar.security.authority import Authority, make_key
@@ -29,7 +30,7 @@ class From:
 
 
 def judge(node: int, certificate: bytes | None, scheme: str = "tls", *, verified: bool = True) -> str | None:
-    return why_not(cast(Carrier, From(node, certificate, scheme, verified=verified)), MEMBERSHIP)
+    return why_not(cast(Carrier, From(node, certificate, scheme, verified=verified)), Circle(99, MEMBERSHIP))
 
 
 def certificate(authority: Authority, node: int = MEMBER, key: object = KEY) -> bytes:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nexar.communicator.bootstrap import EAGER_WORLD
+from nexar.cluster.opening import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config

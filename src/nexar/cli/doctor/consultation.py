@@ -15,6 +15,7 @@ from nexar.cli.doctor.conversation import Conversation
 from nexar.cli.doctor.observations import Finding, Reach, Report
 from nexar.cli.doctor.questions import Conclude, Hand
 from nexar.cli.doctor.reachability import NOT_OFFERED, PROTOCOLS
+from nexar.cluster.circle import Circle
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pins import why_not
@@ -128,7 +129,7 @@ class Consultation:
         """See Acceptor. The one that knocked says so in its own report."""
 
     def _receive(self, carrier: Carrier, membership: Membership) -> None:
-        refusal, rank = why_not(carrier, membership), membership.rank_of(carrier.peer.node)
+        refusal, rank = why_not(carrier, Circle(self._node.id, membership)), membership.rank_of(carrier.peer.node)
         if refusal is not None or rank is None:
             carrier.abort(refusal or "it holds no rank")
         else:

@@ -1,0 +1,213 @@
+"""One node's view of those it watches: who is alive, who is stuck, who is silent. Pure.
+
+Heard    Two signs of life are kept apart. A *packet* is anything that the peer's transport sent; a *beat* is what its
+         Python code sent. QUIC answers and keeps alive on a thread of its own, so packets without beats mean a process
+         that runs while its Python code does not (a held GIL, an endless loop in C). Elsewhere nothing comes without
+         Python, so a process that is stuck looks like one that is stopped.
+States   alive    nothing to complain of
+         stuck    it lives, but its beats stopped, or one of its calls does not move: told by name, costs nothing
+         silent   nothing at all for `timeout`: a loss
+         hung     packets, but no beat for `stuck_timeout`: a loss
+         A call that does not move while beats come is never a loss: it may wait for somebody else.
+Pauses   Time in which this node itself did not run does not count against the others: who was suspended, stopped or
+         without the GIL comes late to its own tick, and finds what came meanwhile still unread.
+
+Each finding is told once, and `alive` when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from nexar.cluster.decisions.refusals import brief
+from nexar.types import NodeId, format_seconds
+from nexar.wire.messages import Beat, Doing
+
+State: TypeAlias = Literal["alive", "stuck", "silent", "hung"]
+
+_LATE: Final = 2.0
+"""Intervals by which a tick may come late before that is a pause of our own."""
+_NAME_CHARACTERS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """News of a node."""
+
+    node: NodeId
+    state: State
+    since: float
+    """When it was heard last, or its call moved last: the clock's time, not a duration."""
+    doing: Doing | None
+    """The call that it was in, by its last beat: the one that has not moved for longest."""
+    cause: str
+    """For people."""
+
+    @property
+    def is_loss(self) -> bool:
+        """It should be removed if the others find the same."""
+        return self.state in ("silent", "hung")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a node at some moment."""
+
+    age: float
+    """Seconds since anything came from it."""
+    beat: Beat | None
+    beat_age: float
+    """Seconds since that beat; since it is watched, if there was none."""
+    state: State
+    """As it was told last."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One node that is watched."""
+
+    heard: float
+    beaten: float
+    count: float | None = None
+    tells_apart: bool = True
+    beat: Beat | None = None
+    told: State = "alive"
+    told_of: object = None  # what it was told to be stuck in
+
+
+class FailureDetector:
+    """Feed it with what comes, `tick` it when it is due."""
+
+    def __init__(self, interval: float, timeout: float, stuck_timeout: float) -> None:
+        """`interval` is that of the beats, and of the ticks."""
+        self._interval = interval
+        self._timeout = timeout
+        self._stuck_timeout = stuck_timeout
+        self._watched: dict[NodeId, _Watched] = {}
+        self._ticked = float("-inf")  # when the last tick came
+        self._expected: float | None = None  # when the next one should
+        self._was_late = False  # the last tick
+
+    def watch(self, nodes: Iterable[NodeId], now: float) -> None:
+        """These and no others from now on. Who is new has a whole timeout before it."""
+        self._watched = {node: self._watched.get(node) or _Watched(heard=now, beaten=now) for node in nodes}
+        if not self._watched:
+            self._expected = None
+        elif self._expected is None:
+            self._expected = now + self._interval
+
+    @property
+    def watched(self) -> frozenset[NodeId]:
+        """Who is watched."""
+        return frozenset(self._watched)
+
+    def packets(self, node: NodeId, count: float, now: float, *, tells_apart: bool = True) -> None:
+        """What was received of it in all, in whatever unit: any change is life. `tells_apart`: some of it is sent while
+        its Python code does not run.
+        """
+        seen = self._watched.get(node)
+        if seen is not None:
+            if seen.count is not None and count != seen.count:
+                seen.heard = now
+            seen.count, seen.tells_apart = count, tells_apart
+
+    def beat(self, node: NodeId, beat: Beat, now: float) -> None:
+        """It says what it does."""
+        seen = self._watched.get(node)
+        if seen is not None:
+            seen.beat, seen.beaten, seen.heard = beat, now, now
+
+    def known(self, node: NodeId, now: float) -> Known | None:
+        """None: it is not watched."""
+        seen = self._watched.get(node)
+        return None if seen is None else Known(now - seen.heard, seen.beat, now - seen.beaten, seen.told)
+
+    def due(self, now: float) -> float | None:
+        """When to tick next at the latest; None: nobody is watched."""
+        if self._expected is None:
+            return None
+        limits = [limit for seen in self._watched.values() for limit in self._limits(seen) if limit > now]
+        return min([self._expected, *limits])
+
+    def _limits(self, seen: _Watched) -> tuple[float, ...]:
+        return seen.heard + self._timeout, seen.beaten + self._timeout, seen.beaten + self._stuck_timeout
+
+    def tick(self, now: float) -> list[Finding]:
+        """What is new. Feed it with the packets of the same moment first."""
+        self._excuse(now)
+        findings = [self._judge(node, seen, now) for node, seen in self._watched.items()]
+        self._ticked = now
+        self._expected = now + self._interval if self._watched else None
+        self._expected = self.due(now)
+        return [finding for finding in findings if finding is not None]
+
+    # -- a pause of our own ------------------------------------------------------------------------------
+
+    def _excuse(self, now: float) -> None:
+        """What came during a pause may not have been read yet, so who is at its limit gets an interval more. Not twice
+        in a row: a node that is late every time would never find anybody silent.
+        """
+        late = 0.0 if self._expected is None else now - self._expected
+        is_late = late > _LATE * self._interval
+        if is_late:
+            least = now if self._was_late else now + self._interval
+            for seen in self._watched.values():
+                seen.heard = self._moved(seen.heard, late, now, least)
+                seen.beaten = self._moved(seen.beaten, late, now, least)
+        self._was_late = is_late
+
+    def _moved(self, moment: float, late: float, now: float, least: float) -> float:
+        """A moment, moved on by the pause. Who was past its limit before the pause stays past it."""
+        if moment + self._timeout <= self._ticked:
+            return min(now, moment + late)
+        return max(min(now, moment + late), least - self._timeout)
+
+    # -- judging -----------------------------------------------------------------------------------------
+
+    def _judge(self, node: NodeId, seen: _Watched, now: float) -> Finding | None:
+        finding = self._look(node, seen, now)
+        told_of = self._subject(finding, seen, now) if finding.state == "stuck" else None
+        if (finding.state, told_of) == (seen.told, seen.told_of):
+            return None
+        seen.told, seen.told_of = finding.state, told_of
+        return finding
+
+    def _subject(self, finding: Finding, seen: _Watched, now: float) -> object:
+        """What tells one way to be stuck from another: each is told."""
+        if now - seen.beaten >= self._timeout or finding.doing is None:
+            return "its beats"
+        return finding.doing.communicator, finding.doing.sequence
+
+    def _look(self, node: NodeId, seen: _Watched, now: float) -> Finding:
+        doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
+        silence, mute = now - seen.heard, now - seen.beaten
+        if silence >= self._timeout:
+            return Finding(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
+        if mute >= self._timeout:
+            state: State = "stuck" if mute < self._stuck_timeout else "hung"
+            return Finding(node, state, seen.beaten, doing, _mute(mute, doing))
+        age = 0.0 if doing is None else doing.age + mute
+        if doing is not None and age >= self._timeout:
+            return Finding(node, "stuck", now - age, doing, f"alive, stuck in {_name(doing)} for {format_seconds(age)}")
+        return Finding(node, "alive", seen.heard, doing, "it is heard again")
+
+
+def _silent(silence: float, seen: _Watched, doing: Doing | None) -> str:
+    last = "" if doing is None else f", last seen in {_name(doing)}"
+    if seen.tells_apart:
+        return f"no packet for {format_seconds(silence)}{last}: dead, stopped or cut off"
+    return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off"
+
+
+def _mute(mute: float, doing: Doing | None) -> str:
+    beats = f"no beat for {format_seconds(mute)}"
+    if doing is None:
+        return f"alive but stuck, {beats}: its Python code does not run"
+    return f"alive but stuck in {_name(doing)} for {format_seconds(doing.age + mute)}, {beats}"
+
+
+def _name(doing: Doing) -> str:
+    """What a peer wrote, cut to size."""
+    return f"{brief(doing.operation, _NAME_CHARACTERS)} #{doing.sequence}"

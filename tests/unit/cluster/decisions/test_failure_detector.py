@@ -1,0 +1,225 @@
+"""Who is alive, stuck or silent, in time that a test owns."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.cluster.decisions.failure_detector import FailureDetector, Finding
+from nexar.wire.messages import Beat, Doing
+
+INTERVAL, TIMEOUT, STUCK = 1.0, 5.0, 60.0
+PEER, OTHER = 7, 8
+ALL_REDUCE = Doing(0, "all_reduce", 1234, step=3, age=6.0)
+
+
+class Watch:
+    """A detector, and a clock that stops at every tick."""
+
+    def __init__(self, *nodes: int, tells_apart: bool = True) -> None:
+        self.now = 100.0
+        self.tells_apart = tells_apart
+        self.detector = FailureDetector(INTERVAL, TIMEOUT, STUCK)
+        self.detector.watch(nodes or (PEER,), self.now)
+        self.received = 0
+        self.found: list[Finding] = []
+
+    def pass_(self, seconds: float, *, packets: bool = False, beat: Beat | None = None) -> list[Finding]:
+        """Tick whenever it is due; `packets` come, and a beat, before each. Returns what was found on the way."""
+        before = len(self.found)
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.detector.due(self.now) or end)
+            self.come(packets=packets, beat=beat)
+            self.found += self.detector.tick(self.now)
+        return self.found[before:]
+
+    def come(self, *, packets: bool = False, beat: Beat | None = None) -> None:
+        self.received += packets
+        self.detector.packets(PEER, self.received, self.now, tells_apart=self.tells_apart)
+        if beat is not None:
+            self.detector.beat(PEER, beat, self.now)
+
+    def sleep(self, seconds: float) -> list[Finding]:
+        """This node does not run."""
+        self.now += seconds
+        return self.detector.tick(self.now)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def test_who_beats_is_alive_and_that_is_no_news(watch: Watch) -> None:
+    assert watch.pass_(300, packets=True, beat=Beat(1)) == []
+
+
+def test_who_says_nothing_at_all_is_silent_after_the_timeout_and_that_is_told_once(watch: Watch) -> None:
+    watch.pass_(3, packets=True, beat=Beat(1))
+    assert watch.pass_(4.9) == []
+    (found,) = watch.pass_(30)
+    assert (found.node, found.state, found.since, found.is_loss) == (PEER, "silent", 103.0, True)
+    assert found.cause.startswith("no packet for 5 s")
+
+
+def test_who_is_heard_again_is_told_as_alive(watch: Watch) -> None:
+    watch.pass_(10)
+    (found,) = watch.pass_(1, packets=True, beat=Beat(1))
+    assert (found.state, found.is_loss) == ("alive", False)
+    assert watch.pass_(4, packets=True, beat=Beat(1)) == []
+
+
+def test_packets_without_beats_are_a_process_that_is_stuck_and_no_loss_for_a_minute(watch: Watch) -> None:
+    watch.pass_(1, packets=True, beat=Beat(1, (ALL_REDUCE,)))
+    watch.found.clear()
+    (stuck,) = watch.pass_(59, packets=True)
+    assert (stuck.state, stuck.is_loss, stuck.doing) == ("stuck", False, ALL_REDUCE)
+    assert stuck.cause == "alive but stuck in all_reduce #1234 for 11 s, no beat for 5 s"
+    (hung,) = watch.pass_(10, packets=True)
+    assert (hung.state, hung.is_loss) == ("hung", True)
+    assert hung.cause == "alive but stuck in all_reduce #1234 for 66 s, no beat for 60 s"
+
+
+def test_a_process_that_is_stuck_in_no_call_is_told_as_well(watch: Watch) -> None:
+    (stuck,) = watch.pass_(10, packets=True)
+    assert stuck.cause == "alive but stuck, no beat for 5 s: its Python code does not run"
+    assert [found.state for found in watch.pass_(3, packets=True, beat=Beat(1))] == ["alive"]
+
+
+def test_a_process_that_is_stuck_and_then_stops_is_silent(watch: Watch) -> None:
+    watch.pass_(10, packets=True)
+    assert [found.state for found in watch.pass_(10)] == ["silent"]
+
+
+def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> None:
+    watch = Watch(tells_apart=False)
+    watch.pass_(2, packets=True, beat=Beat(1, (ALL_REDUCE,)))
+    found = watch.pass_(30)[-1]
+    assert found.state == "silent"
+    assert found.cause == "nothing heard for 5 s, last seen in all_reduce #1234: dead, stopped, stuck or cut off"
+
+
+def test_a_call_that_does_not_move_is_told_once_and_never_lost(watch: Watch) -> None:
+    (stuck,) = watch.pass_(1000, packets=True, beat=Beat(1, (Doing(0, "barrier", 2, age=1.0), ALL_REDUCE)))
+    assert (stuck.state, stuck.doing, stuck.is_loss) == ("stuck", ALL_REDUCE, False)
+    assert stuck.cause == "alive, stuck in all_reduce #1234 for 6 s"
+    assert stuck.since == 95.0
+    (another,) = watch.pass_(10, packets=True, beat=Beat(1, (Doing(0, "barrier", 1235, age=9.0),)))
+    assert another.cause == "alive, stuck in barrier #1235 for 9 s"
+    (moved,) = watch.pass_(10, packets=True, beat=Beat(1, (Doing(0, "barrier", 1235, age=0.1),)))
+    assert moved.state == "alive"
+
+
+def test_what_a_peer_writes_about_its_call_is_cut_to_size(watch: Watch) -> None:
+    (stuck,) = watch.pass_(1, packets=True, beat=Beat(1, (Doing(0, "\x1b[31m" + "x" * 5000, 1, age=9.0),)))
+    assert len(stuck.cause) < 120
+    assert stuck.cause.isprintable()
+
+
+# ---------------------------------------------------------------- who is watched
+
+
+def test_one_that_is_silent_hides_nobody_and_harms_nobody() -> None:
+    watch = Watch(PEER, OTHER)
+    found = watch.pass_(20, packets=True, beat=Beat(1))
+    assert [(each.node, each.state) for each in found] == [(OTHER, "silent")]
+
+
+def test_who_is_new_has_a_whole_timeout_and_who_stays_is_not_forgotten(watch: Watch) -> None:
+    watch.pass_(4)
+    watch.detector.watch([PEER, OTHER], watch.now)
+    assert [each.node for each in watch.pass_(2)] == [PEER]
+    assert [each.node for each in watch.pass_(4)] == [OTHER]
+    watch.detector.watch([OTHER], watch.now)
+    assert watch.detector.watched == {OTHER}
+    assert watch.detector.known(PEER, watch.now) is None
+
+
+def test_nobody_to_watch_is_nothing_to_do(watch: Watch) -> None:
+    watch.detector.watch([], watch.now)
+    assert watch.detector.due(watch.now) is None
+    assert watch.pass_(3) == []
+    assert watch.sleep(1000) == []
+    watch.come(packets=True, beat=Beat(1))
+    watch.detector.watch([PEER], watch.now)
+    assert watch.detector.due(watch.now) == watch.now + INTERVAL
+
+
+def test_what_is_known_of_a_node_can_be_asked(watch: Watch) -> None:
+    beat = Beat(3, (ALL_REDUCE,), "barrier #1233")
+    watch.pass_(2, packets=True, beat=beat)
+    watch.pass_(2, packets=True)
+    watch.pass_(1)
+    known = watch.detector.known(PEER, watch.now)
+    assert known is not None
+    assert (known.age, known.beat, known.beat_age, known.state) == (1.0, beat, 3.0, "stuck")
+
+
+def test_it_is_due_when_somebody_may_have_been_silent_for_long_enough(watch: Watch) -> None:
+    watch.pass_(2, packets=True, beat=Beat(1))
+    watch.now += 0.5
+    watch.come(packets=True, beat=Beat(1))  # silent at 107.5
+    watch.pass_(4.5)
+    assert watch.detector.due(watch.now) == 107.5
+    watch.now = 107.5
+    assert [found.state for found in watch.detector.tick(watch.now)] == ["silent"]
+    assert watch.detector.due(watch.now) == 108.5
+
+
+# ---------------------------------------------------------------- a pause of our own
+
+
+def test_who_was_suspended_does_not_take_the_others_for_dead(watch: Watch) -> None:
+    watch.pass_(3, packets=True, beat=Beat(1))
+    assert watch.sleep(3600) == []
+    assert watch.pass_(3) == []
+    assert watch.pass_(60, packets=True, beat=Beat(1)) == []
+
+
+def test_silence_before_and_after_a_pause_counts(watch: Watch) -> None:
+    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(2)
+    assert watch.sleep(100) == []
+    assert [found.state for found in watch.pass_(5)] == ["silent"]
+
+
+def test_who_was_at_its_limit_when_we_paused_has_an_interval_to_be_read(watch: Watch) -> None:
+    watch.pass_(4.0)
+    watch.sleep(0.9)
+    assert watch.sleep(30) == []
+    assert watch.pass_(0.9) == []
+    watch.come(packets=True, beat=Beat(1))
+    assert watch.pass_(4) == []
+
+
+def test_a_node_that_is_late_every_time_finds_who_is_silent_all_the_same(watch: Watch) -> None:
+    found = [each for _ in range(20) for each in watch.sleep(3.5)]
+    assert [each.state for each in found] == ["silent"]
+
+
+def test_who_was_silent_before_a_pause_is_so_after_it(watch: Watch) -> None:
+    watch.pass_(20)
+    assert watch.sleep(100) == []
+    assert watch.pass_(10) == []
+
+
+def test_a_tick_that_is_a_little_late_is_no_pause() -> None:
+    watch = Watch()
+    watch.pass_(3)
+    assert [found.state for found in watch.sleep(2.9)] == ["silent"]
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.booleans()), max_size=60))
+def test_nobody_is_lost_within_a_timeout_of_being_heard(steps: list[tuple[float, bool, bool]]) -> None:
+    watch = Watch()
+    heard = watch.now
+    for seconds, packet, beat in steps:
+        watch.now += seconds
+        if packet or beat:
+            watch.come(packets=packet, beat=Beat(1) if beat else None)
+            heard = watch.now
+        lost = [found for found in watch.detector.tick(watch.now) if found.state == "silent"]
+        assert not lost or watch.now - heard >= TIMEOUT
+        due = watch.detector.due(watch.now)
+        assert due is not None
+        assert watch.now < due <= watch.now + INTERVAL

@@ -22,6 +22,9 @@ _log = logging.getLogger(__name__)
 NETWORK: Final = ("quic", "tls")
 """Schemes that lead to other hosts, and to the seed."""
 _USUAL: Final[Mapping[str, Any]] = MappingProxyType({})
+_SIGN_OF_LIFE: Final = 5.0
+_SILENCE: Final = 30.0
+_LONGEST_SILENCE: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ def usable(config: Config) -> tuple[str, ...]:
             hint=hint,
         )
     return found
+
+
+def quic_terms(config: Config) -> dict[str, float]:
+    """Fields of QuicSettings that follow from the settings. A peer whose Python code is stuck is told from a dead one
+    by the packets that QUIC sends on its own: so it sends several within `heartbeat_timeout`, even if some are lost,
+    and does not give a connection up before the heartbeat has given its peer up.
+    """
+    return {
+        "handshake_timeout": config.join_auth_timeout,
+        "keep_alive_interval": min(_SIGN_OF_LIFE, config.heartbeat_timeout / 3),
+        "idle_timeout": max(_SILENCE, min(2 * config.heartbeat_timeout, _LONGEST_SILENCE)),
+    }
 
 
 def has_native() -> bool:
@@ -122,7 +137,7 @@ class _Opening:
     def _open_quic(self, address: str) -> str:
         from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415 - needs the native package
 
-        settings = QuicSettings(handshake_timeout=self._config.join_auth_timeout, **self._quic)
+        settings = QuicSettings(**{**quic_terms(self._config), **self._quic})
         quic = load("quic")(self._credentials, self._trust, bind=address, settings=settings)
         try:
             address = quic.listen(address, self._acceptor)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nexar.cluster.transports import has_native, open_transports, usable
+from nexar.cluster.transports import has_native, open_transports, quic_terms, usable
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.security.credentials import Trust
@@ -107,3 +107,12 @@ def test_a_port_of_which_only_the_udp_half_is_free_leaves_nothing_open(opened: O
 
 def test_the_native_package_is_looked_for_without_being_loaded() -> None:
     assert has_native() == (why_absent("quic") is None)
+
+
+@pytest.mark.parametrize(("timeout", "keep_alive", "idle"), [(5.0, 5 / 3, 30.0), (0.3, 0.1, 30.0), (60.0, 5.0, 120.0)])
+def test_quic_shows_life_several_times_within_the_heartbeat_timeout_and_outlasts_it(
+    timeout: float, keep_alive: float, idle: float
+) -> None:
+    terms = quic_terms(Config(heartbeat_timeout=timeout, heartbeat_interval=0.1, join_auth_timeout=7))
+    assert terms["keep_alive_interval"] == pytest.approx(keep_alive)
+    assert (terms["idle_timeout"], terms["handshake_timeout"]) == (idle, 7)

@@ -168,30 +168,33 @@ class FailureDetector:
 
     def _judge(self, node: NodeId, seen: _Watched, now: float) -> Finding | None:
         finding = self._look(node, seen, now)
-        told_of = self._subject(finding, seen, now) if finding.state == "stuck" else None
+        told_of = self._subject(finding, seen) if finding.state == "stuck" else None
         if (finding.state, told_of) == (seen.told, seen.told_of):
             return None
         seen.told, seen.told_of = finding.state, told_of
         return finding
 
-    def _subject(self, finding: Finding, seen: _Watched, now: float) -> object:
-        """What tells one way to be stuck from another: each is told."""
-        if now - seen.beaten >= self._timeout or finding.doing is None:
-            return "its beats"
-        return finding.doing.communicator, finding.doing.sequence
-
     def _look(self, node: NodeId, seen: _Watched, now: float) -> Finding:
+        """A packet that came when beats had been missing for long enough proves a process that lives and is stuck;
+        without one it may as well be dead, which is found a little later.
+        """
         doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
-        silence, mute = now - seen.heard, now - seen.beaten
+        silence, mute = now - seen.heard, seen.heard - seen.beaten
         if silence >= self._timeout:
             return Finding(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
         if mute >= self._timeout:
             state: State = "stuck" if mute < self._stuck_timeout else "hung"
-            return Finding(node, state, seen.beaten, doing, _mute(mute, doing))
-        age = 0.0 if doing is None else doing.age + mute
-        if doing is not None and age >= self._timeout:
+            return Finding(node, state, seen.beaten, doing, _mute(now - seen.beaten, doing))
+        if doing is not None and doing.age >= self._timeout:
+            age = doing.age + now - seen.beaten
             return Finding(node, "stuck", now - age, doing, f"alive, stuck in {_name(doing)} for {format_seconds(age)}")
         return Finding(node, "alive", seen.heard, doing, "it is heard again")
+
+    def _subject(self, finding: Finding, seen: _Watched) -> object:
+        """What tells one way to be stuck from another: each is told."""
+        if seen.heard - seen.beaten >= self._timeout or finding.doing is None:
+            return "its beats"
+        return finding.doing.communicator, finding.doing.sequence
 
 
 def _silent(silence: float, seen: _Watched, doing: Doing | None) -> str:

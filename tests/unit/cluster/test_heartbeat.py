@@ -1,0 +1,250 @@
+"""Beats, and what is heard of the others: on links that are made up, in time that a test owns."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.heartbeat import Heartbeat
+from nexar.cluster.membership import Member, Membership
+from nexar.config import Config
+from nexar.errors import PeerLost, UsageError
+from nexar.testing.virtual_clock import VirtualClock
+from nexar.wire.messages import Beat, Doing, Message
+
+ME = 1
+DOING = (Doing(0, "all_reduce", 7, 2, 0.5),)
+
+
+class FakeLink:
+    """As far as a heartbeat asks."""
+
+    def __init__(self, *schemes: str) -> None:
+        self.schemes = schemes or ("quic",)
+        self.failure: Exception | None = None
+        self.heard = 10.0
+        self.said: list[Message] = []
+        self.full = False
+        self.gone = False
+
+    def heard_bytes(self) -> float:
+        return 0.0 if self.failure is not None else self.heard
+
+    def send_control(self, message: Message) -> bool:
+        if self.gone:
+            raise PeerLost(rank=1, node=2, address=None, cause="gone")
+        if not self.full:
+            self.said.append(message)
+        return not self.full
+
+    def lose(self) -> None:
+        self.failure = PeerLost(rank=1, node=2, address=None, cause="gone")
+
+
+class FakeAlarm:
+    """Rings when the virtual clock says so."""
+
+    def __init__(self, clock: VirtualClock, ring: Callable[[float], float | None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._due: float | None = None
+        self.closed = False
+
+    def ring_by(self, due: float | None) -> None:
+        if due is not None and (self._due is None or due < self._due):
+            self._due = due
+            self._clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        now = self._clock.now()
+        if self._due is not None and now >= self._due and not self.closed:
+            self._due = None
+            self.ring_by(self._ring(now))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Scene:
+    """Node 1 of a world, and its links."""
+
+    def __init__(self, size: int = 3, **settings: float) -> None:
+        self.clock = VirtualClock(100.0)
+        self.links: dict[int, FakeLink] = {}
+        self.found: list[Finding] = []
+        self.finished = "barrier #6"
+        node = cast(Any, SimpleNamespace(id=ME, config=Config(**settings)))  # type: ignore[arg-type]
+        self.heartbeat = Heartbeat(
+            node,
+            cast(Any, lambda: dict(self.links)),
+            lambda: (DOING, self.finished),
+            self.found.append,
+            clock=self.clock,
+            alarm=lambda ring: FakeAlarm(self.clock, ring),
+        )
+        self.membership = membership(*range(1, size + 1))
+
+    def begin(self) -> None:
+        for member in self.membership.members[1:]:
+            self.links[member.node] = FakeLink()
+        self.heartbeat.adopt(self.membership)
+
+    def pass_(self, seconds: float, *alive: int, muted: tuple[int, ...] = ()) -> list[tuple[int, str]]:
+        """Nodes `alive` beat, of those `muted` only packets come. What was found, as node and state."""
+        for _ in range(round(seconds * 2)):
+            for node in (*alive, *muted):
+                self.links[node].heard += 30
+            for node in alive:
+                self.heartbeat.arrived(node, Beat(1, DOING))
+            self.clock.advance(0.5)
+        found = [(finding.node, finding.state) for finding in self.found]
+        self.found.clear()
+        return found
+
+
+def membership(*nodes: int, epoch: int = 1) -> Membership:
+    return Membership("ours", epoch, tuple(Member(node, "here", bytes(32), {}) for node in nodes))
+
+
+def test_it_says_at_every_interval_what_this_node_does_to_everybody_who_watches() -> None:
+    scene = Scene()
+    scene.begin()
+    scene.pass_(5.0, 2, 3)
+    for link in scene.links.values():
+        assert len(link.said) == 6
+        assert set(link.said) == {Beat(1, DOING, "barrier #6")}
+
+
+def test_the_interval_is_that_of_the_settings() -> None:
+    scene = Scene(heartbeat_interval=0.25)
+    scene.begin()
+    scene.pass_(5.0, 2, 3)
+    assert len(scene.links[2].said) == 21
+
+
+def test_before_there_is_a_membership_and_after_the_end_nothing_is_said() -> None:
+    scene = Scene()
+    scene.links[2] = FakeLink()
+    scene.pass_(5.0)
+    assert not scene.links[2].said
+    scene.begin()
+    scene.pass_(1.0, 2, 3)
+    scene.heartbeat.close()
+    before = len(scene.links[2].said)
+    assert scene.pass_(30.0) == []
+    assert len(scene.links[2].said) == before
+
+
+def test_a_node_that_is_alone_has_nobody_to_talk_to() -> None:
+    scene = Scene(size=1)
+    scene.begin()
+    assert scene.pass_(30.0) == []
+
+
+def test_in_a_large_world_three_are_told_and_three_are_watched() -> None:
+    scene = Scene(size=20)
+    scene.begin()
+    found = scene.pass_(6.0)
+    assert [node for node, link in scene.links.items() if link.said] == [2, 3, 11]
+    assert sorted(found) == [(11, "silent"), (19, "silent"), (20, "silent")]
+
+
+def test_one_that_is_silent_is_found_and_the_others_are_not() -> None:
+    scene = Scene()
+    scene.begin()
+    assert scene.pass_(6.0, 2) == [(3, "silent")]
+    assert scene.pass_(6.0, 2) == []
+    assert scene.pass_(1.0, 2, 3) == [(3, "alive")]
+
+
+def test_a_lane_that_is_full_and_a_link_that_breaks_keep_nobody_waiting() -> None:
+    scene = Scene(size=4)
+    scene.begin()
+    scene.links[2].full = True
+    scene.links[3].gone = True
+    assert scene.pass_(10.0, 2, 4) == [(3, "silent")]
+    assert len(scene.links[4].said) == 11
+
+
+def test_the_loss_of_a_link_is_no_sign_of_life() -> None:
+    scene = Scene(size=2)
+    scene.begin()
+    scene.pass_(3.0, 2)
+    scene.links[2].lose()
+    assert scene.pass_(5.0) == [(2, "silent")]
+    del scene.links[2]
+    assert scene.pass_(5.0) == []
+    scene.links[2] = FakeLink()
+    assert scene.pass_(2.0, 2) == [(2, "alive")]
+
+
+def test_packets_without_beats_are_told_as_stuck_with_the_last_call() -> None:
+    scene = Scene(size=2)
+    scene.begin()
+    scene.pass_(2.0, 2)
+    for _ in range(12):
+        scene.links[2].heard += 30
+        scene.clock.advance(0.5)
+    (stuck,) = scene.found
+    assert stuck.state == "stuck"
+    assert "stuck in all_reduce #7" in stuck.cause
+
+
+def test_without_quic_the_cause_says_what_cannot_be_told() -> None:
+    scene = Scene(size=2)
+    scene.begin()
+    scene.links[2].schemes = ("shm", "tls")
+    scene.clock.advance(6.0)
+    assert "dead, stopped, stuck or cut off" in scene.found[0].cause
+
+
+def test_who_has_no_link_yet_is_watched_when_there_is_one() -> None:
+    scene = Scene(size=2)
+    scene.heartbeat.adopt(scene.membership)
+    assert scene.pass_(30.0) == []
+    assert scene.heartbeat.known(2) is None
+    scene.links[2] = FakeLink()
+    assert scene.pass_(4.0) == []
+    assert scene.pass_(3.0) == [(2, "silent")]
+
+
+def test_the_next_membership_says_who_is_watched_and_who_stays_is_not_forgotten() -> None:
+    scene = Scene(size=4)
+    scene.begin()
+    scene.pass_(4.0, 3, 4)
+    scene.heartbeat.adopt(membership(1, 2, 4, epoch=2))
+    assert scene.pass_(2.0, 4) == [(2, "silent")]
+    assert scene.pass_(30.0, 4) == []
+    assert isinstance(scene.links[4].said[-1], Beat)
+    assert scene.links[4].said[-1].epoch == 2
+
+
+def test_a_membership_without_this_node_is_refused() -> None:
+    with pytest.raises(UsageError, match="not in the membership"):
+        Scene().heartbeat.adopt(membership(5, 6))
+
+
+def test_what_is_known_can_be_asked_at_any_time() -> None:
+    scene = Scene(size=2)
+    scene.begin()
+    scene.pass_(2.0, 2)
+    scene.clock.advance(1.0)
+    known = scene.heartbeat.known(2)
+    assert known is not None
+    assert known.beat == Beat(1, DOING)
+    assert known.beat_age == 1.5
+    assert known.state == "alive"
+
+
+def test_with_an_alarm_of_its_own_it_beats_by_itself() -> None:
+    node = cast(Any, SimpleNamespace(id=ME, config=Config(heartbeat_interval=0.01)))
+    link = FakeLink()
+    heartbeat = Heartbeat(node, cast(Any, lambda: {2: link}), lambda: ((), ""), lambda _: None)
+    try:
+        heartbeat.adopt(membership(1, 2))
+        while len(link.said) < 3:
+            heartbeat.arrived(2, Beat(1))
+    finally:
+        heartbeat.close()

@@ -213,6 +213,8 @@ class Accept(_Base, frozen=True, tag="accept"):
     instance: Instance
     ballot: Number
     value: bytes
+    inherited: bool = False
+    """The proposer found it in the promises: it may have been chosen already, so no other can be."""
 
 
 class Accepted(_Base, frozen=True, tag="accepted"):

@@ -59,6 +59,8 @@ class Wanted:
     joined: tuple[Member, ...] = ()
     left: tuple[Departure, ...] = ()
     renewed: tuple[int, ...] = ()
+    epoch: int = 0
+    """Of the membership in which they agreed: it is forgotten in any other. 0: the present one."""
 
 
 @dataclass(frozen=True, slots=True)

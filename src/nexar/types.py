@@ -63,23 +63,31 @@ class AwaitedPeer:
     rank: Rank | None = None
     node: NodeId | None = None
     address: str | None = None
+    host: str | None = None
+    """The id of its host, as `comm.host` says it."""
     missing: str = ""
     """What they have not done, as a noun: "a receive with tag 7"."""
     last_heard: float | None = None
     """Seconds before the error was raised."""
     last_operation: str | None = None
     """The last operation they were known to have finished."""
+    current_operation: str | None = None
+    """Where they said that they are: "scan #3", "user code for 12 s". None: they did not answer, or were not asked."""
 
     def __str__(self) -> str:
         """One clause of an error message."""
         anybody = self.rank is None and not self.node and not self.address
         facts = ["any rank" if anybody else describe_peer(self.rank, self.node, self.address)]
+        if self.host is not None:
+            facts.append(f"host {self.host}")
         if self.missing:
             facts.append(f"missing {self.missing}")
         if self.last_heard is not None:
             facts.append(f"last heard {format_seconds(self.last_heard)} ago")
         if self.last_operation is not None:
             facts.append(f"last finished {self.last_operation}")
+        if self.current_operation is not None:
+            facts.append(f"it is in {self.current_operation}")
         return ", ".join(facts)
 
 

@@ -42,9 +42,9 @@ class Caller:
 
     def call(self, fingerprint: Fingerprint = ALL_REDUCE, *, size_bytes: int = 32, timeout: float = PATIENCE) -> None:
         entry = self.journal.begin(fingerprint)
-        operation, dtype, count, root, reduce_op = fingerprint
+        operation, dtype, count, root, reduce_op, way = fingerprint
         about = About(
-            Space.COLLECTIVE, 0, dtype, entry.sequence, 0, operation, reduce_op, root, count,
+            Space.COLLECTIVE, 0, dtype, entry.sequence, 0, operation, reduce_op, root, count, way,
         )  # fmt: skip
         others = [rank for rank in range(self.group.size) if rank != self.rank]
         posted = []
@@ -66,7 +66,7 @@ class Caller:
                     self.group.wait(posted, deadline, entry, keep=True)
                     break
                 except OperationTimeout as late:
-                    deadline = self.journal.extend(entry, late, timeout)
+                    deadline = self.journal.patience.extend(entry, late, timeout)
         except NexarError as error:
             for each in posted:
                 each.cancel()

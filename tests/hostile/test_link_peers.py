@@ -21,7 +21,7 @@ DEADLINE = 2.0
 EMPTY = (Kind.GRANT, Kind.DELIVERED, Kind.WITHDRAW, Kind.CREDIT, Kind.TERMS, Kind.FALLBACK)  # kinds without a body
 TELLING = [0, 1, 2, 7, 8, 63, 64, 255, 2**16, 2**20, 2**30, 2**32 - 1, 2**40, 2**60, 2**63, 2**64 - 1]
 LIMITS = {"generation": 2**32, "step": 2**32, "root": 2**32, "body": 2**32} | dict.fromkeys(
-    ("version", "kind", "lane", "carrier", "space", "dtype", "dimensions", "operation", "reduce_op"), 256
+    ("version", "kind", "lane", "carrier", "space", "dtype", "dimensions", "operation", "reduce_op", "way"), 256
 )
 
 

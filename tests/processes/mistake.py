@@ -57,6 +57,16 @@ def roots(comm: nexar.Communicator) -> object:
     return comm.broadcast(np.ones(4), root=1 - comm.rank)
 
 
+def algorithms(comm: nexar.Communicator) -> object:
+    """The same call, but one rank has asked for another way."""
+    return comm.all_reduce(np.ones(4), algorithm="ring" if comm.rank == 1 else None)
+
+
+def order(comm: nexar.Communicator) -> object:
+    """One rank wants rank order, which is another way where memory is not shared."""
+    return comm.all_reduce(np.ones(100_000), algorithm="direct" if comm.rank == 1 else "ring")
+
+
 def strided(comm: nexar.Communicator) -> object:
     """A column, which is no mistake."""
     table = np.full((5, 3), comm.rank, np.int64)

@@ -24,6 +24,8 @@ CALLS = {
     "verbs": ("all_reduce of float64[4]", "broadcast of float64[4]"),
     "other_way": ("all_reduce of float64[4]", "all_to_all of float64[4]"),
     "roots": ("root 1", "root 0"),
+    "algorithms": ("all_reduce of float64[4], sum, by ", "all_reduce of float64[4], sum, by ring"),
+    "order": ("sum, by ring", "sum, by direct"),
 }
 
 

@@ -19,6 +19,7 @@ from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.two_level import all_reduce as all_reduce_between_hosts
 from nexar.collectives.two_level import turns as turns_between_hosts
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.ALL_REDUCE
@@ -27,7 +28,7 @@ _CODE = OperationCode.ALL_REDUCE
 def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, wish: Wish) -> Work:
     """In place, on a flat array."""
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
-    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code)
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code, way_of(name))
     call = assembly.begin(fingerprint, _turns(assembly, name, array, reduction))
     return assembly.work(call, _run(assembly, call, name, array, reduction))
 

@@ -31,8 +31,10 @@ GIVEN_UP_TO: Final = 2
 _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
-_ENTRY: Final = struct.Struct("@qqqBBBBiq")  # sequence, arrival, count, operation, dtype, reduce op, -, root, sequence
-_TAKEN: Final = struct.Struct("@BBBBiq")  # operation, dtype, reduce op, -, root, count
+_ENTRY: Final = struct.Struct(
+    "@qqqBBBBiq"
+)  # sequence, arrival, count, operation, dtype, reduce op, way, root, sequence
+_TAKEN: Final = struct.Struct("@BBBBiq")  # operation, dtype, reduce op, way, root, count
 
 _RECORD_WORDS: Final = _LINES + _RING * _ENTRY_WORDS
 RECORD_BYTES: Final = _RECORD_WORDS * _WORD
@@ -89,9 +91,9 @@ class Records:
         if fingerprint == self._taken[parity]:
             return
         self._taken[parity] = fingerprint
-        operation, dtype, count, root, reduce_op = fingerprint
+        operation, dtype, count, root, reduce_op, way = fingerprint
         at = self.mine + _TAKEN_AT + 2 * parity
-        _TAKEN.pack_into(self.bytes, at * _WORD, operation, dtype, reduce_op, 0, root, count)
+        _TAKEN.pack_into(self.bytes, at * _WORD, operation, dtype, reduce_op, way, root, count)
         self._taken_words[parity] = self.words[at], self.words[at + 1]
 
     def differs(self, word: int, slip: int) -> bool:
@@ -103,17 +105,17 @@ class Records:
     def taken(self, word: int, slip: int) -> Fingerprint:
         """As what that rank takes it."""
         at = (word + _TAKEN_AT + 2 * (slip & 1)) * _WORD
-        operation, dtype, reduce_op, _, root, count = _TAKEN.unpack_from(self.bytes, at)
-        return Fingerprint(operation, dtype, count, root, reduce_op)
+        operation, dtype, reduce_op, way, root, count = _TAKEN.unpack_from(self.bytes, at)
+        return Fingerprint(operation, dtype, count, root, reduce_op, way)
 
     # -- announcements ---------------------------------------------------------------------------------
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
         """This rank has come to its collective `sequence`."""
-        operation, dtype, count, root, reduce_op = fingerprint
+        operation, dtype, count, root, reduce_op, way = fingerprint
         at = (self.mine + _LINES + sequence % _RING * _ENTRY_WORDS) * _WORD
         now = monotonic_ns()
-        _ENTRY.pack_into(self.bytes, at, sequence, now, count, operation, dtype, reduce_op, 0, root, sequence)
+        _ENTRY.pack_into(self.bytes, at, sequence, now, count, operation, dtype, reduce_op, way, root, sequence)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
         """A rank that announced something else than this one did, and what."""
@@ -134,10 +136,10 @@ class Records:
         at = word + _LINES + sequence % _RING * _ENTRY_WORDS
         if self.words[at + _ENTRY.size // _WORD - 1] != sequence:
             return None
-        _, arrival, count, operation, dtype, reduce_op, _, root, _ = _ENTRY.unpack_from(self.bytes, at * _WORD)
+        _, arrival, count, operation, dtype, reduce_op, way, root, _ = _ENTRY.unpack_from(self.bytes, at * _WORD)
         if self.words[at] != sequence or not arrival:
             return None
-        return Fingerprint(operation, dtype, count, root, reduce_op), arrival
+        return Fingerprint(operation, dtype, count, root, reduce_op, way), arrival
 
     def release(self) -> None:
         """Let go of the memory."""

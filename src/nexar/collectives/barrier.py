@@ -11,6 +11,7 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.BARRIER
@@ -19,7 +20,7 @@ _CODE = OperationCode.BARRIER
 def barrier(assembly: Assembly, wish: Wish = PLAIN) -> Work:
     """Without a result."""
     name = assembly.choose(_CODE, 0, None, wish)
-    call = assembly.begin(Fingerprint(_CODE), assembly.in_memory(name, Arena.barrier))
+    call = assembly.begin(Fingerprint(_CODE, way=way_of(name)), assembly.in_memory(name, Arena.barrier))
     return assembly.work(call, _run(assembly, call, name))
 
 

@@ -35,7 +35,7 @@ class Conductor:
             result = self._run(work, timeout)
         except BaseException as error:
             if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
-                self._journal.hear(work.alarm)  # who gave it up is about to say why
+                self._journal.patience.hear(work.alarm)  # who gave it up is about to say why
             final = work.finish(error) or error
             if final is error:
                 raise
@@ -92,10 +92,10 @@ class Conductor:
                     early = deadline
                     self.declare(call)
                 elif timeout is None or call is None:
-                    raise
+                    raise self._journal.patience.explain(late) from None
                 else:
                     call.moved_at = max([call.moved_at, *(each.last_moved() for each in operations)])
-                    early = deadline = self._journal.extend(call, late, timeout)
+                    early = deadline = self._journal.patience.extend(call, late, timeout)
             else:
                 return
 
@@ -105,7 +105,7 @@ class Conductor:
         """
         if entry is None:
             return
-        self._journal.declare(entry)
+        self._journal.patience.declare(entry)
         found = None if self._arena is None else self._arena.disagreement(entry.sequence)
         if found is not None:
             self._journal.disagree(entry.sequence, entry.fingerprint, self._group.local_ranks[found[0]], found[1])

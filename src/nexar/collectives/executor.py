@@ -182,10 +182,10 @@ class _Execution:
     # -- sending -----------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
-        _, dtype, count, root, reduce_op = fingerprint = self._ground.fingerprint
+        operation, dtype, count, root, reduce_op, way = self._ground.fingerprint
         about = About(
-            _COLLECTIVE, 0, dtype, self._ground.sequence, self._base + send.tag, fingerprint.operation, reduce_op,
-            root, count,
+            _COLLECTIVE, 0, dtype, self._ground.sequence, self._base + send.tag, operation, reduce_op, root,
+            count, way,
         )  # fmt: skip
         data = self._bytes(send.part)
         sent = self._group.post_send(self._rank(send.peer), data, self._ground.deadline, about=about)
@@ -254,7 +254,7 @@ def exchange(
     PeerMisbehaved: what one of them sent is no array.
     """
     group, tag = ground.group, phase * PHASE
-    operation, dtype, count, root, reduce_op = ground.fingerprint
+    operation, dtype, count, root, reduce_op, way = ground.fingerprint
     posted: dict[int, PostedReceive] = {}
     sent: list[Operation] = []
     try:
@@ -263,7 +263,7 @@ def exchange(
             posted[rank] = group.post_receive(rank, None, space=_COLLECTIVE, tag=wanted, dtype=dtype)
         for rank, array in outgoing.items():
             code = code_of(array.dtype)
-            about = About(_COLLECTIVE, 0, code, ground.sequence, tag, operation, reduce_op, root, count)
+            about = About(_COLLECTIVE, 0, code, ground.sequence, tag, operation, reduce_op, root, count, way)
             sent.append(group.post_send(rank, as_bytes(array), ground.deadline, shape=array.shape, about=about))
         yield [*posted.values(), *sent]
     except BaseException:

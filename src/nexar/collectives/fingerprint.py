@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nexar.arrays.dtypes import dtype_of
 from nexar.arrays.operations import ReduceCode
 from nexar.collectives.operations import OperationCode, name_of
+from nexar.collectives.ways import name_of_way
 
 
 class Fingerprint(NamedTuple):
@@ -19,9 +20,11 @@ class Fingerprint(NamedTuple):
     count: int = 0  # type: ignore[assignment]  # a fingerprint has no use for a tuple's count()
     root: int = 0
     reduce_op: int = 0
+    way: int = 0
+    """See ways; 0: not stated."""
 
-    def describe(self) -> str:
-        """`all_reduce of float32[8], sum`, as errors say it."""
+    def describe(self, *, way: bool = False) -> str:
+        """`all_reduce of float32[8], sum`, as errors say it; with its way: `…, by ring`."""
         text = name_of(self.operation)
         if self.dtype:
             text += f" of {dtype_of(self.dtype) or f'dtype {self.dtype}'}[{self.count}]"
@@ -31,7 +34,7 @@ class Fingerprint(NamedTuple):
             text += f", counts of digest {self.root:x}"
         elif self.root:
             text += f", root {self.root - 1}"
-        return text
+        return f"{text}, by {name_of_way(self.way)}" if way and self.way else text
 
 
 def rooted(root: int) -> int:

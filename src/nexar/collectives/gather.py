@@ -14,6 +14,7 @@ from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.GATHER
@@ -22,7 +23,7 @@ _CODE = OperationCode.GATHER
 def gather(assembly: Assembly, array: NDArray[Any], out: NDArray[Any] | None, root: int, wish: Wish) -> Work:
     """Flat arrays; `out` is the root's, with room for all of them."""
     name = assembly.choose(_CODE, len(array), array.dtype, wish)
-    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root)))
+    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=way_of(name)))
     return assembly.work(call, _run(assembly, call, name, array, out))
 
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from nexar.collectives.entry import Entry
 from nexar.links.operation import Operation
-from nexar.types import AwaitedPeer, Rank
+from nexar.types import AwaitedPeer, Rank, format_seconds
 from nexar.wire.messages import Report
+
+USER_CODE: Final = "user code"
+"""Where a rank is that is in no call of ours."""
+_LONGEST: Final = 1e9  # seconds that a rank can say it has been somewhere; a peer may write anything
 
 
 class Inquiry(Operation):
@@ -68,5 +73,15 @@ def _blame(call: str, known: AwaitedPeer, report: Report | None) -> AwaitedPeer 
         return replace(known, missing=f"{call} and any answer")
     if report.state in ("in", "done"):
         return None
-    where = f" (it is in {report.doing})" if report.doing else " (it gave it up)" if report.state == "failed" else ""
-    return replace(known, missing=f"{call}{where}", last_heard=None, last_operation=report.finished)
+    missing = f"{call} (it gave it up)" if report.state == "failed" else call
+    return replace(explained(known, report), missing=missing)
+
+
+def explained(known: AwaitedPeer, report: Report) -> AwaitedPeer:
+    """With what it has just said of itself: so it is alive, wherever it is."""
+    return replace(known, last_heard=0.0, last_operation=report.finished, current_operation=_place(report))
+
+
+def _place(report: Report) -> str:
+    doing = report.doing or USER_CODE
+    return f"{doing} for {format_seconds(report.since)}" if 0 < report.since < _LONGEST else doing

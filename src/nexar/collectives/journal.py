@@ -7,15 +7,13 @@ Mismatch  Who sees a difference (see links.ledger) tells the others, who pass it
           one rank skipped, followed by an identical one, cannot be seen.
 Giving up A rank that leaves a call without its result tells the others likewise. They raise at once, or when they come
           to that call; earlier and later calls are not touched.
-Deadline  See `extend`: who is slow is waited for, who is missing is named.
+Deadline  See patience: who is slow is waited for, who is missing is named.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache
 from time import monotonic
@@ -24,22 +22,19 @@ from typing import Any, Final
 from nexar.arrays.dtypes import dtype_of
 from nexar.collectives.entry import Entry, name_of_call
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.inquiry import Inquiry, verdict
 from nexar.collectives.lateness import Lateness, Straggler
-from nexar.collectives.mishap import Mishap, error_of, mismatch_of, named
+from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
+from nexar.collectives.patience import Patience
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
-from nexar.collectives.voice import Members, Voice
-from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError, OperationTimeout
+from nexar.collectives.voice import Members, Voice, peers_of
+from nexar.errors import Cancelled, CollectiveMismatch
 from nexar.links.ledger import Call
 from nexar.links.notices import Notice, Speaker
-from nexar.links.operation import Operation
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
 
-_PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
 _GIVEN_UP: Final = 1024  # calls given up that are remembered
-_CHATTER_BYTES: Final = 64 << 10  # that links carry without a transfer being under way
 _TOLD: Final = 64  # calls that one message names
 
 
@@ -56,6 +51,7 @@ class Journal:
     def __init__(self, group: Members) -> None:
         self._group = group
         self._voice = Voice(group)
+        self.patience: Final = Patience(group, self._voice)
         self._rank = group.rank
         self._about: Final = group.communicator, group.matching.generation
         self._lock: threading.Lock = group.matching.lock  # over everything below
@@ -64,15 +60,19 @@ class Journal:
         self._ledger.on_disagreement = self._differs
         self._next = 0
         self._open: dict[int, Entry] = {}
-        self._finished: tuple[int, int] | None = None  # the last that went well: operation and sequence
+        self._finished: tuple[int, int, float] | None = None  # the last that went well: operation, sequence, end
         self._given_up: dict[int, GaveUp] = {}  # by sequence, also of calls to come
         self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
         self._differing = 0  # its sequence
-        self._inquiries: dict[int, Inquiry] = {}
-        self._numbers = itertools.count(1)
         self._tally = Tally()
         self._lateness = Lateness(group.membership.members[self._rank].node)
         self.recorder: Final = Recorder()
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Told of each error that leaves a call, and of each that this rank is to blame for; without the lock, in
+        whichever thread it comes. Written once, before the first call."""
+        self.closed = False  # written by close
+        self._born = monotonic()
+        group.matching.peers.update(peers_of(group.membership))
         group.router.notices.open(*self._about, self.receive)
 
     # -- calls ---------------------------------------------------------------------------------------------
@@ -84,13 +84,15 @@ class Journal:
         CollectiveMismatch: the communicator is of no use any more.
         """
         with self._lock:
-            if self._calls is not None:
-                raise self._mismatch_at(self._next, fingerprint)
-            sequence = self._next
-            self._next = sequence + 1
-            entry = Entry(self._lock, sequence, fingerprint)
-            self._enter(entry)
-        return entry
+            if self._calls is None:
+                sequence = self._next
+                self._next = sequence + 1
+                entry = Entry(self._lock, sequence, fingerprint)
+                self._enter(entry)
+                return entry
+            error = self._mismatch_at(self._next, fingerprint)
+        self._failed(error)
+        raise error
 
     def take(self) -> int | None:
         """The number of a call that is expected to end at once, and well: by `note`. If it does not, `adopt` it.
@@ -107,10 +109,10 @@ class Journal:
     def note(self, sequence: int, fingerprint: Fingerprint, size_bytes: int, began: float) -> None:
         """A call that was taken has ended well."""
         ended = monotonic()
-        operation, dtype, count, _, _ = fingerprint
-        self.recorder.record((sequence, operation, count, dtype, began, ended, size_bytes, ""))
+        operation = fingerprint[0]
+        self.recorder.record((sequence, fingerprint, began, ended, size_bytes, ""))
         with self._lock:
-            self._finished = operation, sequence
+            self._finished = operation, sequence, ended
             self._tally.count(operation, size_bytes, ended - began, 0.0, "")
 
     def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Entry:
@@ -149,7 +151,7 @@ class Journal:
             entry.finish()
             del self._open[entry.sequence]
             self._ledger.end(entry.sequence)
-            self._finished = entry.fingerprint.operation, entry.sequence
+            self._finished = entry.fingerprint.operation, entry.sequence, ended
             self._count(entry, ended, "", arrivals)
         return None
 
@@ -168,7 +170,12 @@ class Journal:
             self._ledger.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
             self._count(entry, monotonic(), type(error).__name__)
         self._outbox.flush()
+        self._failed(error)
         return error
+
+    def _failed(self, error: BaseException) -> None:
+        if self.on_failure is not None:
+            self.on_failure(error)
 
     def disagree(self, sequence: int, ours: Fingerprint, rank: Rank, theirs: Fingerprint) -> None:
         """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
@@ -180,9 +187,9 @@ class Journal:
         self._outbox.flush()
 
     def _count(self, entry: Entry, ended: float, outcome: str, arrivals: Mapping[Rank, float] | None = None) -> None:
-        operation, dtype, count, _, _ = entry.fingerprint
+        operation, dtype, count, *_ = entry.fingerprint
         began, size_bytes = entry.began, count * item_bytes(dtype)
-        self.recorder.record((entry.sequence, operation, count, dtype, began, ended, size_bytes, outcome))
+        self.recorder.record((entry.sequence, entry.fingerprint, began, ended, size_bytes, outcome))
         came = entry.arrivals
         if arrivals:
             members = self._group.membership.members
@@ -190,82 +197,6 @@ class Journal:
             came = {**came, **told}
         waiting = self._lateness.saw(began, came) if came else 0.0
         self._tally.count(operation, size_bytes, ended - began, waiting, outcome)
-
-    # -- deadlines -----------------------------------------------------------------------------------------
-
-    def declare(self, entry: Entry) -> None:
-        """Tell the others what this call is. For one that lasts: a rank that only receives, from one that only
-        receives, would not hear of a difference before the deadline. Never blocks.
-
-        From now on the bytes of its links count as progress too: one step may be one large message.
-        """
-        entry.carried = self._group.carried_bytes()
-        for link in self._voice.links().values():
-            self._voice.say(link, Inquire(*self._about, entry.sequence, 0, entry.fingerprint))
-
-    def ask(self, entry: Entry, deadline: float) -> Inquiry:
-        """Ask the others how far they are in this call; returns when all have answered, or at the deadline.
-
-        Raises what ended the call meanwhile.
-        """
-        links = self._voice.links()
-        number = next(self._numbers)
-        inquiry = Inquiry(self._lock, {rank: self._voice.known(rank) for rank in links})
-        with self._lock:
-            self._inquiries[number] = inquiry
-        for link in links.values():
-            self._voice.say(link, Inquire(*self._about, entry.sequence, number, entry.fingerprint))
-        try:
-            if links:
-                self._wait(inquiry, deadline, entry)
-        finally:
-            with self._lock:
-                del self._inquiries[number]
-        return inquiry
-
-    def extend(self, entry: Entry, late: OperationTimeout, timeout: float) -> float:
-        """The deadline of the call has come, as `late` says. Returns the next one if somebody has made a step of the
-        call since `timeout` ago; else raises CollectiveTimeout, or what ended the call meanwhile. Takes half a second
-        at most.
-
-        Those for whom this rank waits are named only if nobody who was asked is to blame.
-        """
-        if entry.error is not None:
-            raise copy(entry.error)
-        self._look_at_bytes(entry)
-        limit = monotonic() + _PATIENCE
-        inquiry = self.ask(entry, limit)
-        outcome = verdict(entry, inquiry.asked, inquiry.reports, now=monotonic(), timeout=timeout)
-        if isinstance(outcome, float):
-            return outcome
-        if not outcome:
-            self._wait(entry, limit, entry)  # somebody else waits for who is missing, and will say so
-        raise CollectiveTimeout(
-            operation=entry.operation,
-            sequence=entry.sequence,
-            waiting_for=outcome or late.waiting_for or "ranks that it has no link to",
-            timeout=timeout,
-        ) from late
-
-    def _look_at_bytes(self, entry: Entry) -> None:
-        """A slow transfer is not a dead one. Without the lock."""
-        carried = self._group.carried_bytes()
-        if entry.carried is not None and carried - entry.carried > _CHATTER_BYTES:
-            entry.moved_at = monotonic()
-        entry.carried = carried
-
-    def hear(self, entry: Entry) -> None:
-        """Another rank has given up this call, as shared memory shows: wait until it says why, for half a second at
-        most.
-        """
-        with suppress(NexarError):  # what it says is the entry's
-            self._group.wait((entry,), monotonic() + _PATIENCE)
-
-    def _wait(self, operation: Operation, deadline: float, alarm: Entry) -> None:
-        with suppress(OperationTimeout):  # an answer that does not come is an answer
-            self._group.wait((operation,), deadline, alarm)
-        if alarm.error is not None:
-            raise copy(alarm.error)
 
     # -- what others say: the driving thread, without the lock ----------------------------------------------------
 
@@ -281,10 +212,7 @@ class Journal:
         elif isinstance(notice, Inquire):
             self._asked(speaker, notice)
         else:
-            with self._lock:
-                inquiry = self._inquiries.get(notice.number)
-                if inquiry is not None:
-                    inquiry.answer(rank, notice)
+            self.patience.answered(rank, notice)
         self._outbox.flush()
 
     def _heard_disagreed(self, speaker: Rank, notice: Disagreed) -> None:
@@ -306,11 +234,13 @@ class Journal:
             if entry is not None:
                 entry.finish(error_of(notice, entry, self._voice.known, self._rank))
         self._voice.spread(notice, speaker)
+        if entry is None and notice.timeout and any(culprit.rank == self._rank for culprit in notice.culprits):
+            self._failed(awaited_here(notice, self._rank))  # the user's code computes, or hangs: where, is of interest
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:
         entry = self._open.get(notice.sequence)
         if entry is not None and notice.number:
-            self._look_at_bytes(entry)
+            self.patience.look_at_bytes(entry)
         with self._lock:
             if notice.call[0] and not self._was_taken(notice.sequence):
                 self._ledger.told(speaker.peer, notice.sequence, notice.call)
@@ -323,15 +253,17 @@ class Journal:
         return sequence < self._next and self._ledger.call_of(sequence) is None
 
     def _report(self, notice: Inquire) -> Report:
-        entry, finished = self._open.get(notice.sequence), self._finished
-        last = None if finished is None else name_of_call(*finished)
+        entry, finished, now = self._open.get(notice.sequence), self._finished, monotonic()
+        last = None if finished is None else name_of_call(*finished[:2])
         if entry is not None:
-            age = max(0.0, monotonic() - entry.moved_at)
+            age = max(0.0, now - entry.moved_at)
             return Report(*self._about, notice.number, self._rank, "in", entry.step, age, finished=last)
         come = "failed" if notice.sequence in self._given_up else "done"
-        doing = next((other.name for other in self._open.values()), "")
         state: Any = "absent" if notice.sequence >= self._next else come
-        return Report(*self._about, notice.number, self._rank, state, doing=doing, finished=last)
+        other = next(iter(self._open.values()), None)
+        doing = "" if other is None else other.name
+        began = other.began if other is not None else self._born if finished is None else finished[2]
+        return Report(*self._about, notice.number, self._rank, state, 0, 0.0, doing, last, now - began)
 
     # -- what ends a call on all ranks: under the lock -------------------------------------------
 
@@ -378,6 +310,10 @@ class Journal:
 
     # -- facts ---------------------------------------------------------------------------------------------
 
+    def in_flight(self) -> list[Entry]:
+        """The calls that this rank is in, in their order. Takes no lock: who asks may want to know why it is held."""
+        return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
+
     def stats(self) -> dict[str, Any]:
         """Calls, bytes, seconds, seconds waiting and errors: in all, by operation, and waiting by rank."""
         with self._lock:
@@ -395,4 +331,5 @@ class Journal:
 
     def close(self) -> None:
         """Control messages about this generation are dropped from now on. Idempotent."""
+        self.closed = True
         self._group.router.notices.close(*self._about)

@@ -22,6 +22,7 @@ from nexar.types import AwaitedPeer, Rank
 from nexar.wire.messages import Culprit, GaveUp
 
 _LONGEST_REASON: Final = 1000
+_WAY: Final = 5  # its place in a call: the last
 
 
 class Mishap:
@@ -35,7 +36,7 @@ class Mishap:
             self.timeout = error.timeout
             waiting = [] if isinstance(error.waiting_for, str) else error.waiting_for
             self.culprits = tuple(
-                Culprit(peer.rank, peer.missing, peer.last_operation, peer.last_heard)
+                Culprit(peer.rank, peer.missing, peer.last_operation, peer.last_heard, peer.current_operation)
                 for peer in waiting
                 if peer.rank is not None
             )
@@ -63,6 +64,17 @@ def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer],
     return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
 
 
+def awaited_here(notice: GaveUp, rank: Rank) -> CollectiveTimeout:
+    """Others have given up a call because this rank, which has not come to it, was missing. It raises nothing now."""
+    awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
+    return CollectiveTimeout(
+        operation=f"the call of rank {notice.rank}",
+        sequence=notice.sequence,
+        waiting_for=awaited,
+        timeout=notice.timeout,
+    )
+
+
 def named(error: BaseException, entry: Entry) -> BaseException:
     """Another rank gave up some part of the call, as shared memory shows. The user knows the call, not its parts."""
     if isinstance(error, Cancelled) and error.rank is not None and error.operation != entry.name:
@@ -77,22 +89,24 @@ def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer], rank: Rank)
         missing=missing,
         last_operation=culprit.last_operation,
         last_heard=culprit.last_heard,
+        current_operation=culprit.current_operation,
     )
 
 
 def mismatch_of(sequence: int, calls: Mapping[Rank, Call], rank: Rank) -> CollectiveMismatch:
     """As `rank` sees it, whose own call may not be among those known."""
     ours = calls.get(rank)
+    way = len({call[:_WAY] for call in calls.values()}) == 1  # named only if nothing else tells the calls apart
+
+    def describe(call: Call) -> str:
+        return Fingerprint(*call).describe(way=way)
+
     others = {other: call for other, call in calls.items() if ours is None or differ(call, ours)} or dict(calls)
     first = next(iter(others.values()))
     return CollectiveMismatch(
-        expected="no such call yet" if ours is None else _describe(ours),
-        found=_describe(first),
+        expected="no such call yet" if ours is None else describe(ours),
+        found=describe(first),
         ranks=sorted(other for other, call in others.items() if call == first),
         sequence=sequence,
-        calls={other: _describe(call) for other, call in sorted(calls.items())},
+        calls={other: describe(call) for other, call in sorted(calls.items())},
     )
-
-
-def _describe(call: Call) -> str:
-    return Fingerprint(*call).describe()

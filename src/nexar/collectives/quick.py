@@ -24,6 +24,7 @@ from nexar.collectives.executor import Arithmetic, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program
+from nexar.collectives.ways import way_of
 from nexar.links.operation import Operation
 
 _CODE: Final = OperationCode.ALL_REDUCE
@@ -70,7 +71,7 @@ class Quick:
             self._plans.clear()
         plan = self._plans[op, array.dtype, array.size] = _Plan(
             reduction,
-            Fingerprint(_CODE, code_of(array.dtype), array.size, 0, reduction.code),
+            Fingerprint(_CODE, code_of(array.dtype), array.size, 0, reduction.code, way_of(name)),
             array.nbytes,
             assembly.arena if name == SHARED_MEMORY else None,
             program,

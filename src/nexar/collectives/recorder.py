@@ -10,9 +10,11 @@ import itertools
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from nexar.collectives.fingerprint import Fingerprint
+
 KEPT: Final = 4096
 """Operations: a power of two."""
-Facts: TypeAlias = tuple[int, int, int, int, float, float, int, str]
+Facts: TypeAlias = tuple[int, Fingerprint, float, float, int, str]
 """The fields of a Record, in its order: a tuple is what a call pays for."""
 
 
@@ -21,9 +23,7 @@ class Record:
     """One operation that has ended. Times are of time.monotonic."""
 
     sequence: int
-    operation: int
-    count: int
-    dtype: int
+    fingerprint: Fingerprint
     began: float
     ended: float
     size_bytes: int

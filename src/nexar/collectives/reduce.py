@@ -17,6 +17,7 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.REDUCE
@@ -36,7 +37,7 @@ def reduce(assembly: Assembly, job: Reducing, wish: Wish) -> Work:
     """Without a result: it is in the root's `out`."""
     array, _, reduction, root = job
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
-    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code)
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code, way_of(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce, *job))
     return assembly.work(call, _run(assembly, call, name, job))
 

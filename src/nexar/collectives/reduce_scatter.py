@@ -18,6 +18,7 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint, counted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.REDUCE_SCATTER
@@ -38,7 +39,7 @@ def reduce_scatter(assembly: Assembly, job: Scattering, wish: Wish, code: Operat
     array, reduction = job.array, job.reduction
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
     root = 0 if code is _CODE else counted(span.count for span in job.spans)
-    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code)
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code, way_of(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce_scatter, *job))
     return assembly.work(call, _run(assembly, call, name, job))
 

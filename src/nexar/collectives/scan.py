@@ -15,6 +15,7 @@ from nexar.collectives.call import Call
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 
@@ -22,7 +23,7 @@ def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, wish: Wish
     """In place, on a flat array. Exclusive: rank 0 gets the identity."""
     code = OperationCode.EXCLUSIVE_SCAN if exclusive else OperationCode.SCAN
     name = assembly.choose(code, len(out), out.dtype, wish, reduction)
-    call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code))
+    call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code, way_of(name)))
     return assembly.work(call, _run(assembly, call, name, out, reduction))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.errors import NexarError
 from nexar.links.matching import Matching
 from nexar.links.notices import Notice, Speaker
@@ -77,11 +78,19 @@ class Voice:
     def known(self, rank: Rank) -> AwaitedPeer:
         """What is known of a rank, with how long it has been silent."""
         node = self._group.membership.members[rank].node
-        found = self._group.matching.peers.get(node)
+        found = self._group.matching.peers.get(node) or AwaitedPeer(rank=rank, node=node)
         heard = self._group.matching.ledger.heard.get(node)
-        return AwaitedPeer(
-            rank=rank,
-            node=node,
-            address=None if found is None else found.address,
-            last_heard=None if heard is None else monotonic() - heard,
-        )
+        return replace(found, last_heard=None if heard is None else monotonic() - heard)
+
+
+def peers_of(membership: Membership) -> dict[NodeId, AwaitedPeer]:
+    """What a membership says of each member, as somebody waited for."""
+    return {
+        member.node: AwaitedPeer(rank=rank, node=member.node, host=member.host, address=_address_of(member))
+        for rank, member in enumerate(membership.members)
+    }
+
+
+def _address_of(member: Member) -> str | None:
+    """The one it would rather be dialed at; where it really was, its link says."""
+    return next((address for ways in member.addresses.values() for address in ways), None)

@@ -76,7 +76,7 @@ class CollectiveMismatch(NexarError):
         number = "" if self.sequence is None else f" #{self.sequence}"
         return (
             f"collective{number} differs: {self.expected} here, {self._others()}; "
-            "every rank must make the same calls in the same order, with the same dtype, count, op and root"
+            "every rank must make the same calls in the same order, with the same dtype, count, op, root and algorithm"
         )
 
     def _others(self) -> str:

@@ -17,8 +17,9 @@ from typing import Final, TypeAlias
 
 from nexar.wire.frame import Frame
 
-Call: TypeAlias = tuple[int, int, int, int, int]
-"""Operation, dtype, count, root, reduce op. Operation 0: not stated; dtype 0: neither dtype nor count is."""
+Call: TypeAlias = tuple[int, int, int, int, int, int]
+"""Operation, dtype, count, root, reduce op, way. Operation 0: not stated; dtype 0: neither dtype nor count is; way 0:
+the way is not."""
 Disagreement: TypeAlias = Callable[[int, int, Call, Call], None]
 """Sequence, source node, their call, ours. Called under the lock: it may only hand over."""
 
@@ -90,7 +91,7 @@ class Ledger:
         found = self._open.get(frame.sequence)
         if found is not None and source in found[1]:
             return True
-        theirs = frame.operation, frame.dtype, frame.count, frame.root, frame.reduce_op
+        theirs = frame.operation, frame.dtype, frame.count, frame.root, frame.reduce_op, frame.way
         if self.told(source, frame.sequence, theirs):
             return True
         self.dropped += 1
@@ -141,6 +142,8 @@ def differ(one: Call, other: Call) -> bool:
     """Are these two different calls, so far as both are stated?"""
     if not one[0] or not other[0]:
         return False
-    if one[0] != other[0] or one[3:] != other[3:]:
+    if one[0] != other[0] or one[3:5] != other[3:5]:
         return True
-    return bool(one[1] and other[1]) and one[1:3] != other[1:3]
+    if one[1] and other[1] and one[1:3] != other[1:3]:
+        return True
+    return bool(one[5] and other[5]) and one[5] != other[5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved, UsageError
@@ -136,7 +137,8 @@ class Line:
         """A new flow for this generation of the communicator."""
         flow = Flow(matching, self.peer_credit, self.credit_bytes)
         self.flows[matching.communicator] = flow
-        matching.peers[self.peer] = AwaitedPeer(rank=self.rank, node=self.peer, address=self.address)
+        known = matching.peers.get(self.peer) or AwaitedPeer(rank=self.rank, node=self.peer)
+        matching.peers[self.peer] = replace(known, address=self.address or known.address)
         return flow
 
     def raise_credit(self, amount: int) -> None:
@@ -162,8 +164,8 @@ class Line:
             return
         lane = Lane.DATA if kind == Kind.WITHDRAW else Lane.CONTROL
         header = pack_header(
-            VERSION, kind, lane, carrier, 0, 0, 0, 0, 0, generation, 0, 0, communicator, self.node, self.peer, 0, 0, 0,
-            transfer, length, 0, len(body),
+            VERSION, kind, lane, carrier, 0, 0, 0, 0, 0, 0, generation, 0, 0, communicator, self.node, self.peer, 0, 0,
+            0, transfer, length, 0, len(body),
         )  # fmt: skip
         self.router.outbox.add(self.carrier.send_frame, lane, communicator, header, body)
 

@@ -107,8 +107,13 @@ def _bounded(notice: Notice) -> Notice:
 
 
 def _bounded_culprit(culprit: Culprit) -> Culprit:
-    last = culprit.last_operation
-    return replace(culprit, missing=_line(culprit.missing), last_operation=last and _line(last))
+    last, current = culprit.last_operation, culprit.current_operation
+    return replace(
+        culprit,
+        missing=_line(culprit.missing),
+        last_operation=last and _line(last),
+        current_operation=current and _line(current),
+    )
 
 
 def _line(text: str) -> str:

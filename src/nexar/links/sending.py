@@ -33,11 +33,13 @@ from nexar.wire.frame import (
 _EAGER: Final = int(Kind.EAGER)
 _ENVELOPE: Final = int(Kind.ENVELOPE)
 _DATA: Final = Lane.DATA
+_RPC: Final = Lane.RPC
+_CALL: Final = int(Space.CALL)  # from here on, messages of remote calls
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 
 
 class About(NamedTuple):
-    """What a message says of itself besides its bytes. The last six fields are a collective's."""
+    """What a message says of itself besides its bytes. The last seven fields are a collective's."""
 
     space: int = Space.UNTAGGED
     tag: int = 0
@@ -48,6 +50,7 @@ class About(NamedTuple):
     reduce_op: int = 0
     root: int = 0
     elements: int = 0
+    way: int = 0
 
 
 PLAIN: Final = About()
@@ -74,10 +77,11 @@ class Sending:
         """Send one message. See Link.post_send, which is this."""
         if data.__class__ is not memoryview or data.format != "B" or data.ndim != 1:
             data = row_of(data, "a send needs contiguous bytes")  # before anything is counted: it must leave no trace
-        space, tag, dtype, sequence, step, operation, reduce_op, root, elements = about
+        space, tag, dtype, sequence, step, operation, reduce_op, root, elements, way = about
         extents = encode_shape(shape) if shape else b""
         length = len(data)
         whole = length <= self._eager_limit
+        lane = _DATA if space < _CALL else _RPC
         body = len(extents) + length if whole else len(extents)  # an array may be longer than the field of a body
         line = self._line
         try:
@@ -86,7 +90,7 @@ class Sending:
                 flow = line.flows.get(communicator) or line.flow(communicator)
                 # Packed before anything is counted: a number taken and not sent would be waited for.
                 header = pack_header(
-                    VERSION, _EAGER, _DATA, line.number, space, dtype, len(shape), operation, reduce_op,
+                    VERSION, _EAGER, lane, line.number, space, dtype, len(shape), operation, reduce_op, way,
                     flow.generation, step, root, communicator, line.node, line.peer, tag, sequence, flow.message, 0,
                     length, elements, body,
                 )  # fmt: skip
@@ -101,9 +105,9 @@ class Sending:
                 self._outbox.flush()
                 return send
             if extents:
-                carrier.send_frame(_DATA, communicator, header, extents, data)
+                carrier.send_frame(lane, communicator, header, extents, data)
             else:
-                carrier.send_frame(_DATA, communicator, header, data)
+                carrier.send_frame(lane, communicator, header, data)
         except CarrierLost as loss:
             raise line.explain(loss) from loss
         except struct.error as error:
@@ -121,14 +125,13 @@ class Sending:
         if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
             return False
         transfer, carries = next(self._transfers), self._line.number_for(send.frame.length)
-        send.frame = replace(
-            send.frame, kind=_ENVELOPE, lane=_DATA, carrier=carries, transfer=transfer, body=len(send.shape)
-        )
+        send.frame = replace(send.frame, kind=_ENVELOPE, carrier=carries, transfer=transfer, body=len(send.shape))
         send.announced = True
         self._announced[transfer] = send
         self.envelopes += 1
         carrier = self._line.connected()
-        self._outbox.add(carrier.send_frame, _DATA, send.frame.communicator, encode(send.frame), send.shape)
+        lane = Lane(send.frame.lane)
+        self._outbox.add(carrier.send_frame, lane, send.frame.communicator, encode(send.frame), send.shape)
         return True
 
     # -- what the peer says, under the lock --------------------------------------------------------------

@@ -60,7 +60,7 @@ class Sidecar:
             _finish(carrier)
             return
         header = pack_header(
-            VERSION, Kind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, name,
+            VERSION, Kind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, line.node, line.peer, 0, 0, 0, name,
             line.credit_bytes, 0, 0,
         )  # fmt: skip
         try:

@@ -46,7 +46,7 @@ _CHUNK: Final = int(Kind.CHUNK)  # plain numbers: looking a member up in an enum
 _FINISH: Final = int(Kind.FINISH)
 _BULK: Final = int(Lane.BULK)
 _CONTROL: Final = int(Lane.CONTROL)
-_ZEROS: Final = (0,) * 15  # the fields from `carrier` to `message`, which mean nothing in a chunk
+_ZEROS: Final = (0,) * 16  # the fields from `carrier` to `message`, which mean nothing in a chunk
 
 
 def next_frame(buffer: Bytes, start: int, end: int, decode: Decode = decode) -> tuple[Frame, int, int] | int:

@@ -22,9 +22,9 @@ MAX_BODY_BYTES: Final = (1 << 20) + (64 << 10)
 """No frame carries more in its body: 1 MiB of payload (a chunk, or the largest control message) and room for shapes."""
 MAX_DIMENSIONS: Final = 32
 
-# version kind lane carrier space dtype dimensions operation reduce_op | generation step root
+# version kind lane carrier space dtype dimensions operation reduce_op way | generation step root
 # communicator source destination tag sequence message transfer length count | body
-_LAYOUT: Final = struct.Struct("<9B3xIIIQQQQQQQQQI4x")
+_LAYOUT: Final = struct.Struct("<10B2xIIIQQQQQQQQQI4x")
 HEADER_BYTES: Final = _LAYOUT.size
 _DIMENSIONS: Final = tuple(struct.Struct(f"<{n}Q") for n in range(MAX_DIMENSIONS + 1))
 
@@ -70,8 +70,8 @@ class Space(IntEnum):
     UNTAGGED = 1
     COLLECTIVE = 2  # tag is unused: operation sequence and step are the conversation
     PART = 3  # the rest of a message that came in parts: tag is the number that its first part gave
-    CALL = 4  # a remote call: tag is unused
-    ANSWER = 5  # to a remote call: tag is the number that the call gave
+    CALL = 4  # a remote call, or a word about one: tag is the number that its caller gave it
+    ANSWER = 5  # to a remote call: tag is that number
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -88,6 +88,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     dimensions: int = 0
     operation: int = 0
     reduce_op: int = 0
+    way: int = 0
     generation: int = 0
     step: int = 0
     root: int = 0
@@ -129,7 +130,7 @@ def decode(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
     Unknown kinds and lanes pass: dropping and counting them is the link's decision, not the codec's.
     """
     fields = unpack_header(buffer, offset)
-    extents, length, body = fields[6] * 8, fields[19], fields[21]  # by place: names cost, and this is every frame's way
+    extents, length, body = fields[6] * 8, fields[20], fields[22]  # by place: names cost, and this is every frame's way
     if fields[0] != VERSION or body > MAX_BODY_BYTES or extents > body:
         raise _fault(Frame(*fields))
     if fields[1] == _EAGER and body != extents + length:

@@ -27,6 +27,7 @@ class Scene:
         self.local_ranks = (0, 1)
         self.waits = list(waits)
         self.said: list[Any] = []
+        self.patience = self  # its journal's
         self.conductor = Conductor(cast(Group, self), cast(Journal, self), cast(Arena, arena))
 
     def wait(self, operations: Sequence[Any], deadline: float, alarm: Any = None, *, keep: bool = False) -> None:
@@ -37,6 +38,10 @@ class Scene:
 
     def declare(self, entry: Entry) -> None:
         self.said.append("declare")
+
+    def explain(self, late: OperationTimeout) -> OperationTimeout:
+        self.said.append("explain")
+        return late
 
     def hear(self, entry: Entry) -> None:
         self.said.append("hear")
@@ -121,7 +126,7 @@ def test_what_is_no_collective_has_its_own_deadline() -> None:
     scene = Scene(late(), late())
     error, _ = scene.perform(waiting(Posted()))
     assert isinstance(error, OperationTimeout)
-    assert scene.said == []
+    assert scene.said == ["explain"], "who was waited for may say where it is"
 
 
 def test_who_waits_looks_what_the_others_of_its_host_have_announced() -> None:

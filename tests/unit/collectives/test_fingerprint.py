@@ -5,6 +5,7 @@ from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import ReduceCode
 from nexar.collectives.fingerprint import Fingerprint, counted, rooted
 from nexar.collectives.operations import OperationCode, name_of
+from nexar.collectives.ways import way_of
 
 FLOAT = code_of(np.dtype(np.float32))
 
@@ -41,3 +42,10 @@ def test_unequal_counts_are_told_apart_by_a_digest_that_fits_its_field() -> None
     assert all(0 <= digest < 1 << 31 for digest in digests)
     call = Fingerprint(OperationCode.REDUCE_SCATTER_V, FLOAT, 4, counted([3, 1]), ReduceCode.SUM)
     assert call.describe() == f"reduce_scatter_v of float32[4], sum, counts of digest {counted([3, 1]):x}"
+
+
+def test_the_way_is_told_when_it_is_asked_for() -> None:
+    call = Fingerprint(OperationCode.SCAN, FLOAT, 4, way=way_of("ring"))
+    assert call.describe() == "scan of float32[4]"
+    assert call.describe(way=True) == "scan of float32[4], by ring"
+    assert Fingerprint(OperationCode.SCAN).describe(way=True) == "scan"

@@ -23,9 +23,13 @@ def entry(age: float = TIMEOUT) -> Entry:
 
 
 def report(
-    rank: int, state: Literal["absent", "in", "done", "failed"], age: float = 0.0, doing: str = ""
+    rank: int,
+    state: Literal["absent", "in", "done", "failed"],
+    age: float = 0.0,
+    doing: str = "",
+    since: float = 0.0,
 ) -> tuple[int, Report]:
-    return rank, Report(0, 0, 1, rank, state, 0, age, doing, "barrier #6")
+    return rank, Report(0, 0, 1, rank, state, 0, age, doing, "barrier #6", since)
 
 
 def judge(*reports: tuple[int, Report], age: float = TIMEOUT) -> float | tuple[AwaitedPeer, ...]:
@@ -61,12 +65,30 @@ def test_being_alive_or_done_is_no_step() -> None:
 def test_those_who_have_not_come_or_do_not_answer_are_to_blame() -> None:
     blamed = judge(report(1, "absent"))
     assert blamed == (
-        AwaitedPeer(rank=1, missing="barrier #7", last_operation="barrier #6"),
+        AwaitedPeer(
+            rank=1, missing="barrier #7", last_heard=0.0, last_operation="barrier #6", current_operation="user code"
+        ),
         AwaitedPeer(rank=2, missing="barrier #7 and any answer", last_heard=5.0),
     )
 
 
 def test_who_is_elsewhere_is_said_to_be_there() -> None:
     assert isinstance(blamed := judge(report(1, "absent", doing="scan #3"), report(2, "failed")), tuple)
+    assert blamed[0].current_operation == "scan #3"
     assert "it is in scan #3" in str(blamed[0])
     assert "it gave it up" in str(blamed[1])
+
+
+@pytest.mark.parametrize(
+    ("since", "place"),
+    [(12.0, "user code for 12 s"), (0.0, "user code"), (-1.0, "user code"), (float("inf"), "user code")],
+)
+def test_who_answers_but_is_in_no_call_is_in_user_code_for_as_long_as_it_can_have_been(
+    since: float, place: str
+) -> None:
+    blamed = judge(report(1, "absent", since=since), report(2, "in"), age=40.0)
+    assert isinstance(blamed, float)  # rank 2 has just made a step
+    blamed = judge(report(1, "absent", since=since), report(2, "in", 40.0))
+    assert isinstance(blamed, tuple)
+    assert blamed[0].current_operation == place
+    assert blamed[0].last_heard == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -23,7 +22,7 @@ from nexar.errors import (
 )
 from nexar.types import AwaitedPeer
 from nexar.wire.messages import Disagreed, GaveUp, Report
-from tests.unit.collectives.told_world import NODES, Line, World
+from tests.unit.collectives.told_world import Line, World
 
 ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, ReduceCode.SUM)
 LONGER = ALL_REDUCE._replace(count=4)
@@ -154,7 +153,7 @@ def test_what_two_would_never_tell_each_other_by_frames_they_declare() -> None:
     entries = [
         world[rank].journal.begin(BROADCAST._replace(root=rooted(1 - rank))) for rank in range(2)
     ]  # both only receive
-    world[0].journal.declare(entries[0])
+    world[0].journal.patience.declare(entries[0])
     world.deliver()
     assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
     assert not [message for _, _, message in world.said if isinstance(message, Report)]
@@ -273,79 +272,6 @@ def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
     assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
 
 
-# -- deadlines ----------------------------------------------------------------------------------------------
-
-
-def test_who_has_not_come_is_named_with_what_it_did_last() -> None:
-    world = World(3)
-    for rank, entry in enumerate(begin_all(world)):
-        world[rank].journal.end(entry)
-    entries = [world[rank].journal.begin(ALL_REDUCE) for rank in (0, 1)]
-    for entry in entries:
-        entry.moved_at -= 5.0
-    with pytest.raises(CollectiveTimeout) as raised:
-        world[0].journal.extend(entries[0], late(), 5.0)
-    assert raised.value.sequence == 1
-    assert [(peer.rank, peer.node, peer.missing, peer.last_operation) for peer in raised.value.waiting_for] == [
-        (2, NODES + 2, "all_reduce #1", "all_reduce #0")
-    ]
-
-
-def test_who_does_not_answer_is_named() -> None:
-    world = World(3)
-    entries = begin_all(world)
-    for entry in entries:
-        entry.moved_at -= 5.0
-    world[0].hears(2, 0, ALL_REDUCE)
-    world.deaf.add(2)
-    with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0 and any answer, last heard"):
-        world[0].journal.extend(entries[0], late(), 5.0)
-
-
-def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
-    world = World(3)
-    entries = begin_all(world)
-    entries[0].moved_at -= 30.0
-    entries[2].moved_at -= 30.0
-    entries[1].moved()
-    until = world[0].journal.extend(entries[0], late(), 5.0)
-    assert time.monotonic() < until <= time.monotonic() + 5.0
-
-
-@pytest.mark.parametrize("moving", [0, 1], ids=["here", "elsewhere"])
-def test_a_transfer_that_is_slow_puts_the_deadline_off_although_no_step_is_done(moving: int) -> None:
-    world = World(3)
-    entries = begin_all(world)
-    for each in entries:
-        each.moved_at -= 30.0
-        each.carried = 0.0  # when it had lasted for a moment
-    world[moving].carried = 1e6
-    until = world[0].journal.extend(entries[0], late(), 5.0)
-    assert time.monotonic() < until <= time.monotonic() + 5.0
-    entries[moving].moved_at -= 30.0
-    with pytest.raises(CollectiveTimeout):  # nothing more has come since
-        world[0].journal.extend(entries[0], late(), 5.0)
-
-
-def test_whoever_knows_better_ends_the_inquiry() -> None:
-    world = World(2)
-    entries = begin_all(world)
-    entries[0].moved_at -= 5.0
-    world[1].journal.end(entries[1], PeerLost(rank=1, cause="x"))
-    with pytest.raises(PeerLost):
-        world[0].journal.extend(entries[0], late(), 5.0)
-
-
-def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
-    world = World(2, pairs=[])
-    entry = world[0].journal.begin(ALL_REDUCE)
-    entry.moved_at -= 5.0
-    with pytest.raises(CollectiveTimeout, match="rank 1"):
-        world[0].journal.extend(entry, late([AwaitedPeer(rank=1)]), 5.0)
-    with pytest.raises(CollectiveTimeout, match="no link"):
-        world[0].journal.extend(entry, late(), 5.0)
-
-
 # -- facts --------------------------------------------------------------------------------------------------
 
 
@@ -391,3 +317,41 @@ def test_a_journal_is_of_one_communicator() -> None:
     world[0].notices.arrived(Line(world, 0, 1), GaveUp(3, 2, 0, 1, "another generation"))
     assert not entries[0].done
     assert isinstance(world[0].journal, Journal)
+
+
+def test_who_wants_to_know_of_failures_is_told_of_each_that_leaves_a_call() -> None:
+    world, told = World(2), list[BaseException]()
+    world[0].journal.on_failure = told.append
+    entries = begin_all(world)
+    error = PeerLost(rank=1, cause="x")
+    assert world[0].journal.end(entries[0], error) is error
+    assert told == [error]
+    world[0].hears(1, 1, BROADCAST)
+    world[0].journal.end(world[0].journal.begin(ALL_REDUCE), None)
+    assert isinstance(told[1], CollectiveMismatch)
+    with pytest.raises(CollectiveMismatch):
+        world[0].journal.begin(ALL_REDUCE)
+    assert len(told) == 3, "one that is refused at its beginning is told too"
+
+
+def test_who_is_waited_for_in_vain_is_told_although_it_is_in_no_call() -> None:
+    world, told = World(3), list[BaseException]()
+    world[2].journal.on_failure = told.append
+    world[1].journal.on_failure = told.append
+    entry = world[0].journal.begin(ALL_REDUCE)
+    timeout = late([AwaitedPeer(rank=2, missing="all_reduce #0")])
+    world[0].journal.end(entry, timeout)
+    world.deliver()
+    (error,) = told
+    assert isinstance(error, CollectiveTimeout)
+    assert [peer.rank for peer in error.waiting_for] == [2]
+
+
+def test_the_calls_in_flight_can_be_seen_while_somebody_holds_the_lock() -> None:
+    world = World(1)
+    entries = [world[0].journal.begin(ALL_REDUCE) for _ in range(3)]
+    with world[0].lock:
+        assert world[0].journal.in_flight() == entries
+    assert not world[0].journal.closed
+    world[0].journal.close()
+    assert world[0].journal.closed

@@ -28,7 +28,7 @@ def test_a_difference_that_was_seen_before_a_call_is_adopted_is_what_it_raises_a
 def test_a_call_that_another_rank_has_spoken_of_is_not_taken() -> None:
     world = World(2)
     mine, journal = world[0].journal, world[1].journal
-    mine.declare(mine.begin(BROADCAST))
+    mine.patience.declare(mine.begin(BROADCAST))
     world.deliver()
     assert journal.take() is None
     assert isinstance(journal.begin(ALL_REDUCE).error, CollectiveMismatch)
@@ -50,10 +50,10 @@ def test_what_is_said_of_a_call_that_was_taken_is_not_kept() -> None:
     for _ in range(3):
         entry, sequence = mine.begin(ALL_REDUCE), journal.take()
         assert sequence is not None
-        mine.declare(entry)
+        mine.patience.declare(entry)
         world.deliver()
         journal.note(sequence, ALL_REDUCE, 32, time.monotonic())
-        mine.declare(entry)
+        mine.patience.declare(entry)
         world.deliver()
         mine.end(entry)
         assert not world[1].matching.ledger.is_told_of(sequence)
@@ -69,5 +69,5 @@ def test_who_has_not_come_is_named_with_what_it_did_last_also_when_that_was_quic
     entry = world[0].journal.begin(BROADCAST)
     entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout) as raised:
-        world[0].journal.extend(entry, late(), 5.0)
+        world[0].journal.patience.extend(entry, late(), 5.0)
     assert [(peer.rank, peer.last_operation) for peer in raised.value.waiting_for] == [(1, "all_reduce #0")]

@@ -6,14 +6,14 @@ import pytest
 
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.mishap import Mishap, error_of, mismatch_of, named
+from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
 from nexar.collectives.operations import OperationCode
 from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, PeerLost, UsageError
 from nexar.types import AwaitedPeer, Rank
-from nexar.wire.messages import GaveUp
+from nexar.wire.messages import Culprit, GaveUp
 
 ENTRY = Entry(threading.Lock(), 7, Fingerprint(OperationCode.SCAN, 11, 8, 0, 1))
-SCAN, REDUCE, BARRIER = (10, 11, 8, 0, 1), (4, 11, 8, 1, 1), (1, 0, 0, 0, 0)
+SCAN, REDUCE, BARRIER = (10, 11, 8, 0, 1, 4), (4, 11, 8, 1, 1, 7), (1, 0, 0, 0, 0, 18)
 
 
 def known(rank: Rank) -> AwaitedPeer:
@@ -27,12 +27,22 @@ def heard(error: BaseException) -> NexarError:
 
 
 def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
-    peer = AwaitedPeer(rank=2, missing="scan #7", last_heard=4.0, last_operation="scan #6")
+    peer = AwaitedPeer(
+        rank=2, missing="scan #7", last_heard=4.0, last_operation="scan #6", current_operation="barrier #1"
+    )
     error = heard(OperationTimeout(operation="x", waiting_for=[peer, AwaitedPeer()], timeout=30.0))
     assert isinstance(error, CollectiveTimeout)
     assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)
     assert list(error.waiting_for) == [
-        AwaitedPeer(rank=2, node=102, address="h:1", missing="scan #7", last_heard=4.0, last_operation="scan #6")
+        AwaitedPeer(
+            rank=2,
+            node=102,
+            address="h:1",
+            missing="scan #7",
+            last_heard=4.0,
+            last_operation="scan #6",
+            current_operation="barrier #1",
+        )
     ]
 
 
@@ -79,3 +89,18 @@ def test_a_part_that_another_rank_gave_up_is_named_as_the_call() -> None:
     assert (error.operation, error.reason, error.rank) == ("scan #7", "it did", 1)
     mine = Cancelled(operation="all_gather")
     assert named(mine, ENTRY) is mine
+
+
+def test_the_way_is_named_only_where_nothing_else_tells_the_calls_apart() -> None:
+    ring = (*SCAN[:5], 15)
+    error = mismatch_of(7, {0: SCAN, 1: ring}, 0)
+    assert error.expected == "scan of float32[8], sum, by chain"
+    assert error.found == "scan of float32[8], sum, by ring"
+    assert "by" not in mismatch_of(7, {0: SCAN, 1: REDUCE}, 0).found
+
+
+def test_who_was_waited_for_in_vain_can_tell_what_was_missing() -> None:
+    notice = GaveUp(0, 0, 7, 3, "late", 30.0, (Culprit(1, "scan #7"), Culprit(2, "scan #7")))
+    error = awaited_here(notice, 2)
+    assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="scan #7")]
+    assert (error.sequence, error.timeout) == (7, 30.0)

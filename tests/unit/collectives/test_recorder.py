@@ -1,10 +1,11 @@
 import threading
 
+from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.recorder import KEPT, Facts, Record, Recorder
 
 
 def facts(sequence: int) -> Facts:
-    return sequence, 2, 8, 11, float(sequence), sequence + 0.5, 32, ""
+    return sequence, Fingerprint(2, 11, 8, 0, 1), float(sequence), sequence + 0.5, 32, ""
 
 
 def test_what_was_recorded_can_be_read_in_the_order_of_its_end() -> None:

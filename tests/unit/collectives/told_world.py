@@ -83,10 +83,10 @@ class Rank:
 
     def hears(self, source: int, sequence: int, fingerprint: Fingerprint) -> bool:
         """A frame of a collective comes."""
-        operation, dtype, count, root, reduce_op = fingerprint
+        operation, dtype, count, root, reduce_op, way = fingerprint
         frame = Frame(
             kind=int(Kind.EAGER), space=int(Space.COLLECTIVE), sequence=sequence, operation=operation, dtype=dtype,
-            count=count, root=root, reduce_op=reduce_op,
+            count=count, root=root, reduce_op=reduce_op, way=way,
         )  # fmt: skip
         with self.lock:
             taken = self.matching.ledger.saw(NODES + source, frame)

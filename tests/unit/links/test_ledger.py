@@ -16,8 +16,8 @@ from nexar.wire.frame import Frame, Kind, Space
 from tests.unit.links.conftest import MakePair
 from tests.unit.links.scripted_origin import make
 
-ALL_REDUCE: Call = (2, 11, 8, 0, 1)
-BROADCAST: Call = (3, 11, 8, 1, 0)
+ALL_REDUCE: Call = (2, 11, 8, 0, 1, 15)
+BROADCAST: Call = (3, 11, 8, 1, 0, 17)
 
 
 class Book:
@@ -30,12 +30,12 @@ class Book:
         self.ledger.on_disagreement = lambda *facts: self.differences.append(facts)
 
     def saw(self, source: int, sequence: int, call: Call, step: int = 0) -> bool:
-        operation, dtype, count, root, reduce_op = call
+        operation, dtype, count, root, reduce_op, way = call
         return self.ledger.saw(
             source,
             Frame(
                 kind=int(Kind.EAGER), space=int(Space.COLLECTIVE), sequence=sequence, step=step, operation=operation,
-                dtype=dtype, count=count, root=root, reduce_op=reduce_op,
+                dtype=dtype, count=count, root=root, reduce_op=reduce_op, way=way,
             ),
         )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_what_is_remembered_of_calls_to_come_is_bounded() -> None:
 
 def test_frames_that_state_no_call_are_let_in_and_not_remembered() -> None:
     book = Book()
-    assert book.saw(7, (1 << 64) - 1, (0, 0, 0, 0, 0))
+    assert book.saw(7, (1 << 64) - 1, (0, 0, 0, 0, 0, 0))
     assert not book.ledger.is_told_of((1 << 64) - 1)
 
 
@@ -136,13 +136,16 @@ def test_arrivals_are_the_times_of_first_frames() -> None:
     [
         (ALL_REDUCE, False),
         (BROADCAST, True),
-        ((2, 11, 9, 0, 1), True),
-        ((2, 12, 8, 0, 1), True),
-        ((2, 11, 8, 0, 2), True),
-        ((2, 0, 0, 0, 1), False),
-        ((2, 0, 0, 0, 2), True),
-        ((1, 0, 0, 0, 0), True),
-        ((0, 11, 9, 3, 4), False),
+        ((2, 11, 9, 0, 1, 15), True),
+        ((2, 12, 8, 0, 1, 15), True),
+        ((2, 11, 8, 0, 2, 15), True),
+        ((2, 0, 0, 0, 1, 15), False),
+        ((2, 0, 0, 0, 2, 15), True),
+        ((2, 11, 8, 0, 1, 0), False),
+        ((2, 11, 8, 0, 1, 12), True),
+        ((2, 0, 0, 0, 1, 12), True),
+        ((1, 0, 0, 0, 0, 0), True),
+        ((0, 11, 9, 3, 4, 5), False),
     ],
 )
 def test_calls_are_compared_so_far_as_both_are_stated(other: Call, different: bool) -> None:
@@ -150,7 +153,7 @@ def test_calls_are_compared_so_far_as_both_are_stated(other: Call, different: bo
     assert differ(other, ALL_REDUCE) is different
 
 
-calls = st.tuples(*[st.integers(0, 2)] * 5)
+calls = st.tuples(*[st.integers(0, 2)] * 6)
 
 
 @given(calls, calls)

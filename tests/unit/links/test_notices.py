@@ -99,7 +99,7 @@ def test_what_a_peer_writes_is_cut_to_lines_and_lists_of_a_bounded_length() -> N
     culprits = (Culprit(0, long, long),) * 500
     notices.arrived(WHO, GaveUp(3, 1, 0, 1, long, culprits=culprits))
     notices.arrived(WHO, Report(3, 1, 5, 0, "in", doing=long, finished=long))
-    notices.arrived(WHO, Disagreed(3, 1, 0, dict.fromkeys(range(9000), (1, 0, 0, 0, 0))))
+    notices.arrived(WHO, Disagreed(3, 1, 0, dict.fromkeys(range(9000), (1, 0, 0, 0, 0, 0))))
     given_up, report, disagreed = heard
     assert isinstance(given_up, GaveUp)
     assert isinstance(report, Report)

@@ -25,6 +25,7 @@ def frames(draw: st.DrawFn, largest_body: int = MAX_BODY_BYTES) -> Frame:
         dimensions=dimensions,
         operation=draw(byte),
         reduce_op=draw(byte),
+        way=draw(byte),
         generation=draw(word),
         step=draw(word),
         root=draw(word),

@@ -39,13 +39,13 @@ def test_a_control_message_that_names_no_nodes_has_a_header_too() -> None:
 def test_the_layout_is_the_one_that_is_documented() -> None:
     """Golden bytes: a change here is a change of the protocol, and needs another VERSION."""
     frame = Frame(
-        kind=2, lane=3, carrier=4, space=5, dtype=6, dimensions=1, operation=8, reduce_op=9, generation=10, step=11,
-        root=12, communicator=13, source=14, destination=15, tag=16, sequence=17, message=18, transfer=19, length=20,
-        count=21, body=22,
+        kind=2, lane=3, carrier=4, space=5, dtype=6, dimensions=1, operation=8, reduce_op=9, way=23, generation=10,
+        step=11, root=12, communicator=13, source=14, destination=15, tag=16, sequence=17, message=18, transfer=19,
+        length=20, count=21, body=22,
     )  # fmt: skip
     numbers = b"".join(n.to_bytes(4, "little") for n in (10, 11, 12))
     quads = b"".join(n.to_bytes(8, "little") for n in range(13, 22))
-    assert encode(frame) == bytes([1, 2, 3, 4, 5, 6, 1, 8, 9, 0, 0, 0]) + numbers + quads + bytes(
+    assert encode(frame) == bytes([1, 2, 3, 4, 5, 6, 1, 8, 9, 23, 0, 0]) + numbers + quads + bytes(
         [22, 0, 0, 0]
     ) + bytes(4)
 

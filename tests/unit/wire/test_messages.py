@@ -37,9 +37,9 @@ messages = st.one_of(
     st.builds(Introduce, numbers, numbers),
     st.builds(Introduced, numbers, numbers, texts),
     st.builds(Declined, texts, st.booleans()),
-    st.builds(Disagreed, numbers, numbers, numbers, st.dictionaries(numbers, st.tuples(*[numbers] * 5), max_size=4)),
+    st.builds(Disagreed, numbers, numbers, numbers, st.dictionaries(numbers, st.tuples(*[numbers] * 6), max_size=4)),
     st.builds(GaveUp, numbers, numbers, numbers, numbers, texts, seconds, st.lists(culprits, max_size=3).map(tuple)),
-    st.builds(Inquire, numbers, numbers, numbers, numbers, st.tuples(*[numbers] * 5)),
+    st.builds(Inquire, numbers, numbers, numbers, numbers, st.tuples(*[numbers] * 6)),
     st.builds(
         Report, numbers, numbers, numbers, numbers, st.sampled_from(["absent", "in", "done", "failed"]), numbers,
         seconds, texts, st.none() | texts,

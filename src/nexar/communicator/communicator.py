@@ -15,6 +15,7 @@ from nexar.collectives.assembly import Assembly
 from nexar.collectives.lateness import Straggler
 from nexar.collectives.quick import Quick
 from nexar.collectives.work import Work
+from nexar.communicator.calling import VALUES, Calling, Serving
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.maker import WORLD, Maker
@@ -26,10 +27,12 @@ from nexar.communicator.starter import Starter
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.group import deadline_after
+from nexar.rpc.registry import Registry
+from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
 
 
-class Communicator(Messaging, Collecting):
+class Communicator(Messaging, Collecting, Calling, Serving):
     """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
     call collectives must do so in the same order as on the other ranks.
 
@@ -37,8 +40,10 @@ class Communicator(Messaging, Collecting):
     that was split off is only closed here; the node goes on.
     """
 
-    def __init__(self, assembly: Assembly, maker: Maker, close: Callable[[], None]) -> None:
-        """`close` ends what it stands on."""
+    def __init__(
+        self, assembly: Assembly, maker: Maker, close: Callable[[], None], registry: Registry | None = None
+    ) -> None:
+        """`close` ends what it stands on. `registry`: functions that it serves from the start."""
         self._assembly = assembly
         self._group = assembly.group
         self._maker = maker
@@ -46,7 +51,8 @@ class Communicator(Messaging, Collecting):
         self._closing = threading.Lock()  # taken by the first close, never given back
         self._quick = Quick(assembly)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
-        self.start: Final = Starter(assembly, self._seconds)
+        self._remote_calls = RemoteCalls(assembly.group, VALUES, assembly.config, registry)
+        self.start: Final = Starter(assembly, self._seconds, self._remote_calls)
         """Every verb once more: it returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -172,6 +178,7 @@ class Communicator(Messaging, Collecting):
         """Leave. Idempotent; every later call raises."""
         if self._closing.acquire(blocking=False):
             self._close()
+            self._remote_calls.close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +187,9 @@ class Communicator(Messaging, Collecting):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _call(self, work: Work, timeout: float) -> Any:
+        return self._conduct(work, timeout)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Any:
         return run_to_end(self._group, run, deadline)

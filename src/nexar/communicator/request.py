@@ -48,8 +48,14 @@ class Request:
         if timeout is not None:
             self._conductor.wait(running, timeout)
         else:
-            self._conductor.attend(running, self._timeout)
+            self._conductor.attend(running, self._timeout, waited=self._waited())
         return running.result()
+
+    def _waited(self) -> float:
+        """How many seconds of the operation's own timeout were over when somebody began to wait: none, where nobody
+        else is kept waiting before.
+        """
+        return 0.0
 
     def cancel(self) -> None:
         """Give up: when this returns, its buffers are free. Of a collective the others are told, and raise.

@@ -8,26 +8,29 @@ from typing import Any
 
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.work import Work
+from nexar.communicator.calling import Calling, CallRequest
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.request import Request
 from nexar.errors import UsageError
 from nexar.group import deadline_after
+from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import ANY_SOURCE, Rank
 
 
-class Starter(Messaging, Collecting):
+class Starter(Messaging, Collecting, Calling):
     """The verbs of a communicator: each takes its number now, and returns a Request at once.
 
     Only a link that is not open yet is waited for: what runs in the background must not have to.
     """
 
-    def __init__(self, assembly: Assembly, seconds: Callable[[Any], float]) -> None:
+    def __init__(self, assembly: Assembly, seconds: Callable[[Any], float], remote_calls: RemoteCalls) -> None:
         """`seconds(timeout)` checks a timeout, and that the communicator is open."""
         self._assembly = assembly
         self._group = assembly.group
         self._seconds_of = seconds
+        self._remote_calls = remote_calls
         self._linked = False  # to all ranks; any thread writes it, once they are
 
     def _seconds(self, timeout: Any) -> float:
@@ -51,6 +54,12 @@ class Starter(Messaging, Collecting):
         running = conductor.start(work)
         self._group.progress.leave_behind()
         return Request(conductor, running, timeout)
+
+    def _call(self, work: Work, timeout: float) -> Request:
+        conductor = self._assembly.conductor
+        running = conductor.start(work)
+        self._group.progress.leave_behind()
+        return CallRequest(conductor, running, timeout)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Request:
         return self._conduct(Work(run, None, _as_it_is), deadline - monotonic())

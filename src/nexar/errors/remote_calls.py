@@ -1,5 +1,7 @@
 """Errors of a remote call, raised at the caller."""
 
+from collections.abc import Sequence
+
 from nexar.errors.base import NexarError, facts
 from nexar.types import Rank, format_seconds
 
@@ -23,8 +25,16 @@ class RpcError(NexarError):
 class UnknownFunction(RpcError):
     """The peer serves no function of that name."""
 
+    registered: Sequence[str] = ()
+    """What it does serve; an id stands behind its name."""
+
     def _message(self) -> str:
-        return f"{self._call}: no such function there; register it with @comm.serve before calling"
+        from difflib import get_close_matches  # noqa: PLC0415 - only who mistypes a name pays for it
+
+        close = get_close_matches(self.function, [each.partition(" (id ")[0] for each in self.registered], n=3)
+        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
+        there = f"rank {self.rank} serves {', '.join(self.registered) or 'nothing'}"
+        return f"{self._call}: no such function there{meant}; {there}; register it with @comm.serve before calling"
 
 
 @facts
@@ -63,5 +73,8 @@ class RpcOverloaded(RpcError):
 class RpcCancelled(RpcError):
     """The call was cancelled before it answered."""
 
+    reason: str = ""
+
     def _message(self) -> str:
-        return f"{self._call} was cancelled; it may have run"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self._call} was cancelled{reason}; it may have run"

@@ -14,7 +14,7 @@ from typing import Final
 
 Called = Callable[[int, FrameType | None], object]
 
-_OURS: Final = ("nexar.links.", "nexar.group", "nexar.collectives.", "nexar.communicator.")
+_OURS: Final = ("nexar.links.", "nexar.group", "nexar.rpc.", "nexar.collectives.", "nexar.communicator.")
 _BLOCKING: Final = "nexar.links.redial"  # waits for a thread of its own, for long, and leaves nothing half done
 
 

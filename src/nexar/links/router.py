@@ -60,10 +60,16 @@ class Router:
         self._links[callback] = None
         return lambda: self._links.pop(callback, None)
 
-    def open(self, communicator: int, generation: int = 0, members: frozenset[NodeId] | None = None) -> Matching:
+    def open(
+        self,
+        communicator: int,
+        generation: int = 0,
+        members: frozenset[NodeId] | None = None,
+        make: Callable[..., Matching] = Matching,
+    ) -> Matching:
         """Begin a generation of a communicator. Frames that came too early for it are delivered now.
 
-        `members`: the nodes that take part; None: whoever has a link.
+        `members`: the nodes that take part; None: whoever has a link. `make`: of another kind; called under the lock.
         """
         with self.lock:
             if generation < self._over.get(communicator, 0):
@@ -73,7 +79,7 @@ class Router:
                 self._end(
                     previous, Revoked(communicator=str(communicator), reason=f"generation {generation} has begun")
                 )
-            matching = Matching(communicator, generation, self.lock, self.early, self.outbox, members=members)
+            matching = make(communicator, generation, self.lock, self.early, self.outbox, members=members)
             self._open[communicator] = matching
             self._over[communicator] = generation
             early = self._unopened.pop((communicator, generation), [])

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nexar.communicator.calling import Calling
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
@@ -25,7 +26,7 @@ def verbs(kind: type) -> set[str]:
 
 
 def test_every_verb_of_a_communicator_can_be_started() -> None:
-    assert verbs(Messaging) | verbs(Collecting) == verbs(Starter)
+    assert verbs(Messaging) | verbs(Collecting) | verbs(Calling) == verbs(Starter)
     assert verbs(Starter) <= verbs(Communicator)
 
 

@@ -1,0 +1,1 @@
+"""Calling functions of other ranks: who serves what, who waits for which answer."""

@@ -1,0 +1,267 @@
+"""The symmetric collectives of a communicator, carried through on the survivors when members are lost.
+
+How, and why no two survivors ever disagree, is in rounds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.operand import adapt
+from nexar.cluster.membership import Membership
+from nexar.communicator.calls import Op
+from nexar.communicator.events import MembershipEvent
+from nexar.communicator.rounds import Gathering, Rounds
+from nexar.errors import MembershipChanged, UsageError
+from nexar.types import NodeId, Rank, whole
+
+
+class Collective(Gathering, Protocol):
+    """What a team needs of a communicator."""
+
+    @property
+    def all_reduce(self) -> Callable[..., Any]: ...
+    @property
+    def all_reduce_bucketed(self) -> Callable[..., Any]: ...
+    @property
+    def broadcast(self) -> Callable[..., Any]: ...
+    @property
+    def broadcast_object(self) -> Callable[..., Any]: ...
+    @property
+    def all_gather_v(self) -> Callable[..., Any]: ...
+    @property
+    def all_gather_object(self) -> Callable[..., Any]: ...
+    @property
+    def reduce_scatter(self) -> Callable[..., Any]: ...
+    @property
+    def all_to_all(self) -> Callable[..., Any]: ...
+    @property
+    def scan(self) -> Callable[..., Any]: ...
+    @property
+    def exclusive_scan(self) -> Callable[..., Any]: ...
+
+
+class Timed(TypedDict, total=False):
+    """Options of every verb."""
+
+    timeout: float | None
+
+
+class Moving(Timed, total=False):
+    """Options of a verb that moves arrays."""
+
+    algorithm: str | None
+
+
+class Reducing(Moving, total=False):
+    """Options of a verb that reduces."""
+
+    deterministic: bool
+    commutative: bool
+
+
+C = TypeVar("C", bound=Collective)
+
+
+class Team(Generic[C]):
+    """The symmetric collectives of a communicator, carried through on the survivors when members are lost. Made by
+    `comm.resilient()`, on all members at the same point; one at a time, and one thread at a time.
+
+    A verb returns when all who are left hold its result; `contributors` are those whose part is in it, the lost ones
+    too if it was complete before they were lost. Other errors than the loss of members pass through. When others have
+    joined, MembershipChanged does too: make a new team of its communicator, on all ranks.
+
+    What it costs: a barrier for each call, and a copy of what is worked on in place.
+
+    Not offered: `reduce`, `gather` and `scatter`, whose result or input is at one rank only, and is lost with it; the
+    `_v` forms whose lists say what each rank gets; messages, for which there is no round that all could repeat. Use
+    `communicator` for these. Results whose shape depends on the number of ranks are new arrays, without `out=`.
+    """
+
+    def __init__(self, communicator: C) -> None:
+        """It stays the caller's: a team has nothing to close."""
+        self._rounds: Final = Rounds(communicator)
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    @property
+    def communicator(self) -> C:
+        """The one that is used now: the first, or its latest successor."""
+        return self._rounds.communicator
+
+    @property
+    def rank(self) -> Rank:
+        """My place in it."""
+        return self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return self.communicator.size
+
+    @property
+    def contributors(self) -> Membership:
+        """Whose parts are in the last result, in the order of its rows."""
+        return self._rounds.contributors
+
+    @property
+    def changes(self) -> list[MembershipEvent]:
+        """What has changed so far, the newest last: to scale a learning rate, say. Yours to clear."""
+        return self._rounds.changes
+
+    def __repr__(self) -> str:
+        return f"<nexar.Team, {self._rounds!r}>"
+
+    # -- verbs -----------------------------------------------------------------------------------------
+
+    def barrier(self, **options: Unpack[Timed]) -> None:
+        """Return when every rank that is left has called it."""
+        self._carry_through(lambda _: None, options)  # the commit is the barrier
+
+    def all_reduce(self, array: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[Reducing]) -> Any:
+        """As Communicator.all_reduce."""
+        written = _Written([array] if out is None or _overlap(array, out) else [])
+        return self._carry_through(lambda comm: comm.all_reduce(array, op, out=out, **options), options, written)
+
+    def all_reduce_bucketed(
+        self, arrays: Sequence[Any], op: Op = "sum", *, bucket_bytes: int | None = None, **options: Unpack[Reducing]
+    ) -> Any:
+        """As Communicator.all_reduce_bucketed."""
+        if hasattr(arrays, "dtype"):
+            raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
+        given = list(arrays)
+        return self._carry_through(
+            lambda comm: comm.all_reduce_bucketed(given, op, bucket_bytes=bucket_bytes, **options),
+            options,
+            _Written(given),
+        )
+
+    def all_gather(self, array: Any, **options: Unpack[Moving]) -> Any:
+        """As Communicator.all_gather: a row for each contributor."""
+        return self._carry_through(lambda comm: comm.all_gather(array, **options), options)
+
+    def all_gather_v(self, array: Any, **options: Unpack[Timed]) -> Any:
+        """As Communicator.all_gather_v: an array of each contributor."""
+        return self._carry_through(lambda comm: comm.all_gather_v(array, **options), options)
+
+    def all_gather_object(self, value: Any, *, pickle: bool = False, **options: Unpack[Timed]) -> Any:
+        """As Communicator.all_gather_object: a value of each contributor."""
+        return self._carry_through(lambda comm: comm.all_gather_object(value, pickle=pickle, **options), options)
+
+    def reduce_scatter(self, array: Any, op: Op = "sum", **options: Unpack[Reducing]) -> Any:
+        """As Communicator.reduce_scatter: axis 0 is cut for the contributors. The part of one that is lost after all
+        had theirs is lost.
+        """
+        return self._carry_through(lambda comm: comm.reduce_scatter(array, op, **options), options)
+
+    def scan(self, array: Any, op: Op = "sum", **options: Unpack[Reducing]) -> Any:
+        """As Communicator.scan, in the order of the contributors."""
+        return self._carry_through(lambda comm: comm.scan(array, op, **options), options)
+
+    def exclusive_scan(self, array: Any, op: Op = "sum", **options: Unpack[Reducing]) -> Any:
+        """As Communicator.exclusive_scan, in the order of the contributors."""
+        return self._carry_through(lambda comm: comm.exclusive_scan(array, op, **options), options)
+
+    def all_to_all(self, array: Any, **options: Unpack[Moving]) -> Any:
+        """As Communicator.all_to_all. Blocks for ranks that are lost are left out, so the result may be shorter: a
+        block of each contributor.
+        """
+        blocks = _Blocks(array, self.communicator.membership)
+        return self._carry_through(lambda comm: comm.all_to_all(blocks.for_(comm.membership), **options), options)
+
+    def broadcast(self, array: Any, root: Rank = 0, **options: Unpack[Moving]) -> Any:
+        """As Communicator.broadcast. `root` is the node that has this rank when the call is made.
+
+        MembershipChanged, on every rank, if that node is lost before all have its array, or if ranks meant different
+        nodes because only some had seen the change: the team has gone on to the successor; call it again with a root
+        that is left. The array's content is of no use then.
+        """
+        return self._from(root, lambda comm, rank: comm.broadcast(array, rank, **options), options)
+
+    def broadcast_object(
+        self, value: Any = None, root: Rank = 0, *, pickle: bool = False, **options: Unpack[Timed]
+    ) -> Any:
+        """As Communicator.broadcast_object; and as broadcast, if the root is lost."""
+        return self._from(
+            root, lambda comm, rank: comm.broadcast_object(value, rank, pickle=pickle, **options), options
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _carry_through(self, run: Callable[[C], Any], options: Timed, written: _Written | None = None) -> Any:
+        return self._rounds.carry_through(run, options.get("timeout"), None if written is None else written.restore)
+
+    def _from(self, root: Rank, run: Callable[[C, Rank], Any], options: Timed) -> Any:
+        """From one root. Its loss is a result like any other: all must have it before anybody returns."""
+        node = self._node(root)
+        timeout = options.get("timeout")
+
+        def rooted(comm: C) -> Any:
+            meant = comm.all_gather(np.array([node], np.uint64), timeout=timeout)
+            rank = comm.membership.rank_of(node)
+            if self._rounds.last_change is not None and (rank is None or (meant != node).any()):
+                return _RootLost(self._rounds.last_change)
+            assert rank is not None  # nobody has left yet
+            return run(comm, rank)
+
+        result = self._carry_through(rooted, options)
+        if isinstance(result, _RootLost):
+            lost = result.event.left
+            raise MembershipChanged(communicator=self.communicator, lost=lost, joined=(), completed_by_all=None)
+        return result
+
+    def _node(self, root: Rank) -> NodeId:
+        number = whole(root)
+        if number is None or not 0 <= number < self.size:
+            raise UsageError(f"there is no rank {root!r}; this team has ranks 0 to {self.size - 1}")
+        return self.communicator.membership.member(number).node
+
+
+class _RootLost(NamedTuple):
+    """The outcome of a broadcast that cannot be."""
+
+    event: MembershipEvent
+
+
+class _Written:
+    """Arrays that a collective writes to, as they were before."""
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._operands = [adapt(array, writable=True) for array in arrays]
+        self._copies = [operand.array.copy() for operand in self._operands]
+
+    def restore(self) -> None:
+        for operand, copy in zip(self._operands, self._copies, strict=True):
+            np.copyto(operand.array, copy)
+            operand.commit()
+
+
+def _overlap(array: Any, out: Any) -> bool:
+    return np.may_share_memory(adapt(array).array, adapt(out, writable=True).array)
+
+
+class _Blocks:
+    """Equal blocks of axis 0, one for each member."""
+
+    def __init__(self, array: Any, membership: Membership) -> None:
+        self._given = array
+        self._operand = adapt(array)
+        self._membership = membership
+        rows = self._operand.array
+        if not rows.ndim or len(rows) % membership.size:
+            raise UsageError(
+                f"all_to_all needs axis 0 in {membership.size} equal blocks, which shape {list(rows.shape)} does not "
+                "give; pad it"
+            )
+        self._parts: list[NDArray[Any]] = np.split(rows, membership.size)
+
+    def for_(self, membership: Membership) -> Any:
+        """Those of these members, who were all there then."""
+        if membership.size == self._membership.size:
+            return self._given
+        ranks = [self._membership.rank_of(member.node) for member in membership.members]
+        return self._operand.like(np.concatenate([self._parts[rank] for rank in ranks if rank is not None]))

@@ -1,0 +1,189 @@
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nexar.communicator.communicator import Communicator as Real
+from nexar.communicator.local import local_communicators
+from nexar.communicator.resilient import Team
+from nexar.config import Config
+from nexar.errors import MembershipChanged, UsageError
+from tests.ranks import on_every
+from tests.unit.communicator.scripted import Communicator, Loss, Scripted, losses, membership
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+def survivors(
+    task: Callable[[Team[Communicator]], Any], pool: ThreadPoolExecutor, loss: Loss | None = None, size: int = 3
+) -> list[Any]:
+    """What the task gives, by old rank. Rank 1 of three is lost, before anybody has the result, if not said otherwise."""
+    world = Scripted(membership(range(1, size + 1), 1), [loss or Loss(1, (0,) * size)])
+    return [each for each in world.run(lambda comm: task(Team(comm)), pool) if each is not None]
+
+
+def row(team: Team[Communicator]) -> np.ndarray:
+    return np.full(6, 10.0**team.rank)
+
+
+VERBS: dict[str, tuple[Callable[[Team[Communicator]], Any], list[Any]]] = {
+    "barrier": (lambda team: [team.barrier()], [[None], [None]]),
+    "all_reduce": (lambda team: team.all_reduce(row(team))[0], [101, 101]),
+    "all_reduce of a number": (lambda team: team.all_reduce(10.0**team.rank), [101, 101]),
+    "all_reduce out": (lambda team: team.all_reduce(row(team), out=np.empty(6))[0], [101, 101]),
+    "all_reduce_bucketed": (
+        lambda team: [x[0] for x in team.all_reduce_bucketed([row(team), row(team)])],
+        [[101, 101], [101, 101]],
+    ),
+    "all_gather": (lambda team: team.all_gather(row(team))[:, 0].tolist(), [[1, 100], [1, 100]]),
+    "all_gather_v": (lambda team: [x[0] for x in team.all_gather_v(row(team))], [[1, 100], [1, 100]]),
+    "all_gather_object": (lambda team: team.all_gather_object(f"I was {team.rank}"), [["I was 0", "I was 2"]] * 2),
+    "reduce_scatter": (lambda team: team.reduce_scatter(np.arange(6) + row(team)).tolist(), [
+        [101, 103, 105], [107, 109, 111],
+    ]),
+    "scan": (lambda team: team.scan(row(team))[0], [1, 101]),
+    "exclusive_scan": (lambda team: team.exclusive_scan(row(team))[0], [0, 1]),
+    "all_to_all": (lambda team: team.all_to_all(np.arange(6) + row(team)).tolist(), [
+        [1, 2, 100, 101], [5, 6, 104, 105],
+    ]),
+    "broadcast": (lambda team: team.broadcast(row(team), 2)[0], [100, 100]),
+    "broadcast_object": (lambda team: team.broadcast_object(f"I was {team.rank}", root=2), ["I was 2"] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_what_the_survivors_brought(verb: str, pool: ThreadPoolExecutor) -> None:
+    call, expected = VERBS[verb]
+    assert survivors(call, pool) == expected
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_what_all_brought_once_all_hold_it(verb: str, pool: ThreadPoolExecutor) -> None:
+    def task(team: Team[Communicator]) -> tuple[Any, int]:
+        return VERBS[verb][0](team), team.contributors.size
+
+    prior = 1 if verb.startswith("broadcast") else 0  # on the root
+    held = 0 if verb == "barrier" else 1
+    ended = survivors(task, pool, Loss(1, (prior + held,) * 3))
+    alone = Scripted(membership([1, 2, 3], 1), []).run(lambda comm: VERBS[verb][0](Team(comm)), pool)
+    assert ended == [(alone[0], 3), (alone[2], 3)]
+
+
+def test_an_array_that_is_hit_halfway_is_restored_first(pool: ThreadPoolExecutor) -> None:
+    def task(team: Team[Communicator]) -> list[float]:
+        wide = np.zeros((4, 3))
+        column = wide[:, 1]  # not contiguous
+        column[:] = 10.0**team.rank
+        team.all_reduce(column)
+        whole = np.full(3, 1.0)
+        team.all_reduce(whole[:2], out=whole[1:])  # input and output overlap
+        team.barrier()  # nobody leaves before the loss
+        return [*wide[:, 1].tolist(), *wide[:, 0].tolist(), whole[2]]
+
+    for loss in losses(3, 4):
+        ended = survivors(task, pool, loss)
+        assert ended[0] == ended[1]
+        assert ended[0][:4] in ([111] * 4, [111 - 10**loss.victim] * 4)
+        assert ended[0][4:8] == [0] * 4
+        assert ended[0][8] in (2, 3)
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "broadcast_object"])
+def test_a_root_that_is_lost_is_told_by_every_survivor_and_the_next_call_goes_on(
+    verb: str, pool: ThreadPoolExecutor
+) -> None:
+    def task(team: Team[Communicator]) -> list[Any]:
+        x = row(team)
+        told: list[Any] = []
+        try:
+            found = team.broadcast(x, root=0)[0] if verb == "broadcast" else team.broadcast_object(x[0], root=0)
+            told.append(found)
+        except MembershipChanged as change:
+            assert change.communicator is team.communicator
+            told.append(dict(change.lost))
+        told.append(team.all_reduce(1))
+        team.barrier()  # nobody leaves before the loss
+        return told
+
+    seen = set()
+    for loss in losses(3, 5):
+        if loss.victim:
+            continue
+        one, other = survivors(task, pool, loss)
+        assert one == other, loss
+        assert one[0] in (1, {0: "killed"})
+        assert one[1] == (2 if isinstance(one[0], dict) else one[1])
+        seen.add(str(one[0]))
+    assert len(seen) == 2
+
+
+def test_ranks_that_mean_different_roots_after_a_change_are_all_told(pool: ThreadPoolExecutor) -> None:
+    """One is still in the call before when it comes: it sees the new ranks at its next call, the other one does not."""
+
+    def task(team: Team[Communicator]) -> list[Any]:
+        team.barrier()
+        try:
+            return [team.broadcast(row(team), root=1)[0]]
+        except MembershipChanged as change:
+            return [dict(change.lost), team.broadcast_object(f"rank {team.rank}", root=1)]
+
+    one, other = survivors(task, pool, Loss(0, (0, 1, 0)))
+    assert one == other == [{0: "killed"}, "rank 1"]
+
+
+def test_blocks_that_do_not_go_up_are_refused_before_anybody_is_asked() -> None:
+    comm = Scripted(membership([1, 2, 3], 1), []).at(0)
+    team = Team(comm)
+    for nonsense in (np.arange(7), 3.0):
+        with pytest.raises(UsageError, match="3 equal blocks"):
+            team.all_to_all(nonsense)
+    for root in (3, -1, "0"):
+        with pytest.raises(UsageError, match="ranks 0 to 2"):
+            team.broadcast(np.zeros(2), root)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one array"):
+        team.all_reduce_bucketed(np.zeros(2))  # type: ignore[arg-type]
+    assert not comm.calls
+
+
+def test_a_team_shows_where_it_is(pool: ThreadPoolExecutor) -> None:
+    def task(team: Team[Communicator]) -> tuple[Any, ...]:
+        team.all_reduce(1)
+        assert "2 calls" not in repr(team)
+        (event,) = team.changes
+        assert event.communicator is team.communicator
+        return team.rank, team.size, team.contributors.size, event.old_rank
+
+    assert survivors(task, pool) == [(0, 2, 2, 0), (1, 2, 2, 2)]
+
+
+def test_a_real_communicator_has_all_that_a_team_needs() -> None:
+    def task(comm: Real) -> None:
+        team = Team(comm)
+        x = np.full(4, comm.rank + 1.0)
+        assert team.all_reduce(x) is x
+        assert x.tolist() == [3.0] * 4
+        assert team.all_reduce(1.0, "max", timeout=5) == 1.0
+        assert [y.tolist() for y in team.all_reduce_bucketed([np.ones(2), np.ones(1)], bucket_bytes=8)] == [[2, 2], [2]]
+        assert team.all_gather(x[:1], algorithm="ring").tolist() == [[3], [3]]
+        assert [len(each) for each in team.all_gather_v(np.zeros(comm.rank))] == [0, 1]
+        assert team.all_gather_object({"rank": comm.rank}) == [{"rank": 0}, {"rank": 1}]
+        assert team.reduce_scatter(np.arange(2.0), deterministic=True).tolist() == [2.0 * comm.rank]
+        assert team.scan(np.ones(1)).tolist() == [comm.rank + 1]
+        assert team.exclusive_scan(np.ones(1)).tolist() == [comm.rank]
+        assert team.all_to_all(np.arange(2) + 10 * comm.rank).tolist() == [comm.rank, 10 + comm.rank]
+        assert team.broadcast(np.full(2, comm.rank), root=1).tolist() == [1, 1]
+        assert team.broadcast_object(comm.rank, root=1, timeout=5) == 1
+        team.barrier(timeout=5)
+        with pytest.raises(UsageError):
+            team.all_reduce(x, "no such op")
+        assert (team.rank, team.size, team.communicator, team.changes) == (comm.rank, 2, comm, [])
+        assert team.contributors == comm.membership
+
+    with local_communicators(2, Config()) as world:
+        on_every(world, task)

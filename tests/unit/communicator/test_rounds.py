@@ -2,6 +2,8 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,10 +29,10 @@ def add_up(comm: Communicator) -> list[tuple[float, tuple[int, ...]]]:
     """Of each round: its sum, and whose parts are in it."""
     rounds = Rounds(comm)
     found = []
+    x = np.empty(1)
     for number in range(ROUNDS):
-        x = np.array([part(comm.node, number)])
-        before = x.copy()
-        rounds.carry_through(lambda now: now.all_reduce(x), None, lambda: np.copyto(x, before))
+        x[0] = part(comm.node, number)
+        rounds.carry_through(lambda now: now.all_reduce(x), None, partial(np.copyto, x, x.copy()))
         found.append((float(x[0]), nodes(rounds)))
         RETURNED.setdefault(comm.node, []).append(found[-1])
     return found
@@ -77,6 +79,11 @@ def check(size: int, script: list[Loss], pool: ThreadPoolExecutor, task=add_up) 
         ]
 
 
+def check_all(size: int, scripts: list[list[Loss]], pool: ThreadPoolExecutor, task=add_up) -> None:
+    for script in scripts:
+        check(size, script, pool, task)
+
+
 def needs_of_scans(first: int) -> Needs:
     """Operations from `first` on are scans and barriers, in turn."""
 
@@ -105,20 +112,16 @@ def test_wherever_each_rank_is_hit_by_a_loss_survivors_have_the_same_rounds(
 ) -> None:
     scripts = list(losses(size, RUN))
     assert len(scripts) >= 26
-    for loss in scripts:
-        check(size, [loss], pool)
+    check_all(size, [[loss] for loss in scripts], pool)
 
 
 def test_wherever_each_rank_is_hit_by_a_second_loss_survivors_have_the_same_rounds(pool: ThreadPoolExecutor) -> None:
-    for first in losses(3, RUN):
-        for second in losses(2, SETTLE + RUN - 1):
-            check(3, [first, second], pool)
+    check_all(3, [list(pair) for pair in product(losses(3, RUN), losses(2, SETTLE + RUN - 1))], pool)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_also_if_some_ranks_have_their_result_before_others_have_come(size: int, pool: ThreadPoolExecutor) -> None:
-    for loss in losses(size, RUN, needs_of_scans(0)):
-        check(size, [loss], pool, scan_up)
+    check_all(size, [[loss] for loss in losses(size, RUN, needs_of_scans(0))], pool, scan_up)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -134,9 +137,9 @@ def test_also_with_two_losses_of_four_at_random(seed: int, pool: ThreadPoolExecu
 def test_without_the_commit_ranks_would_disagree(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests would notice."""
     monkeypatch.setattr(Communicator, "barrier", lambda *_, **__: None)
+    scripts = [[loss] for loss in losses(3, RUN // 2)]
     with pytest.raises((AssertionError, CollectiveMismatch)):
-        for loss in losses(3, RUN // 2):
-            check(3, [loss], pool)
+        check_all(3, scripts, pool)
 
 
 def test_without_a_barrier_after_the_notes_ranks_would_disagree(
@@ -151,10 +154,10 @@ def test_without_a_barrier_after_the_notes_ranks_would_disagree(
         self._settled = True
 
     monkeypatch.setattr(Rounds, "_settle", settle)
+    firsts, seconds = losses(4, RUN // 2, needs_of_scans(0)), losses(3, 2, needs_of_scans(1))
+    scripts = [list(pair) for pair in product(firsts, seconds)]
     with pytest.raises((AssertionError, CollectiveMismatch)):
-        for first in losses(4, RUN // 2, needs_of_scans(0)):
-            for second in losses(3, 2, needs_of_scans(1)):
-                check(4, [first, second], pool, scan_up)
+        check_all(4, scripts, pool, scan_up)
 
 
 def test_changes_say_who_left_and_what_i_am_now(pool: ThreadPoolExecutor) -> None:

@@ -154,11 +154,17 @@ class Node:
 
     def connect_sidecar(self, member: Member, deadline: float) -> Carrier:
         """One more connection, of the scheme `sidecar`. ConnectRefused, TimeoutError."""
-        addresses = self.ways_to(member).get(_TLS, ())
-        if not addresses:
-            raise ConnectRefused("the peer", "it has no address for TCP")
-        expected = Expected(member.node, member.fingerprint, plain=self.sidecar == _PLAIN)
-        return self._by_scheme[_TLS].connect(",".join(addresses), expected, deadline)
+        return self._connect_tcp(member, deadline, plain=self.sidecar == _PLAIN)
+
+    def connect_line(self, member: Member, deadline: float) -> Carrier:
+        """A connection that the system of the peer closes when its process ends. ConnectRefused, TimeoutError."""
+        return self._connect_tcp(member, deadline, plain=False)
+
+    def _connect_tcp(self, member: Member, deadline: float, *, plain: bool) -> Carrier:
+        addresses, tls = self.ways_to(member).get(_TLS, ()), self._by_scheme.get(_TLS)
+        if not addresses or tls is None:
+            raise ConnectRefused("the peer", "there is no way to it over TCP")
+        return tls.connect(",".join(addresses), Expected(member.node, member.fingerprint, plain=plain), deadline)
 
     # -- the end ---------------------------------------------------------------------------------------
 

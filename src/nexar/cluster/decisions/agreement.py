@@ -45,11 +45,14 @@ class Agreement:
         me: NodeId,
         voters: Collection[NodeId],
         *,
-        random: Random,
+        random: Random | None = None,
         vote: Vote | None = None,
         may_vote: bool = True,
+        learners: Collection[NodeId] = (),
     ) -> None:
-        """`vote`: what this node kept of this instance. `may_vote`: no, for one that may have forgotten its vote."""
+        """`random`: for pauses; None for who never proposes. `vote`: what this node kept of this instance. `may_vote`:
+        no, for one that may have forgotten its vote. `learners`: who has no vote and is told what was chosen.
+        """
         self.instance = instance
         self.voters = voters
         self.needed = majority(voters)
@@ -62,6 +65,7 @@ class Agreement:
         self._me = me
         self._votes = may_vote and me in voters
         self._random = random
+        self._learners = learners
         self._wanted: bytes | None = None
         self._ballot: Ballot | None = None
         self._resume: float | None = None  # when the next ballot begins, after one that failed
@@ -173,9 +177,9 @@ class Agreement:
             return []
         if len(ballot.accepted) < self.needed:
             self.vote = self.vote.accepting(ballot.number, ballot.value)
-        value = ballot.value
-        self._settled(value)
-        return self._to_others(Chosen(self.instance, value))
+        chosen = Chosen(self.instance, ballot.value)
+        self._settled(ballot.value)
+        return [*self._to_others(chosen), *(Say(learner, chosen) for learner in self._learners)]
 
     def _to_others(self, word: Word) -> list[Say]:
         return [Say(voter, word) for voter in self.voters if voter != self._me]
@@ -256,4 +260,4 @@ class Agreement:
         self._round = max(self._round, promised.round)
         self._failures += 1
         longest = min(_OUTBID * 2**self._failures, self.longest_pause)
-        self.give_way(now, longest * self._random.random())
+        self.give_way(now, longest * (1.0 if self._random is None else self._random.random()))

@@ -1,0 +1,398 @@
+"""One node's mind about who comes next. Pure: events in, what to do out.
+
+    Lost, Suspect + Probe ─→ suspected ─┐
+    Found(severed) ─────────→ severed ──┼─→ draft ─ my turn ─→ Agreement(0, epoch, 0) ─ chosen ─→ Adopt | Expel
+    Wanted, Resign ─────────→ wished ───┘         others' ballots ─ judged ─┘
+
+Laws:
+- Nobody goes on to an epoch that was not chosen by a majority of the voters of the one before.
+- Nobody is removed on the word of one other node: each voter looks for itself (`judging`). A suspicion is a reason to
+  propose, never more.
+- Two that only cannot reach each other: their removals fail, the others reach both. Then the higher rank resigns, so
+  that the rest has an undisturbed world again.
+- After a change everything begins anew, but for suspicions of those who are still there, and connections that broke.
+- Everything may be told twice. Whoever is behind is told what was chosen.
+- An event costs the same however large the world is, but for proposing, and for what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from nexar.cluster.change import Change
+from nexar.cluster.decisions.agreement import Agreement
+from nexar.cluster.decisions.complaints import Complaints
+from nexar.cluster.decisions.electorate import Electorate
+from nexar.cluster.decisions.history import History, ask
+from nexar.cluster.decisions.judging import Judging, read_change
+from nexar.cluster.decisions.probing import Probing
+from nexar.cluster.decisions.stalling import Stalling
+from nexar.cluster.decisions.succession_events import (
+    Action,
+    Adopt,
+    Event,
+    Expel,
+    Found,
+    Heard,
+    Lost,
+    Probed,
+    Recover,
+    Resign,
+    Tick,
+    Wanted,
+    Word,
+)
+from nexar.cluster.decisions.suspicions import Suspicions
+from nexar.cluster.decisions.turns import Turns
+from nexar.cluster.decisions.vote import Judgement
+from nexar.cluster.decisions.wishes import Wishes
+from nexar.cluster.membership import Membership
+from nexar.errors import InternalError
+from nexar.types import NodeId, Rank
+from nexar.wire.messages import Accept, Chosen, Prepare, Rejected, Suspect
+
+if TYPE_CHECKING:
+    from random import Random
+
+_DISPUTES: Final = 2  # that many before the higher rank resigns: the node may have died while others looked
+_LONGEST_DISPUTE: Final = 5.0
+_STALLED_PAUSE: Final = 5.0
+_REFUSED_PAUSE: Final = 0.5
+
+
+class Succession:
+    """Told of everything by `step`, and of nothing else. Who makes one calls `step(Tick())` when it is `due`."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        membership: Membership,
+        *,
+        recovery_timeout: float,
+        probe_timeout: float = 1.0,
+        active: bool = True,
+        random: Random,
+        apply: Callable[[Change, Membership], Membership] = Change.apply,
+    ) -> None:
+        """`me` is a member. `active`: it proposes by itself to remove who is lost; else only after Recover, and always
+        what was wanted. `apply`: for who has many machines in one process and remembers what they have in common.
+        """
+        self.me = me
+        self.expelled = False
+        """What was chosen last does not contain this node. It then answers who is behind, and nothing else."""
+        self._active = active
+        self._recovery_timeout = recovery_timeout
+        self._probe_timeout = probe_timeout
+        self._random = random
+        self._apply = apply
+        self._history = History()
+        self._probing = Probing(probe_timeout)
+        self._enter(membership, Suspicions(me, membership), Wishes(me, membership))
+
+    def _enter(self, membership: Membership, suspicions: Suspicions, wishes: Wishes) -> None:
+        """The state of one epoch, as it begins."""
+        rank = membership.rank_of(self.me)
+        if rank is None:
+            raise InternalError("a node cannot decide about a membership that it is not in")
+        self.membership = membership
+        """Of the epoch that this node is in."""
+        self._rank: Rank = rank
+        self._electorate = Electorate(membership)
+        self._suspicions = suspicions
+        self._wishes = wishes
+        self._agreement: Agreement | None = None
+        self._judging = Judging(
+            self.me, membership, self._probing, is_gone=self._is_gone, is_welcome=self._wishes.expects
+        )
+        self._turns = Turns(rank, membership, suspicions, wishes)
+        self._draft: Change | None = None
+        self._draft_is_old = True
+        self._recovering = False
+        self._complaints = Complaints(self.me, membership, suspicions)
+        self._stalling = Stalling(
+            self.me,
+            self._electorate,
+            suspicions,
+            recovery_timeout=self._recovery_timeout,
+            probe_timeout=self._probe_timeout,
+        )
+        self._probing.forget()
+
+    # ------------------------------------------------------------ what others ask
+
+    def suspects(self) -> Mapping[NodeId, str]:
+        """Whom this node cannot reach, with the cause."""
+        return {node: each.cause for node, each in self._suspicions.items()}
+
+    def changes_since(self, epoch: int) -> list[bytes]:
+        """What was chosen since: brings who is in `epoch` here, if it is not too far behind."""
+        return self._history.since(epoch)
+
+    def due(self, now: float) -> float | None:
+        """When the next Tick is needed, not before `now`; None: not before another event."""
+        if self.expelled:
+            return None
+        agreement = self._agreement
+        proposing = agreement is not None and agreement.proposing
+        moments = [
+            agreement.due(now) if agreement is not None else None,
+            None if proposing else self._turn(),
+            self._suspicions.disputed_until,
+            self._complaints.again,
+            self._stalling.due,
+        ]
+        known = [moment for moment in moments if moment is not None]
+        return max(now, min(known)) if known else None
+
+    # ------------------------------------------------------------ events
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take note of an event; what to do about it, in this order. The only method that changes anything."""
+        return self._told_late(event) if self.expelled else self._told(event, now)
+
+    def _told(self, event: Event, now: float) -> list[Action]:
+        actions = self._take(event, now)
+        actions += self._go_on(now)
+        if self.expelled:
+            return actions
+        actions += self._complaints.tell(now, insist=self._acting)
+        actions += self._stall(now)
+        return [*actions, *self._probing.drain()]
+
+    def _take(self, event: Event, now: float) -> list[Action]:  # noqa: PLR0911 - one line for each event
+        match event:
+            case Heard(sender, word):
+                return self._heard(sender, word, now)
+            case Lost(node, cause, willing):
+                return self._suspect(node, cause, now, willing=willing)
+            case Found(node, severed):
+                return self._found(node, now, severed=severed)
+            case Probed(node, cause):
+                return self._probed(node, cause, now)
+            case Wanted():
+                return self._want(event, now)
+            case Resign(cause):
+                self._wishes.resign(cause)
+                return self._changed()
+            case Recover():
+                self._recovering = True
+                self._suspicions.hurry(now)
+                return self._changed()
+            case Tick():
+                return self._tick(now)
+
+    def _changed(self) -> list[Action]:
+        self._draft_is_old = True
+        return []
+
+    def _tick(self, now: float) -> list[Action]:
+        if self._suspicions.wake(now):
+            self._changed()
+        said = self._propose(now)  # before a pause ends with what was wanted when it began
+        return said if self._agreement is None else [*said, *self._agreement.tick(now)]
+
+    def _want(self, wanted: Wanted, now: float) -> list[Action]:
+        if wanted.epoch not in (0, self.membership.epoch):
+            return []
+        self._wishes.want(wanted, now)
+        self._changed()
+        return self._rejudge(now)
+
+    # ------------------------------------------------------------ suspicion
+
+    def _is_gone(self, node: NodeId) -> bool:
+        return node in self._suspicions or self._wishes.releases(node)
+
+    def _suspect(self, node: NodeId, cause: str, now: float, *, willing: bool = False) -> list[Action]:
+        seed = self.membership.seed
+        is_known = self.membership.rank_of(node) is not None or (seed is not None and seed.node == node)
+        if node == self.me or not is_known:
+            return []
+        if self._suspicions.add(node, cause, now, willing=willing):
+            self._changed()
+            if not willing:
+                self._complaints.add(node)
+        return self._rejudge(now)
+
+    def _found(self, node: NodeId, now: float, *, severed: bool) -> list[Action]:
+        self._cleared(node)
+        if severed and node != self.me and self.membership.rank_of(node) is not None:
+            self._wishes.sever(node, now)
+            self._changed()
+        return []
+
+    def _cleared(self, node: NodeId) -> None:
+        """No longer suspected: a ballot of ours that removes it is given up, nobody need have accepted it."""
+        if not self._suspicions.drop(node):
+            return
+        self._changed()
+        if self._wishes.resigned_over == node:
+            self._wishes.stay()
+        if self._agreement is not None:
+            self._agreement.withdraw()
+
+    def _probed(self, node: NodeId, cause: str | None, now: float) -> list[Action]:
+        self._probing.told(node, now, reached=cause is None)
+        if cause is not None:
+            return self._suspect(node, cause, now)
+        disputed = node in self._suspicions and self._suspicions[node].disputes
+        if disputed:
+            self._cleared(node)
+        return self._rejudge(now)
+
+    def _rejudge(self, now: float) -> list[Action]:
+        if self._agreement is None:
+            return []
+        return list(self._agreement.rejudge(lambda accept: self._judge(accept, now)))
+
+    def _judge(self, accept: Accept, now: float) -> Judgement:
+        return self._judging.judge(accept, now)
+
+    # ------------------------------------------------------------ hearing
+
+    def _heard(self, sender: NodeId, word: Word, now: float) -> list[Action]:
+        if isinstance(word, Suspect):
+            return self._hear_suspect(sender, word, now)
+        communicator, epoch, sequence = word.instance
+        if communicator or sequence:
+            return []
+        if epoch < self.membership.epoch:
+            return [*self._history.tell(sender, epoch)] if isinstance(word, Prepare | Accept) else []
+        if epoch > self.membership.epoch:
+            return self._hear_from_ahead(sender, word, epoch)
+        return self._hear_ballot(sender, word, now)
+
+    def _hear_from_ahead(self, sender: NodeId, word: Word, epoch: int) -> list[Action]:
+        """The others went on, and the news has not come here."""
+        if isinstance(word, Chosen):
+            self._history.keep_for_later(epoch, word.value)
+        return [ask(self.me, sender, self.membership.epoch)]
+
+    def _told_late(self, event: Event) -> list[Action]:
+        """After the end: who still asks is told what was chosen."""
+        match event:
+            case Heard(sender, Prepare((0, epoch, 0)) | Accept((0, epoch, 0)) | Suspect(epoch)):
+                return [*self._history.tell(sender, epoch)]
+        return []
+
+    def _hear_ballot(self, sender: NodeId, word: Word, now: float) -> list[Action]:
+        if isinstance(word, Chosen) and read_change(word.value, self.membership) is None:
+            return []
+        if isinstance(word, Prepare | Accept):
+            self._turns.heard(sender, now)
+        said = list(self._instance().hear(sender, word, now, lambda accept: self._judge(accept, now)))
+        if isinstance(word, Rejected):
+            self._look_at_refusals(now)
+        return [*said]
+
+    def _hear_suspect(self, sender: NodeId, word: Suspect, now: float) -> list[Action]:
+        """Somebody cannot reach somebody. If it is me, look for who complains; else look for the suspect, and let it
+        know of the complaint.
+        """
+        if word.epoch < self.membership.epoch:
+            return [*self._history.tell(sender, word.epoch)]
+        if word.epoch > self.membership.epoch:
+            return self._hear_from_ahead(sender, word, word.epoch)
+        other = word.by if word.node == self.me else word.node
+        ranks = self.membership.rank_of(word.node), self.membership.rank_of(word.by)
+        if None in ranks or self._is_gone(other) or other == self.me:
+            return []
+        self._probing.ask(other, now)
+        return [] if word.node == self.me else [*self._complaints.forward(word)]
+
+    # ------------------------------------------------------------ proposing
+
+    @property
+    def _acting(self) -> bool:
+        return self._active or self._recovering
+
+    def _instance(self) -> Agreement:
+        if self._agreement is None:
+            instance = (0, self.membership.epoch, 0)
+            seed = self.membership.seed
+            learners = () if seed is None or self._electorate.witness else (seed.node,)
+            self._agreement = Agreement(instance, self.me, self._electorate, random=self._random, learners=learners)
+        return self._agreement
+
+    def _turn(self) -> float | None:
+        """When this node proposes what it knows; None: it has no reason to."""
+        if self._draft is None and not self._draft_is_old:
+            return None
+        return self._turns.mine(acting=self._acting)
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Propose, if it is our turn; and enter the next epoch as often as something is chosen."""
+        actions: list[Action] = []
+        while not self.expelled:
+            actions += self._propose(now)
+            chosen = self._agreement.chosen if self._agreement else None
+            if chosen is None:
+                break
+            actions += self._adopt(chosen, now)
+        return actions
+
+    def _propose(self, now: float) -> list[Action]:
+        agreement, turn = self._agreement, self._turn()
+        if agreement is not None and agreement.chosen is not None:
+            return []
+        proposing = agreement is not None and agreement.proposing
+        if turn is None or (now < turn and not proposing):
+            if proposing and agreement is not None and turn is None:
+                agreement.withdraw()
+            return []
+        if self._draft_is_old:
+            self._draft, self._draft_is_old = self._wishes.draft(self._suspicions), False
+        return [] if self._draft is None else list(self._instance().propose(self._draft.encode(), now))
+
+    def _look_at_refusals(self, now: float) -> None:
+        """So many refuse that, without those whom we do not reach, no majority can accept: the others see it
+        otherwise. What is disputed rests; what is not is proposed again.
+        """
+        agreement = self._instance()
+        ballot = agreement.ballot
+        if ballot is None or not ballot.rejected:
+            return
+        silent = sum(node in self._electorate and node not in ballot.rejected for node in self._suspicions)
+        if len(self._electorate) - len(ballot.rejected) - silent >= agreement.needed:
+            return
+        disputed = sorted(node for node in ballot.reached() if node in self._suspicions)
+        agreement.give_way(now, 0.0 if disputed and not ballot.inherited else _REFUSED_PAUSE)
+        for node in disputed:
+            self._disputed(node, now)
+        self._changed()
+
+    def _disputed(self, node: NodeId, now: float) -> None:
+        """Look once more. If the others insist and this node still cannot reach it, the higher rank of the two goes."""
+        self._probing.ask(node, now)
+        disputes = self._suspicions[node].disputes + 1
+        rest = min(_LONGEST_DISPUTE, self._probe_timeout * 1.2 * 2 ** (disputes - 1))
+        self._suspicions.dispute(node, now + rest)
+        rank = self.membership.rank_of(node)
+        if rank is not None and disputes >= _DISPUTES and self._rank > rank:
+            self._wishes.resign(f"rank {self._rank} cannot reach rank {rank}, which the others reach", node)
+
+    # ------------------------------------------------------------ what was chosen
+
+    def _adopt(self, value: bytes, now: float) -> list[Action]:
+        before, change = self.membership, Change.decode(value)
+        self._history.add(before.epoch, value)
+        mine = next((each for each in change.left if each.node == self.me), None)
+        if mine is not None:
+            self.expelled = True
+            return [Expel(change.epoch, mine.cause)]
+        after = self._apply(change, before)
+        self._enter(after, self._suspicions.carried(self.me, after, now), self._wishes.carried(change, after, now))
+        ahead = self._history.take(after.epoch)
+        if ahead is not None and read_change(ahead, after) is not None:
+            self._instance().hear(self.me, Chosen((0, after.epoch, 0), ahead), now)
+        return [Adopt(change)]
+
+    # ------------------------------------------------------------ time is over
+
+    def _stall(self, now: float) -> list[Action]:
+        self._stalling.press(now, pressing=self._turns.is_pressing(now, acting=self._acting))
+        stalls = self._stalling.stall(self._agreement, now)
+        if stalls:
+            self._instance().longest_pause = _STALLED_PAUSE  # the network may heal: go on asking, but rarely
+        return [*stalls]

@@ -1,0 +1,301 @@
+"""Members that die, are cut off, leave and come: the others agree, and nobody is removed on one word."""
+
+import pytest
+
+from nexar.cluster.change import Departure
+from nexar.cluster.decisions.succession_events import Found, Lost, Recover, Resign, Wanted
+from tests.unit.cluster.decisions.parliament import SEED, Parliament, a_member
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
+def test_the_survivors_agree_at_once_when_one_dies(size: int) -> None:
+    house = Parliament(size)
+    house.kill(size)
+    house.run(0.02)
+    assert house.agreed() == list(range(1, size))
+    assert house.member(1).membership.epoch == 2
+    assert house.witness.membership.epoch == 2
+
+
+def test_rank_0_may_die_first_and_the_others_one_after_another() -> None:
+    house = Parliament(7)
+    for victim in (1, 2, 3, 4):
+        house.kill(victim)
+        house.run(0.3)
+        assert house.agreed() == list(range(victim + 1, 8))
+    assert house.member(7).membership.epoch == 5
+
+
+def test_two_that_die_at_once_are_removed_by_few_changes() -> None:
+    house = Parliament(7)
+    house.kill(1, 2)
+    house.run(0.3)
+    assert house.agreed() == [3, 4, 5, 6, 7]
+
+
+def test_who_dies_while_it_proposes_is_replaced() -> None:
+    house = Parliament(5)
+    house.kill(5)
+    house.run(0.0015)  # the lowest has asked, nobody has answered
+    house.kill(1)
+    house.run(0.5)
+    assert house.agreed() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("moment", [0.0005 * each for each in range(1, 12)])
+def test_a_proposer_may_die_between_any_two_words_and_nobody_notices_it_but_the_detector(moment: float) -> None:
+    house = Parliament(4)
+    house.kill(4)
+    house.run(moment)
+    house.dead.add(1)
+    house.run(0.2)
+    for node in (2, 3):
+        house.tell(node, Lost(1, "silence"))
+    house.run(3.0)
+    assert house.agreed() == [2, 3]
+
+
+def test_one_watcher_is_enough_the_others_look_for_themselves() -> None:
+    house = Parliament(20)
+    house.kill(20, seen_by=[15])
+    house.run(1.0)
+    assert house.agreed() == list(range(1, 20))
+
+
+def test_nobody_is_removed_on_one_nodes_word_alone() -> None:
+    house = Parliament(5)
+    house.tell(1, Lost(5, "I just say so"))
+    house.run(0.5)
+    assert house.agreed() == [1, 2, 3, 4, 5]
+    assert not house.adopted
+
+
+def test_two_ranks_and_the_seed_go_on_when_one_dies_and_without_the_seed_there_is_no_quorum() -> None:
+    house = Parliament(2)
+    house.kill(2)
+    house.run(0.1)
+    assert house.agreed() == [1]
+    house = Parliament(2)
+    house.dead.add(SEED)
+    house.tell_all(Lost(SEED, "it ended"))
+    house.kill(2)
+    house.run(0.5)
+    (stall,) = house.stalls[1]
+    assert (stall.alive, stall.needed, stall.missing_votes) == ((1,), 2, ())
+    assert not house.adopted
+
+
+def test_an_even_split_is_decided_by_the_side_that_has_the_seed_and_the_other_is_told_when_it_heals() -> None:
+    house = Parliament(4)
+    house.split([1, 2], [3, 4, SEED])
+    for here, there in ((1, 3), (1, 4), (2, 3), (2, 4)):
+        house.tell(here, Lost(there, "silence"))
+        house.tell(there, Lost(here, "silence"))
+    house.tell(1, Lost(SEED, "silence"))
+    house.tell(2, Lost(SEED, "silence"))
+    house.run(2.0)
+    assert house.nodes_of(3) == house.nodes_of(4) == [3, 4]
+    assert {node: len(stalls) for node, stalls in house.stalls.items()} == {1: 1, 2: 1}
+    house.cut.clear()
+    house.run(10.0)
+    assert set(house.expelled) == {1, 2}
+    assert house.nodes_of(3) == [3, 4]
+
+
+def test_of_three_and_two_the_three_go_on() -> None:
+    house = Parliament(5)
+    house.split([1, 2], [3, 4, 5, SEED])
+    for here in (1, 2):
+        for there in (3, 4, 5):
+            house.tell(here, Lost(there, "silence"))
+            house.tell(there, Lost(here, "silence"))
+    house.run(5.0)
+    assert house.nodes_of(5) == [3, 4, 5]
+    assert house.nodes_of(1) == [1, 2, 3, 4, 5]
+    assert set(house.stalls) == {1, 2}
+
+
+def test_when_all_are_apart_nobody_goes_on() -> None:
+    house = Parliament(3)
+    house.split([1], [2], [3], [SEED])
+    for here in (1, 2, 3):
+        for there in (1, 2, 3):
+            house.tell(here, Lost(there, "silence"))
+    house.run(5.0)
+    assert not house.adopted
+    assert set(house.stalls) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8])
+def test_of_two_that_only_cannot_reach_each_other_the_higher_rank_leaves_and_is_told_why(size: int) -> None:
+    house = Parliament(size)
+    house.cut.add(frozenset((1, size)))
+    house.tell(1, Lost(size, "silence"))
+    house.tell(size, Lost(1, "silence"))
+    house.run(10.0)
+    assert house.agreed() == list(range(1, size))
+    assert house.expelled[size].reason == f"rank {size - 1} cannot reach rank 0, which the others reach"
+
+
+def test_the_higher_one_leaves_too_if_only_the_lower_one_noticed() -> None:
+    house = Parliament(5)
+    house.cut.add(frozenset((2, 4)))
+    house.tell(2, Lost(4, "silence"))
+    house.run(10.0)
+    assert house.agreed() == [1, 2, 3, 5]
+    assert "cannot reach rank 1" in house.expelled[4].reason
+
+
+def test_a_way_that_comes_back_in_time_costs_nobody_the_place() -> None:
+    house = Parliament(5)
+    house.cut.add(frozenset((2, 4)))
+    house.tell(2, Lost(4, "silence"))
+    house.tell(4, Lost(2, "silence"))
+    house.run(0.05)
+    house.cut.clear()
+    house.tell(2, Found(4))
+    house.tell(4, Found(2))
+    house.run(10.0)
+    assert house.agreed() == [1, 2, 3, 4, 5]
+    assert not house.expelled
+
+
+def test_a_connection_that_was_made_anew_gives_a_successor_with_the_same_members() -> None:
+    house = Parliament(4)
+    house.tell(2, Lost(4, "reset"))
+    house.tell(2, Found(4, severed=True))
+    house.tell(4, Found(2, severed=True))
+    house.run(1.0)
+    assert house.agreed() == [1, 2, 3, 4]
+    assert {change.change.severed for adopts in house.adopted.values() for change in adopts} == {((2, 4),)}
+    assert house.member(1).membership.epoch == 2
+
+
+def test_who_resigns_is_removed_at_once_and_learns_it() -> None:
+    house = Parliament(4)
+    house.tell(3, Resign("I am done"))
+    house.run(0.05)
+    assert house.agreed() == [1, 2, 4]
+    assert house.expelled[3].reason == "I am done"
+
+
+def test_joiners_and_leavers_that_all_agreed_on_come_and_go_in_one_change() -> None:
+    house = Parliament(3)
+    newcomer = a_member(9)
+    house.witness.admitted = frozenset({9})
+    house.tell_all(Wanted(joined=(newcomer,), left=(Departure(1, "it asked for it", willing=True),)))
+    house.run(1.0)
+    assert house.nodes_of(2) == [2, 3, 9] == house.nodes_of(3)
+    assert house.expelled[1].reason == "it asked for it"
+    assert house.member(2).membership.epoch == 2
+
+
+def test_a_wish_of_another_epoch_is_forgotten() -> None:
+    house = Parliament(3)
+    house.tell_all(Wanted(renewed=(7,), epoch=2))
+    house.run(1.0)
+    assert not house.adopted
+
+
+def test_a_joiner_is_accepted_only_where_it_is_known_and_one_who_hears_later_agrees_later() -> None:
+    house = Parliament(3, seed=False)
+    newcomer = a_member(9)
+    house.tell(1, Wanted(joined=(newcomer,)))
+    house.run(0.5)
+    assert not house.adopted
+    house.tell(2, Wanted(joined=(newcomer,)))
+    house.run(0.5)
+    assert house.nodes_of(3) == [1, 2, 3, 9]
+
+
+def test_who_left_willingly_is_cleared_away_after_a_while() -> None:
+    house = Parliament(4)
+    house.dead.add(4)
+    house.tell_all(Lost(4, "bye", willing=True))
+    house.run(0.9)
+    assert not house.adopted
+    house.run(0.5)
+    assert house.agreed() == [1, 2, 3]
+
+
+def test_something_urgent_takes_the_willing_along() -> None:
+    house = Parliament(5)
+    house.dead.add(4)
+    house.tell_all(Lost(4, "bye", willing=True))
+    house.kill(5)
+    house.run(0.05)
+    assert house.agreed() == [1, 2, 3]
+    assert house.member(1).membership.epoch == 2
+
+
+def test_under_the_manual_policy_nobody_proposes_before_somebody_asks_for_it() -> None:
+    house = Parliament(4, active=False)
+    house.kill(4)
+    house.run(20.0)
+    assert not house.adopted
+    assert not house.stalls
+    house.tell(2, Recover())
+    house.run(1.0)
+    assert house.agreed() == [1, 2, 3]
+    house.kill(3)  # another epoch: somebody has to ask again
+    house.run(20.0)
+    assert house.agreed() == [1, 2, 3]
+
+
+def test_a_minority_stalls_once_and_keeps_asking_rarely() -> None:
+    house = Parliament(5, recovery_timeout=3.0)
+    house.kill(3, 4, 5)
+    house.run(0.5)
+    assert {node: len(stalls) for node, stalls in house.stalls.items()} == {1: 1, 2: 1}
+    assert house.stalls[1][0].alive == (1, 2)
+    assert house.stalls[1][0].needed == 3
+    before = len(house.said)
+    house.run(30.0)
+    assert before < len(house.said) < before + 200
+    assert len(house.stalls[1]) == 1
+
+
+def test_a_majority_that_does_not_finish_says_who_has_not_voted() -> None:
+    house = Parliament(5, recovery_timeout=3.0)
+    house.dead |= {3, 4}  # and nobody notices
+    house.kill(5)
+    house.run(4.0)
+    assert set(house.stalls[1][0].missing_votes) >= {3, 4}
+
+
+def test_who_missed_several_changes_is_told_all_of_them_in_order() -> None:
+    house = Parliament(7)
+    house.split([7], [1, 2, 3, 4, 5, 6, SEED])
+    for victim in (1, 2):
+        house.kill(victim, seen_by=[3, 4, 5, 6])
+        house.run(0.5)
+    assert house.member(7).membership.epoch == 1
+    house.cut.clear()
+    house.tell(7, Lost(1, "silence"))
+    house.run(3.0)
+    assert house.agreed() == [3, 4, 5, 6, 7]
+    assert [adopt.change.epoch for adopt in house.adopted[7]] == [2, 3]
+
+
+def test_the_seed_catches_up_after_it_was_away() -> None:
+    house = Parliament(5)
+    house.split([SEED], [1, 2, 3, 4, 5])
+    house.kill(5)
+    house.run(0.5)
+    assert house.witness.membership.epoch == 1
+    house.cut.clear()
+    house.kill(4)  # four members: its vote may be asked
+    house.run(1.0)
+    assert house.agreed() == [1, 2, 3]
+    assert house.witness.membership.epoch == house.member(1).membership.epoch == 3
+
+
+def test_chosen_changes_bring_others_up_to_date() -> None:
+    house = Parliament(5)
+    house.kill(5)
+    house.run(0.1)
+    house.kill(4)
+    house.run(0.1)
+    assert len(house.member(1).changes_since(1)) == 2
+    assert len(house.member(1).changes_since(2)) == 1
+    assert house.member(1).changes_since(3) == []

@@ -117,7 +117,7 @@ def test_members_who_are_who_they_say_become_a_link(stack: ExitStack, scheme: st
     honest, other, _ = stand_opposite(stack, scheme, genuine)
     other.mesh.adopt(two(honest.member(), other.member()))
     assert other.link(HONEST, soon()).schemes == (scheme,)
-    eventually(lambda: honest.mesh.links(), "the link of the one who was dialed")
+    eventually(honest.mesh.links, "the link of the one who was dialed")
     assert not honest.refused
 
 

@@ -16,13 +16,12 @@ class Alarm:
     """
 
     def __init__(self, ring: Callable[[float], float | None]) -> None:
-        """Asleep until it is told of a time."""
+        """Without a thread until it is told of a time."""
         self._ring = ring
         self._condition = threading.Condition()
         self._due: float | None = None  # under the condition
         self._closed = False  # under the condition
-        self._thread = threading.Thread(target=self._run, name="nexar-alarm", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # under the condition
 
     def ring_by(self, due: float | None) -> None:
         """Ring at this time (time.monotonic), if it is earlier than what is due already. Any thread."""
@@ -31,6 +30,7 @@ class Alarm:
         with self._condition:
             if self._due is None or due < self._due:
                 self._due = due
+                self._start()
                 self._condition.notify()
 
     def close(self) -> None:
@@ -38,7 +38,15 @@ class Alarm:
         with self._condition:
             self._closed = True
             self._condition.notify()
-        self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _start(self) -> None:
+        """Under the condition."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="nexar-alarm", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while self._wait():

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -54,6 +54,16 @@ other's, which hangs where the network lets only one direction through."""
 _LONGEST_CLOSE: Final = 30.0
 
 
+class LineTaker(Protocol):
+    """See DeathLines."""
+
+    def why_not(self, carrier: Carrier, introduce: Introduce) -> str | None:
+        """Why such a connection is not wanted; None if it is."""
+
+    def take(self, dialer: Answering, answer: Introduced) -> None:
+        """It is a line from now on; the dialer is told so."""
+
+
 class Mesh:
     """The links of one node. It is the `Acceptor` of the node's transports. Close it before the node."""
 
@@ -75,6 +85,8 @@ class Mesh:
         self.on_expelled: Callable[[int, str], None] | None = None
         """Told when a peer says that this node is no member any more: since which epoch, and why. Written before the
         first membership."""
+        self.death_lines: LineTaker | None = None
+        """Takes connections that carry nothing. Written before anybody can dial for one."""
         self._sidecars = Sidecars(node)
         self._changed = threading.Condition()  # over everything below
         self._circle: Circle | None = None  # replaced under the lock, read by anybody
@@ -251,15 +263,24 @@ class Mesh:
     def _introduced(self, dialer: Answering, introduce: Introduce) -> None:
         circle, node = self._known(), dialer.carrier.peer.node
         former = circle.former.get(node)
-        fault = circle.fault_of(node, introduce) or self._sidecars.why_not(dialer.carrier, introduce)
+        fault = circle.fault_of(node, introduce) or self._why_unwanted(dialer.carrier, introduce)
         if former is not None and circle.find(node) is None:
             dialer.decline(former.reason, expelled=former.epoch)
         elif fault is not None:
             self._decline(dialer, fault)
+        elif introduce.death_line and self.death_lines is not None:
+            self._arrived(dialer.carrier)
+            self.death_lines.take(dialer, Introduced(rank=circle.rank, epoch=circle.membership.epoch))
         elif introduce.sidecar:
             dialer.welcome(Introduced(rank=circle.rank, epoch=circle.membership.epoch))
         else:
             self._judge(dialer, introduce)
+
+    def _why_unwanted(self, carrier: Carrier, introduce: Introduce) -> str | None:
+        lines = self.death_lines
+        if introduce.death_line:
+            return "this node keeps no death lines" if lines is None else lines.why_not(carrier, introduce)
+        return self._sidecars.why_not(carrier, introduce)
 
     def _decline(self, dialer: Answering, reason: str) -> None:
         self.candidate_refused(dialer.carrier.peer.address, reason)

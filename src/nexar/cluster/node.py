@@ -72,6 +72,11 @@ class Node:
         return self._transports.by_scheme
 
     @property
+    def meets_strangers(self) -> bool:
+        """Whether others are in processes of their own; else all of them are threads of this one."""
+        return "memory" not in self._by_scheme
+
+    @property
     def network_schemes(self) -> tuple[str, ...]:
         """Those that lead to any other member, preferred first."""
         return tuple(scheme for scheme in self._by_scheme if scheme in (*NETWORK, "memory"))

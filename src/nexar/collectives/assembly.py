@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.collectives.arena import Arena
+from nexar.collectives.black_box import BlackBox
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, Facts, choose
 from nexar.collectives.conductor import Conductor
@@ -27,6 +28,7 @@ from nexar.collectives.schedules.catalog import Shape, buffers, steps
 from nexar.collectives.scratch import Scratch
 from nexar.collectives.work import Work
 from nexar.config import Config
+from nexar.errors import NexarError
 from nexar.group import Group
 from nexar.links.operation import Operation
 
@@ -57,6 +59,8 @@ class Assembly:
         self.journal = journal
         self.arena = arena
         self.conductor: Final = Conductor(group, journal, arena)
+        self.black_box: Final = BlackBox(group, journal, config.dump_dir)
+        """Whoever raises what leaves a dump, and is not the journal, tells it."""
         self.scratch = Scratch()
         membership = group.membership
         self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
@@ -66,6 +70,13 @@ class Assembly:
         self._shared = shared
         self._chosen: dict[tuple[Any, ...], str] = {}  # algorithms of calls that were made; dict methods are atomic
         self._order = threading.Lock()  # numbers and slips are taken in the same order
+
+    def interrupt(self, error: NexarError) -> None:
+        """The members change: every call on it, collective or message, pending or later, raises this. Idempotent."""
+        self.journal.interrupt(error)
+        if self.arena is not None:
+            self.arena.fail(error)
+        self.group.close(error)
 
     # -- choosing ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from nexar.collectives.patience import Patience
 from nexar.collectives.recorder import Recorder
 from nexar.collectives.tally import Tally
 from nexar.collectives.voice import Members, Voice, peers_of
-from nexar.errors import Cancelled, CollectiveMismatch
+from nexar.errors import Cancelled, CollectiveMismatch, NexarError
 from nexar.links.ledger import Call
 from nexar.links.notices import Notice, Speaker
 from nexar.types import NodeId, Rank
@@ -64,6 +64,7 @@ class Journal:
         self._given_up: dict[int, GaveUp] = {}  # by sequence, also of calls to come
         self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
         self._differing = 0  # its sequence
+        self._over: NexarError | None = None  # the members change: what every call raises from now on
         self._tally = Tally()
         self._lateness = Lateness(group.membership.members[self._rank].node)
         self.recorder: Final = Recorder()
@@ -101,7 +102,8 @@ class Journal:
         """
         with self._lock:
             sequence = self._next
-            if self._calls is not None or sequence in self._given_up or self._ledger.is_told_of(sequence):
+            amiss = self._calls is not None or self._over is not None
+            if amiss or sequence in self._given_up or self._ledger.is_told_of(sequence):
                 return None
             self._next = sequence + 1
             return sequence
@@ -130,6 +132,8 @@ class Journal:
         entry.arrivals = self._ledger.begin(sequence, entry.fingerprint)
         if self._calls is not None and sequence >= self._differing:
             entry.finish(self._mismatch_at(sequence, entry.fingerprint))  # seen between its number and its entry
+        elif self._over is not None:
+            entry.finish(copy(self._over))
         elif self._given_up and sequence in self._given_up:
             entry.finish(error_of(self._given_up[sequence], entry, self._voice.known, self._rank))
 
@@ -154,6 +158,23 @@ class Journal:
             self._finished = entry.fingerprint.operation, entry.sequence, ended
             self._count(entry, ended, "", arrivals)
         return None
+
+    def interrupt(self, error: NexarError) -> None:
+        """The members change: every call in flight, and each that is still made, ends with this. The others are not
+        told: they hear of it as we did. Without the lock. The first word stands.
+        """
+        with self._lock:
+            self._over = self._over or error
+            for entry in list(self._open.values()):
+                entry.finish(copy(error))
+        self._outbox.flush()
+
+    @property
+    def completed(self) -> int:
+        """The number of the last call that went well here, with all before it; -1: there is none."""
+        with self._lock:
+            last = -1 if self._finished is None else self._finished[1]
+            return min(last, *(sequence - 1 for sequence in self._open)) if self._open else last
 
     def _end_badly(self, entry: Entry, error: BaseException) -> BaseException:
         with self._lock:
@@ -313,6 +334,12 @@ class Journal:
     def in_flight(self) -> list[Entry]:
         """The calls that this rank is in, in their order. Takes no lock: who asks may want to know why it is held."""
         return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
+
+    @property
+    def last_finished(self) -> tuple[str, float] | None:
+        """The last call that went well, and when it ended. Takes no lock."""
+        finished = self._finished
+        return None if finished is None else (name_of_call(*finished[:2]), finished[2])
 
     def stats(self) -> dict[str, Any]:
         """Calls, bytes, seconds, seconds waiting and errors: in all, by operation, and waiting by rank."""

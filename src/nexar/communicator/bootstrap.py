@@ -1,20 +1,23 @@
-"""From settings and an invitation to a communicator: node, worker, mesh, group."""
+"""From settings and an invitation to a communicator: node, mesh, worker, presence, world."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from nexar.cluster.join_line import JoinLine
+from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.opening import EAGER_WORLD, open_all
-from nexar.cluster.standing import Standing
+from nexar.cluster.standing import Listeners, Standing
+from nexar.cluster.switchboard import Switchboard
 from nexar.cluster.worker import Joined, Place, Worker
+from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.maker import WORLD, Maker
+from nexar.communicator.presence import Presence
 from nexar.config import Config
-from nexar.errors import UsageError
+from nexar.errors import PeerLost, UsageError
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
 
@@ -35,29 +38,70 @@ def bootstrap(
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
         node = undo.enter_context(Node(config))
-        mesh = Mesh(node)
+        mesh, board = connected(node)
         undo.callback(mesh.close)
-        node.listen(mesh)
         place = Place(rank, launcher)
         joined = Worker(node, invitation, timeout=config.formation_timeout).join(place)
-        standing = _stand(node, invitation, place, joined, config)
+        presence = Presence(node, mesh, board, joined.membership)
+        standing = _stand(presence, invitation, place, joined)
+        presence.tell_seed = standing.say
         undo.callback(standing.close)
+        undo.callback(presence.close)
         _check_size(joined, size)
         mesh.adopt(joined.membership)
-        maker = Maker(node, mesh, config)
-        undo.callback(maker.close)
-        if joined.membership.size <= EAGER_WORLD:
-            open_all(mesh, deadline)
-        assembly, _ = maker.make(joined.membership, WORLD, deadline)
-        ends = undo.pop_all()
-    return Communicator(assembly, maker, ends.close)
+        ends = ExitStack()
+        presence.lineage.wrap = wrapper(presence, ends.close)
+        world = begin_world(presence, joined.membership, deadline)
+        ends.push(undo.pop_all())
+    return Communicator(world, presence, ends.close)
 
 
-def _stand(node: Node, invitation: Invitation, place: Place, joined: Joined, config: Config) -> Standing:
+def connected(node: Node) -> tuple[Mesh, Switchboard]:
+    """A mesh whose control messages arrive at the switchboard."""
+    board = Switchboard()
+    mesh = Mesh(node, on_control=board.control, on_lost=board.lost)
+    board.rest = mesh.router.notices.arrived
+    node.listen(mesh)
+    return mesh, board
+
+
+def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch], Communicator]:
+    """What makes communicators of branches: closing the world's leaves the cluster, closing another is local."""
+
+    def wrap(branch: Branch) -> Communicator:
+        close = leave if branch.communicator == WORLD else lambda: presence.lineage.forget(branch)
+        return Communicator(branch, presence, close)
+
+    return wrap
+
+
+def begin_world(presence: Presence, membership: Membership, deadline: float) -> Branch:
+    """The first communicator. Whoever dies while it is made is removed like anybody else, under the automatic policy,
+    and the others begin with the next membership.
+    """
+    joining = membership.epoch > 1
+    while True:
+        try:
+            return presence.lineage.begin(membership, WORLD, deadline, joining=joining)
+        except PeerLost:
+            config = presence.node.config
+            patience = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
+            if config.recovery_policy != "automatic":
+                raise
+            later = presence.lineage.wait_for_epoch(membership.epoch + 1, time.monotonic() + patience)
+            if later is None:
+                raise
+            membership, joining = later, True
+
+
+def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joined) -> Standing:
+    node = presence.node
+
     def knock() -> JoinLine:
-        return Worker(node, invitation, timeout=config.join_auth_timeout).rejoin(place).line
+        return Worker(node, invitation, timeout=node.config.join_auth_timeout).rejoin(place).line
 
-    return Standing(node, joined.line, joined.welcome, knock)
+    listeners = Listeners(on_word=presence.seed_said, on_died=presence.seed_told_of)
+    return Standing(node, joined.line, joined.welcome, knock, listeners=listeners)
 
 
 def _check_size(joined: Joined, size: int | None) -> None:

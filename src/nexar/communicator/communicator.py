@@ -11,23 +11,23 @@ from typing import Any, Final, Self
 import numpy as np
 
 from nexar.cluster.membership import Membership
-from nexar.collectives.assembly import Assembly
 from nexar.collectives.lateness import Straggler
 from nexar.collectives.quick import Quick
 from nexar.collectives.work import Work
+from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.calling import VALUES, Calling, Serving
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting
-from nexar.communicator.maker import WORLD, Maker
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.point_to_point import run_to_end
+from nexar.communicator.presence import Presence
 from nexar.communicator.split import Part, chosen, members_of, propose
 from nexar.communicator.starter import Starter
 from nexar.config import Config
-from nexar.errors import UsageError
+from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
-from nexar.rpc.registry import Registry
+from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
 
@@ -40,19 +40,18 @@ class Communicator(Messaging, Collecting, Calling, Serving):
     that was split off is only closed here; the node goes on.
     """
 
-    def __init__(
-        self, assembly: Assembly, maker: Maker, close: Callable[[], None], registry: Registry | None = None
-    ) -> None:
-        """`close` ends what it stands on. `registry`: functions that it serves from the start."""
-        self._assembly = assembly
+    def __init__(self, branch: Branch, presence: Presence, close: Callable[[], None]) -> None:
+        """`close` ends what it stands on."""
+        self._branch = branch
+        self._presence = presence
+        self._assembly = assembly = branch.assembly
         self._group = assembly.group
-        self._maker = maker
         self._close = close
         self._closing = threading.Lock()  # taken by the first close, never given back
         self._quick = Quick(assembly)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
-        self._remote_calls = RemoteCalls(assembly.group, VALUES, assembly.config, registry)
-        self.start: Final = Starter(assembly, self._seconds, self._remote_calls)
+        self._remote_calls = RemoteCalls(assembly.group, VALUES, assembly.config, branch.registry)
+        self.start: Final = Starter(assembly, self._seconds, self, self._remote_calls)
         """Every verb once more: it returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -158,8 +157,12 @@ class Communicator(Messaging, Collecting, Calling, Serving):
 
     def _make(self, part: Part, seconds: float) -> Communicator:
         membership = members_of(self.membership, part.ranks)
-        assembly, close = self._maker.make(membership, part.communicator, deadline_after(seconds))
-        return Communicator(assembly, self._maker, close)
+        try:
+            branch = self._presence.lineage.begin(membership, part.communicator, deadline_after(seconds))
+        except NexarError as error:
+            raise self.judge(error) from None
+        made: Communicator = self._presence.lineage.wrap(branch)
+        return made
 
     # -- counted ---------------------------------------------------------------------------------------
 
@@ -176,7 +179,12 @@ class Communicator(Messaging, Collecting, Calling, Serving):
 
     def close(self) -> None:
         """Leave. Idempotent; every later call raises."""
+        self._leave(None, None)
+
+    def _leave(self, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._closing.acquire(blocking=False):
+            if self.id == WORLD:
+                self._presence.say_goodbye(error, traceback)
             self._close()
             self._remote_calls.close()
 
@@ -186,24 +194,53 @@ class Communicator(Messaging, Collecting, Calling, Serving):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        """By an exception: the others raise, with its traceback."""
+        clean = isinstance(error, SystemExit) and not error.code
+        self._leave(None if clean else error, traceback)
 
     def _call(self, work: Work, timeout: float) -> Any:
         return self._conduct(work, timeout)
 
+    def judge(self, error: BaseException) -> BaseException:
+        """See request.Judge."""
+        return self._presence.lineage.judge(self._branch, error)
+
+    def fate_after(self, error: BaseException) -> Operation | None:
+        """See request.Judge."""
+        return self._presence.lineage.fate_after(self._branch, error)
+
     def _carry_out(self, run: Run[Any], deadline: float) -> Any:
-        return run_to_end(self._group, run, deadline)
+        try:
+            return run_to_end(self._group, run, deadline)
+        except NexarError as error:
+            raise self._judged(error) from None
 
     def _reduced_at_once(self, array: Any, op: Op) -> bool:
         return (
             array.__class__ is np.ndarray
             and op.__class__ is str
             and not self._closing.locked()
-            and self._quick.all_reduce(array, op)
+            and self._reduce_quickly(array, op)
         )
 
+    def _reduce_quickly(self, array: np.ndarray[Any, Any], op: str) -> bool:
+        try:
+            return self._quick.all_reduce(array, op)
+        except NexarError as error:
+            raise self._judged(error) from None
+
     def _conduct(self, work: Work, timeout: float) -> Any:
-        return self._assembly.conductor.perform(work, timeout)
+        try:
+            return self._assembly.conductor.perform(work, timeout)
+        except NexarError as error:
+            raise self._judged(error) from None
+
+    def _judged(self, error: NexarError) -> BaseException:
+        final = self.judge(error)
+        if final is not error:
+            for note in getattr(error, "__notes__", ()):
+                final.add_note(note)
+        return final
 
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._seconds(timeout))
@@ -213,6 +250,7 @@ class Communicator(Messaging, Collecting, Calling, Serving):
             again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
             raise UsageError(f"this communicator is closed; make a new one with {again}")
         self._group.progress.check()  # in a forked child, say
+        self._branch.fate.check()
         if timeout is None:
             return self.config.collective_timeout
         if not isinstance(timeout, (int, float)) or not timeout > 0:

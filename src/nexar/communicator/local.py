@@ -12,8 +12,10 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.opening import EAGER_WORLD, open_all
+from nexar.communicator.bootstrap import connected, wrapper
+from nexar.communicator.branch import WORLD
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.maker import WORLD, Maker
+from nexar.communicator.presence import Presence
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
@@ -34,12 +36,12 @@ def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator
         nodes = [undo.enter_context(Node(config, network)) for _ in range(size)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members))
-        meshes = [_mesh(node, membership) for node in nodes]
-        made = [_communicator(*each, membership, config) for each in zip(nodes, meshes, strict=True)]
+        places = [_presence(node, membership) for node in nodes]
+        made = [_communicator(presence, membership) for presence in places]
         for communicator in made:
             undo.callback(communicator.close)
         if size <= EAGER_WORLD:
-            _open_all(meshes, time.monotonic() + config.formation_timeout)
+            _open_all([presence.mesh for presence in places], time.monotonic() + config.formation_timeout)
         yield made
 
 
@@ -49,19 +51,18 @@ def _open_all(meshes: list[Mesh], deadline: float) -> None:
             opened.result()
 
 
-def _mesh(node: Node, membership: Membership) -> Mesh:
-    mesh = Mesh(node)
-    node.listen(mesh)
+def _presence(node: Node, membership: Membership) -> Presence:
+    mesh, board = connected(node)
+    presence = Presence(node, mesh, board, membership)
     mesh.adopt(membership)
-    return mesh
+    return presence
 
 
-def _communicator(node: Node, mesh: Mesh, membership: Membership, config: Config) -> Communicator:
-    maker = Maker(node, mesh, config)
-    assembly, _ = maker.make(membership, WORLD, time.monotonic() + config.formation_timeout)
-
+def _communicator(presence: Presence, membership: Membership) -> Communicator:
     def close() -> None:
-        maker.close()
-        mesh.close()
+        presence.close()
+        presence.mesh.close()
 
-    return Communicator(assembly, maker, close)
+    presence.lineage.wrap = wrapper(presence, close)
+    world = presence.lineage.begin(membership, WORLD, time.monotonic() + presence.node.config.formation_timeout)
+    return Communicator(world, presence, close)

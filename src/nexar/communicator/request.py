@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable
+from copy import copy
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from nexar.collectives.conductor import DECLARE, Conductor
 from nexar.collectives.work import Running
-from nexar.errors import UsageError
+from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
+from nexar.links.operation import Operation
 
 _log = logging.getLogger(__name__)
+
+
+class Judge(Protocol):
+    """Knows what an error means to the communicator that it came from."""
+
+    def judge(self, error: BaseException) -> BaseException:
+        """What is to be raised. May wait until the survivors have agreed."""
+
+    def fate_after(self, error: BaseException) -> Operation | None:
+        """What to wait for before that is known; None: the error is to be raised as it is."""
 
 
 class Request:
@@ -22,10 +34,11 @@ class Request:
     nobody does, the node's progress thread.
     """
 
-    __slots__ = ("__weakref__", "_conductor", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_conductor", "_judge", "_running", "_timeout")
 
-    def __init__(self, conductor: Conductor, running: Running, timeout: float) -> None:
-        """`timeout`: the operation's own."""
+    def __init__(self, conductor: Conductor, running: Running, timeout: float, judge: Judge) -> None:
+        """`timeout`: the operation's own. `judge` knows what its error means to the communicator."""
+        self._judge = judge
         self._conductor = conductor
         self._running = running
         self._timeout = timeout
@@ -43,13 +56,14 @@ class Request:
         if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0, or ask done()")
         running = self._running
-        if running.done:
-            return running.result()
-        if timeout is not None:
-            self._conductor.wait(running, timeout)
-        else:
-            self._conductor.attend(running, self._timeout, waited=self._waited())
-        return running.result()
+        if not running.done:
+            if timeout is not None:
+                self._conductor.wait(running, timeout)
+            else:
+                self._conductor.attend(running, self._timeout, waited=self._waited())
+        if running.error is None:
+            return running.value()
+        raise self._judge.judge(copy(running.error))
 
     def _waited(self) -> float:
         """How many seconds of the operation's own timeout were over when somebody began to wait: none, where nobody
@@ -74,11 +88,17 @@ class Request:
         def watch() -> None:
             """The operation's own timeout, judged where it may block."""
             if not running.done:
-                loop.run_in_executor(None, self._judge)
+                loop.run_in_executor(None, self._attend)
 
         timers = loop.call_later(DECLARE, self._declare), loop.call_later(self._timeout, watch)
         try:
             return (yield from running.__await__())
+        except NexarError as error:
+            fate = self._judge.fate_after(error)
+            if fate is None:
+                raise
+            yield from fate.__await__()  # raises it
+            raise
         finally:
             for timer in timers:
                 timer.cancel()
@@ -87,7 +107,7 @@ class Request:
         if not self._running.done:
             self._conductor.declare(self._running.entry)
 
-    def _judge(self) -> None:
+    def _attend(self) -> None:
         self._conductor.attend(self._running, self._timeout, waited=self._timeout)
 
     def __del__(self) -> None:

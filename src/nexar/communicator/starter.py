@@ -12,7 +12,7 @@ from nexar.communicator.calling import Calling, CallRequest
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
-from nexar.communicator.request import Request
+from nexar.communicator.request import Judge, Request
 from nexar.errors import UsageError
 from nexar.group import deadline_after
 from nexar.rpc.remote_calls import RemoteCalls
@@ -25,8 +25,11 @@ class Starter(Messaging, Collecting, Calling):
     Only a link that is not open yet is waited for: what runs in the background must not have to.
     """
 
-    def __init__(self, assembly: Assembly, seconds: Callable[[Any], float], remote_calls: RemoteCalls) -> None:
-        """`seconds(timeout)` checks a timeout, and that the communicator is open."""
+    def __init__(
+        self, assembly: Assembly, seconds: Callable[[Any], float], judge: Judge, remote_calls: RemoteCalls
+    ) -> None:
+        """`seconds(timeout)` checks a timeout, and that the communicator is open; `judge`: see Request."""
+        self._judge = judge
         self._assembly = assembly
         self._group = assembly.group
         self._seconds_of = seconds
@@ -53,13 +56,13 @@ class Starter(Messaging, Collecting, Calling):
         conductor = self._assembly.conductor
         running = conductor.start(work)
         self._group.progress.leave_behind()
-        return Request(conductor, running, timeout)
+        return Request(conductor, running, timeout, self._judge)
 
     def _call(self, work: Work, timeout: float) -> Request:
         conductor = self._assembly.conductor
         running = conductor.start(work)
         self._group.progress.leave_behind()
-        return CallRequest(conductor, running, timeout)
+        return CallRequest(conductor, running, timeout, self._judge)
 
     def _carry_out(self, run: Run[Any], deadline: float) -> Request:
         return self._conduct(Work(run, None, _as_it_is), deadline - monotonic())

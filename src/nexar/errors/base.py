@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, dataclass_transform
 
 from nexar.types import Rank
 
@@ -28,12 +28,16 @@ class NexarError(Exception):
     def _travelling_facts(self) -> dict[str, Any]:
         return self.__dict__
 
+    def __copy__(self) -> Self:
+        """With all its facts, also those that do not travel; without a traceback of its own yet."""
+        return _rebuild(type(self), self.args, self.__dict__)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle text and facts as they are, without building the message again."""
         return _rebuild, (type(self), self.args, self._travelling_facts())
 
 
-def _rebuild(cls: type[NexarError], args: tuple[Any, ...], facts: dict[str, Any]) -> NexarError:
+def _rebuild(cls: type[_Error], args: tuple[Any, ...], facts: dict[str, Any]) -> _Error:
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(facts)

@@ -1,0 +1,168 @@
+"""Notices that members are gone: lost links, ended death lines, silence, their own goodbye, the word of a launcher.
+
+Each is a hint, and each hint is looked into at once, by a thread of its own: who answers is not gone, whatever broke.
+A member that lives and to which the link is lost is dialed anew; only if that fails too, it is lost to this node. What
+the cluster makes of it, the others decide too: see recovery.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.succession_events import Event, Found, Lost, Probed
+from nexar.cluster.membership import Membership
+from nexar.cluster.mesh import Mesh
+from nexar.cluster.node import Node
+from nexar.cluster.pings import Pings
+from nexar.cluster.probe import probe
+from nexar.errors import NexarError, PeerError
+from nexar.links.link import Link
+from nexar.types import NodeId
+from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message
+
+LEFT: Final = "it left"
+_RAISED: Final = "it raised an exception and left:\n"
+_LONGEST_DIAL: Final = 5.0
+
+
+class Lookout:
+    """Of one node. Any thread. Its threads end with the node's dialer."""
+
+    def __init__(
+        self,
+        node: Node,
+        mesh: Mesh,
+        pings: Pings,
+        tell: Callable[[Event], None],
+        noticed: Callable[[NodeId, str, str], None],
+    ) -> None:
+        """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause."""
+        self._node = node
+        self._mesh = mesh
+        self._pings = pings
+        self._tell = tell
+        self._noticed = noticed
+        self._timeout = min(1.0, node.config.heartbeat_timeout / 2)
+        self._lock = threading.Lock()
+        self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
+        self._goodbyes: dict[NodeId, Goodbye] = {}  # said by members that are about to end their link; under the lock
+        self._words: dict[NodeId, str] = {}  # of launchers and of the seed, about how a member ended; under the lock
+
+    # -- hints -----------------------------------------------------------------------------------------------
+
+    def said_goodbye(self, link: Link, message: Message) -> None:
+        """A member leaves. One that raised is gone at once; one that simply closes still reads what is sent to it."""
+        assert isinstance(message, Goodbye)
+        with self._lock:
+            self._goodbyes[link.peer] = message
+        if message.traceback is not None:
+            self._left(link.peer, message)
+
+    def link_lost(self, link: Link, error: NexarError) -> None:
+        """A link ended without this side's will."""
+        with self._lock:
+            goodbye = self._goodbyes.get(link.peer)
+        if goodbye is not None:
+            self._left(link.peer, goodbye)
+        else:
+            self._look_into(link.peer, _cause(error))
+
+    def line_ended(self, node: NodeId, cause: str) -> None:
+        """A death line is gone."""
+        self._look_into(node, cause)
+
+    def told_of(self, node: NodeId, cause: str) -> None:
+        """A launcher, or the seed, has seen a member's end."""
+        with self._lock:
+            self._words[node] = cause
+        self._look_into(node, cause)
+
+    def found(self, finding: Finding) -> None:
+        """The heartbeat's findings: silence is a loss, whatever the link looks like; who is stuck is reported."""
+        if finding.is_loss:
+            self._lose(finding.node, finding.cause)
+        elif finding.state == "stuck":
+            self._noticed(finding.node, "stuck", finding.cause)
+        else:
+            self._noticed(finding.node, "back", finding.cause)
+            self._tell(Found(finding.node))
+
+    def missed(self, node: NodeId, cause: str) -> None:
+        """Somebody here needs a member that is gone: it does not matter that it left of its own will."""
+        with self._lock:
+            gone = node in self._goodbyes
+        if gone:
+            self._lose(node, LEFT)
+        else:
+            self._look_into(node, cause)
+
+    def adopt(self, membership: Membership) -> None:
+        """Who is no member any more is forgotten."""
+        with self._lock:
+            for known in (self._goodbyes, self._words):
+                for node in [each for each in known if membership.rank_of(each) is None]:
+                    known.pop(node)
+
+    # -- looking into them ---------------------------------------------------------------------------------
+
+    def probe(self, node: NodeId) -> None:
+        """Find out whether a member can be reached, and tell by Probed. Never blocks."""
+        self._node.dialer.aside(lambda: self._tell(Probed(node, self._examine(node))))
+
+    def _look_into(self, node: NodeId, hint: str) -> None:
+        if self._mesh.circle.find(node) is None:
+            return
+        with self._lock:
+            if node in self._examined:
+                return
+            self._examined.add(node)
+        self._node.dialer.aside(lambda: self._follow(node, hint))
+
+    def _follow(self, node: NodeId, hint: str) -> None:
+        try:
+            cause = self._examine(node)
+        finally:
+            with self._lock:
+                self._examined.discard(node)
+        if cause is not None:
+            self._lose(node, self._words.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
+
+    def _examine(self, node: NodeId) -> str | None:
+        """Why it cannot be reached; None: it can, on the link that it has or on a new one. Blocks."""
+        member = self._mesh.circle.find(node)
+        if member is None:
+            return "it is no member any more"
+        link = self._mesh.links().get(node)
+        cause = probe(self._node, member, link, self._pings, time.monotonic() + self._timeout)
+        if cause is not None or (link is not None and link.failure is None):
+            return cause
+        return self._dial(node)
+
+    def _dial(self, node: NodeId) -> str | None:
+        try:
+            self._mesh.relink(node, time.monotonic() + min(_LONGEST_DIAL, self._node.config.heartbeat_timeout))
+        except NexarError as error:
+            return _cause(error)
+        self._noticed(node, "back", "its link was lost and made anew")
+        self._tell(Found(node, severed=True))
+        return None
+
+    def _left(self, node: NodeId, goodbye: Goodbye) -> None:
+        if goodbye.traceback is None:
+            self._noticed(node, "left", goodbye.reason or LEFT)
+            self._tell(Lost(node, goodbye.reason or LEFT, willing=True))
+        else:
+            room = MAX_CAUSE_CHARACTERS - len(_RAISED)
+            self._lose(node, _RAISED + goodbye.traceback[-room:])  # its last lines say most
+
+    def _lose(self, node: NodeId, cause: str) -> None:
+        self._noticed(node, "lost", cause)
+        self._tell(Lost(node, cause[:MAX_CAUSE_CHARACTERS]))
+
+
+def _cause(error: NexarError) -> str:
+    return str(getattr(error, "cause", None) or error) if isinstance(error, PeerError) else str(error)

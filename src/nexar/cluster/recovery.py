@@ -1,0 +1,189 @@
+"""From suspicions to the next membership: what `decisions.succession` decides is done here.
+
+Law: events are put to the machine one at a time, under the lock, and its actions are done one at a time, in that order,
+after the lock was released, by whichever thread finds nobody doing it. So nobody waits for another one's I/O, and a
+decision that comes with a message is carried out by the thread that heard it: there is no hop to another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Final, Protocol, assert_never, get_args
+
+from nexar.cluster.alarm import Alarm
+from nexar.cluster.change import Change
+from nexar.cluster.decisions.succession import Succession
+from nexar.cluster.decisions.succession_events import (
+    Action,
+    Adopt,
+    Event,
+    Expel,
+    Heard,
+    Probe,
+    Say,
+    Stall,
+    Tick,
+    Word,
+)
+from nexar.cluster.membership import Membership
+from nexar.cluster.mesh import Mesh
+from nexar.cluster.node import Node
+from nexar.errors import NexarError
+from nexar.types import NodeId
+from nexar.wire.messages import Chosen, Message
+
+_log = logging.getLogger(__name__)
+
+WORDS: Final[tuple[type[Message], ...]] = get_args(Word)
+"""The kinds of messages that are for the machine."""
+
+
+class Heir(Protocol):
+    """Who is told what becomes of the cluster. Called by whoever performs, one after the other; none may block."""
+
+    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+        """The next membership is here; the mesh has it already."""
+
+    def stalled(self, stall: Stall) -> None:
+        """There is none, at least for now."""
+
+    def expelled(self, epoch: int, reason: str) -> None:
+        """The others went on without this node."""
+
+
+class Recovery:
+    """Of one node. Any thread. Close it before the mesh."""
+
+    def __init__(
+        self,
+        node: Node,
+        mesh: Mesh,
+        membership: Membership,
+        *,
+        heir: Heir,
+        probe: Callable[[NodeId], None],
+        tell_seed: Callable[[Message], bool],
+    ) -> None:
+        """`probe` finds out whether a member can be reached, and puts a Probed. `tell_seed` must not block."""
+        self._node = node
+        self._mesh = mesh
+        self._heir = heir
+        self._probe = probe
+        self._tell_seed = tell_seed
+        self._seed = None if membership.seed is None else membership.seed.node
+        config = node.config
+        self._lock = threading.Lock()
+        self._machine = Succession(  # under the lock
+            node.id,
+            membership,
+            recovery_timeout=config.recovery_timeout,
+            probe_timeout=min(1.0, config.heartbeat_timeout / 2),
+            active=config.recovery_policy == "automatic",
+            random=Random(node.id),
+        )
+        self._actions: deque[Action] = deque()  # filled under the lock
+        self._performing = threading.Lock()
+        self._closed = False  # written by who closes
+        self._membership = membership  # by whoever performs: the one that was carried out
+        self._alarm = Alarm(self._ring)
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that was carried out here."""
+        return self._membership
+
+    def suspects(self) -> dict[NodeId, str]:
+        """Members that this node cannot reach, and why."""
+        with self._lock:
+            return dict(self._machine.suspects())
+
+    def put(self, event: Event) -> None:
+        """Tell the machine, and see that what follows from it is done."""
+        if self._closed:
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._actions.extend(self._machine.step(event, now))
+            due = self._machine.due(now)
+        self._perform()
+        self._alarm.ring_by(due)
+
+    def heard(self, sender: NodeId, word: Word) -> None:
+        """A word about who comes next."""
+        self.put(Heard(sender, word))
+
+    def behind(self, sender: NodeId, epoch: int) -> None:
+        """This node is at an older epoch than we are: bring it up to date."""
+        with self._lock:
+            news = self._machine.changes_since(epoch)
+        for number, value in enumerate(news, epoch):
+            self._say(sender, Chosen((0, number, 0), value))
+
+    def _ring(self, now: float) -> float | None:
+        self.put(Tick())
+        with self._lock:
+            return self._machine.due(now)
+
+    # -- doing ---------------------------------------------------------------------------------------------
+
+    def _perform(self) -> None:
+        """Do what is to be done, unless another thread is at it; it then does this too."""
+        while self._actions and self._performing.acquire(blocking=False):
+            try:
+                while self._actions:
+                    self._do(self._actions.popleft())
+            finally:
+                self._performing.release()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Say():
+                self._say(action.node, action.word)
+            case Probe():
+                self._probe(action.node)
+            case Adopt():
+                self._adopt(action.change)
+            case Expel():
+                self._heir.expelled(action.epoch, action.reason)
+            case Stall():
+                self._heir.stalled(action)
+            case _:
+                assert_never(action)
+
+    def _say(self, node: NodeId, word: Word) -> None:
+        """It may be lost: whoever needs an answer asks again."""
+        if node == self._seed:
+            self._tell_seed(word)
+            return
+        link = self._mesh.links().get(node)
+        if link is None or link.failure is not None:
+            self._node.dialer.aside(lambda: self._say_anew(node, word))
+            return
+        try:
+            link.send_control(word)
+        except NexarError as error:
+            _log.debug("not said to node %x: %s", node, error)
+
+    def _say_anew(self, node: NodeId, word: Word) -> None:
+        """To somebody we have no link to yet: control may dial anyone."""
+        try:
+            self._mesh.link(node, time.monotonic() + 1.0).send_control(word)
+        except NexarError as error:
+            _log.debug("not said to node %x: %s", node, error)
+
+    def _adopt(self, change: Change) -> None:
+        before = self._membership
+        after = change.apply(before)
+        self._membership = after
+        self._mesh.adopt(after, change)
+        self._heir.changed(change, before, after)
+
+    def close(self) -> None:
+        """Nothing is decided here any more. Idempotent."""
+        self._closed = True
+        self._alarm.close()

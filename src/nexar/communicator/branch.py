@@ -1,0 +1,70 @@
+"""One generation of one communicator, at this node: what it stands on, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from nexar.cluster.change import Change
+from nexar.cluster.membership import Membership
+from nexar.collectives.assembly import Assembly
+from nexar.communicator.fate import Fate
+from nexar.errors import NexarError, Revoked
+from nexar.rpc.registry import Registry
+from nexar.types import NodeId, Rank
+
+WORLD: Final = 0
+"""The id of a cluster's first communicator."""
+
+
+class Branch:
+    """Immutable but for its end: `interrupt` ends every call on it at once, `fate` says what is to be raised then."""
+
+    def __init__(self, assembly: Assembly, close: Callable[[], None]) -> None:
+        """`close` frees what it stands on; idempotent."""
+        self.registry = Registry()
+        """The functions that it serves. A successor gets them before anybody has it."""
+        self.assembly: Final = assembly
+        self.group: Final = assembly.group
+        self.communicator: Final = assembly.group.communicator
+        self.membership: Final[Membership] = assembly.group.membership
+        self.fate: Final = Fate(assembly.group.progress.lock)
+        self.close: Final = close
+        self.successor: Any = None
+        """The next communicator, if there is one. Written before the fate is sealed."""
+        self.interrupted = False
+        """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """Its members."""
+        return self.group.matching.members or frozenset()
+
+    def interrupt(self, error: NexarError | None = None) -> None:
+        """Every pending and later call raises, and its buffers are free. Without the node's lock. Idempotent."""
+        self.interrupted = True
+        self.assembly.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
+
+    def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
+        """Who goes on after these changes of the world, in order; None: they do not concern this communicator.
+
+        All members come to the same answer from the same changes. The epoch is that of the last change that concerns
+        it, so what does not concern it makes no difference to when somebody looks.
+        """
+        if self.communicator == WORLD:
+            return world if world.epoch > self.membership.epoch else None
+        epoch, nodes = self.membership.epoch, [member.node for member in self.membership.members]
+        for change in changes:
+            if change.epoch > self.membership.epoch and change.touches(self.communicator, nodes):
+                epoch, nodes = change.epoch, [node for node in nodes if node not in change.gone]
+        if epoch == self.membership.epoch:
+            return None
+        members = tuple(member for member in self.membership.members if member.node in set(nodes))
+        return Membership(self.membership.cluster, epoch, members)
+
+    def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
+        """Why members of it are gone, by their ranks in it."""
+        causes: dict[Rank, str] = {}
+        for change in changes:
+            causes |= change.causes(self.membership)
+        return dict(sorted(causes.items()))

@@ -1,0 +1,315 @@
+"""The communicators of one node, and their successors.
+
+    change of the membership ─→ interrupt those it concerns ─→ make each successor, together ─→ seal the fates
+
+Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
+same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
+next change comes. Successors are made one after the other by one thread, in the order of their ids, on every member:
+so no two members wait for each other in different ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
+from typing import Any, Final
+
+from nexar.cluster.change import Change
+from nexar.cluster.decisions.succession_events import Stall
+from nexar.cluster.membership import Membership
+from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.fate import Fate
+from nexar.communicator.maker import Maker
+from nexar.communicator.settling import ANYTHING, NOTHING
+from nexar.errors import (
+    Expelled,
+    LinkClosed,
+    MembershipChanged,
+    NexarError,
+    NoQuorum,
+    PeerLost,
+    RecoveryTimeout,
+    Revoked,
+    UsageError,
+)
+from nexar.group import Group
+from nexar.types import NodeId
+
+_log = logging.getLogger(__name__)
+
+
+class Lineage:
+    """Of one node. Any thread. See cluster.recovery.Heir. Close it before the mesh."""
+
+    def __init__(self, maker: Maker, membership: Membership) -> None:
+        self._maker = maker
+        self._config: Final = maker.config
+        self.wrap: Callable[[Branch], Any] = _nothing
+        """Makes what the user holds of a branch. Written once, before the first branch."""
+        self.missed: Callable[[NodeId, str], None] = _nothing
+        """Told that somebody here needs a member that cannot be reached. Written once, before the first branch."""
+        self.told: Callable[[Branch, Branch, dict[int, str], tuple[int, ...]], None] = _nothing
+        """Told of each successor: old, new, who was lost and who joined. Likewise."""
+        self._changed = threading.Condition()  # over everything below
+        self._world = membership
+        self._changes: list[Change] = []  # all that were chosen since this node is here
+        self._branches: dict[Branch, None] = {}  # those whose fate is open, in the order of their making
+        self._making: Group | None = None  # of the successor that is being made
+        self._end: NexarError | None = None  # of all of them, for good
+        self._closed = False
+        self._thread: threading.Thread | None = None  # made with the first change
+
+    # -- making, by the user's threads -----------------------------------------------------------------------
+
+    def begin(self, membership: Membership, communicator: int, deadline: float, *, joining: bool = False) -> Branch:
+        """The first generation of a communicator that this node has, together with its members; `joining`: others of
+        them may have had an earlier one. PeerLost, OperationTimeout.
+        """
+        branch, _ = self._maker.make(membership, communicator, deadline, ANYTHING if joining else None)
+        with self._changed:
+            end, changes = self._end, list(self._changes)
+            self._branches[branch] = None
+            late = branch.next_membership(self._world, changes) is not None
+        if end is not None:
+            branch.interrupt(end)
+            branch.fate.seal(end)
+        elif late:  # what concerns it was chosen while it was made
+            branch.interrupt()
+            self._wake()
+        return branch
+
+    def forget(self, branch: Branch) -> None:
+        """The user has closed it."""
+        with self._changed:
+            self._branches.pop(branch, None)
+        branch.close()
+
+    def branches(self) -> list[Branch]:
+        """Those that are open."""
+        with self._changed:
+            return list(self._branches)
+
+    def wait_for_epoch(self, epoch: int, deadline: float) -> Membership | None:
+        """The world's membership of this epoch or a later one, if it comes in time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._world.epoch >= epoch or self._closed or self._end is not None,
+                max(0.0, deadline - time.monotonic()),
+            )
+            return self._world if self._world.epoch >= epoch and self._end is None else None
+
+    # -- Heir: whoever performs, without waiting -------------------------------------------------------------
+
+    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+        """See Heir."""
+        del before
+        with self._changed:
+            self._world = after
+            self._changes.append(change)
+            making = self._making
+            concerned = [each for each in self._branches if each.next_membership(after, [change]) is not None]
+        for branch in concerned:
+            branch.interrupt()
+        if making is not None and (making.communicator == WORLD or change.touches(making.communicator, _nodes(making))):
+            making.close()  # it comes too late: whoever makes it begins anew
+        self._wake()
+
+    def stalled(self, stall: Stall) -> None:
+        """See Heir. What was reached before still is: only who needs a lost member is told."""
+        for branch in self.branches():
+            absent = branch.nodes - set(stall.alive)
+            if absent:
+                branch.interrupt()
+                branch.fate.seal(self._stall_error(branch, stall))
+
+    def _stall_error(self, branch: Branch, stall: Stall) -> NexarError:
+        rank_of = branch.membership.rank_of
+        if stall.missing_votes:
+            missing = [rank for node in stall.missing_votes if (rank := rank_of(node)) is not None]
+            return RecoveryTimeout(missing_votes=missing, timeout=self._config.recovery_timeout)
+        alive = sorted(rank for node in stall.alive if (rank := rank_of(node)) is not None)
+        return NoQuorum(alive=alive, needed=stall.needed)
+
+    def expelled(self, epoch: int, reason: str) -> None:
+        """See Heir."""
+        self.end_all(lambda branch: Expelled(epoch=epoch, reason=reason, rank=branch.group.rank))
+
+    def end_all(self, error_of: Callable[[Branch], NexarError]) -> None:
+        """Every communicator is over, for good."""
+        with self._changed:
+            branches = list(self._branches)
+            making = self._making
+            if branches:
+                self._end = error_of(branches[0])
+        for branch in branches:
+            branch.interrupt()
+            branch.fate.seal(error_of(branch))
+        if making is not None:
+            making.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="nexar-lineage", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    # -- what a call raises ------------------------------------------------------------------------------------
+
+    def judge(self, branch: Branch, error: BaseException) -> BaseException:
+        """What a call on this branch has to raise that ended with this error. Under the automatic policy it waits
+        until the survivors have agreed, if that is what it takes; never longer than `recovery_timeout` and a little.
+        """
+        fate = self.fate_after(branch, error)
+        if fate is None:
+            return error
+        if not fate.done:
+            with suppress(NexarError):  # it is looked at below
+                branch.group.wait((fate,), time.monotonic() + 1.5 * self._config.recovery_timeout)
+        return copy(fate.error) if fate.error is not None else error
+
+    def fate_after(self, branch: Branch, error: BaseException) -> Fate | None:
+        """What a call has to wait for that ended with this error; None if that is all there is to say."""
+        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed)) or error is branch.fate.error
+        if not consequence or not (branch.fate.done or self._concerns(branch, error)):
+            return None
+        return branch.fate
+
+    def _concerns(self, branch: Branch, error: BaseException) -> bool:
+        """Whether there will be a fate to wait for; if nobody has seen to it yet, this does."""
+        if branch.interrupted:
+            return True
+        if not isinstance(error, PeerLost) or self._config.recovery_policy != "automatic":
+            return False
+        node = error.node
+        if node is None and error.rank is not None and error.rank < branch.group.size:
+            node = branch.membership.members[error.rank].node
+        if node is None or node not in branch.nodes:
+            return False
+        self.missed(node, error.cause)
+        return True
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (branch := self._next()) is not None:
+            try:
+                self._succeed(branch)
+            except NexarError as error:
+                self._failed(branch, error)
+
+    def _next(self) -> Branch | None:
+        """The next one that needs a successor; None: closed."""
+        with self._changed:
+            while not self._closed:
+                due = [each for each in self._branches if self._target(each) is not None]
+                if due and self._end is None:
+                    return min(due, key=lambda each: (each.communicator, each.membership.epoch))
+                self._changed.wait()
+            return None
+
+    def _target(self, branch: Branch) -> Membership | None:
+        """Under the lock."""
+        return branch.next_membership(self._world, self._changes)
+
+    def _succeed(self, branch: Branch) -> None:
+        with self._changed:
+            target, changes = self._target(branch), self._changes.copy()
+        if target is None:
+            return
+        completed = branch.assembly.journal.completed
+        deadline = time.monotonic() + self._config.recovery_timeout
+        made, least = self._maker.make(target, branch.communicator, deadline, completed, self._begun)
+        changes = [each for each in changes if branch.membership.epoch < each.epoch <= target.epoch]
+        with self._changed:
+            self._making = None
+            self._branches.pop(branch, None)
+            self._branches[made] = None
+            late = self._target(made) is not None
+        if late:
+            made.interrupt()
+        self._hand_over(branch, made, changes, None if least in (NOTHING, ANYTHING) else least)
+
+    def _begun(self, group: Group) -> None:
+        """A successor is being made, with this group: closing it ends that."""
+        with self._changed:
+            self._making = group
+            stale = self._closed or self._end is not None
+            current = group.membership
+            stale = stale or (group.communicator == WORLD and self._world.epoch > current.epoch)
+        if stale:
+            group.close()
+
+    def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
+        new.registry = old.registry
+        communicator = self.wrap(new)
+        old.successor = communicator
+        lost = old.lost(changes)
+        known = old.nodes
+        joined = tuple(rank for rank, member in enumerate(new.membership.members) if member.node not in known)
+        change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
+        old.fate.seal(change if self._config.recovery_policy != "manual" else _manual(old, lost))
+        old.close()
+        self.told(old, new, lost, joined)
+
+    def _failed(self, branch: Branch, error: NexarError) -> None:
+        """It was not made. A later change, if there is one or comes soon, gives another chance."""
+        _log.info("no successor yet of communicator %d: %s", branch.communicator, error)
+        if isinstance(error, PeerLost) and error.node is not None:
+            self.missed(error.node, error.cause)
+        limit = time.monotonic() + self._config.recovery_timeout
+        with self._changed:
+            self._making = None
+            seen = len(self._changes)
+            told = isinstance(error, (PeerLost, UsageError)) or branch.interrupted
+            if told:
+                self._changed.wait_for(
+                    lambda: self._closed or len(self._changes) > seen or self._end is not None,
+                    max(0.0, limit - time.monotonic()),
+                )
+            hopeless = len(self._changes) == seen and not self._closed and self._end is None
+            if hopeless:
+                self._branches.pop(branch, None)
+        if hopeless:
+            branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=self._config.recovery_timeout))
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No successor is made any more; whoever waits for one raises. Idempotent."""
+        with self._changed:
+            self._closed = True
+            thread, making = self._thread, self._making
+            branches = list(self._branches)
+            self._branches.clear()
+            self._changed.notify_all()
+        if making is not None:
+            making.close()
+        if thread is not None:
+            thread.join()
+        for branch in branches:
+            branch.fate.seal(UsageError("this node is closed; make a new one with nexar.init()"))
+            branch.close()
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody listens."""
+
+
+def _nodes(group: Group) -> frozenset[NodeId]:
+    return group.matching.members or frozenset()
+
+
+def _manual(old: Branch, lost: dict[int, str]) -> NexarError:
+    """Under the manual policy the user asks for the successor."""
+    rank = next(iter(lost), None)
+    cause = "its link was lost" if rank is None else lost[rank]
+    node = None if rank is None else old.membership.members[rank].node
+    return PeerLost(
+        rank=rank, node=node, cause=f"{cause} (the others went on: comm.shrink() gives the next communicator)"
+    )

@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
 from nexar.cluster.alarm import Alarm
@@ -28,18 +28,21 @@ from nexar.cluster.decisions.admission_events import (
     Event,
     Fail,
     Gone,
+    KeepVote,
     Knocked,
     Note,
     Refuse,
     SendChallenge,
+    Tell,
     Tick,
 )
 from nexar.cluster.decisions.refusals import Refusals, brief
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.guest_line import GuestLine
 from nexar.cluster.membership import Membership
 from nexar.cluster.notary import Notary
 from nexar.cluster.outcome import Outcome
-from nexar.errors import FormationTimeout, InternalError, NexarError, UsageError
+from nexar.errors import FormationTimeout, InternalError, UsageError
 from nexar.transport.base import Carrier
 from nexar.types import describe_peer
 from nexar.wire.joining import MAX_REFUSALS, Committed, FormationFailed, Refused, Welcome, encode_join
@@ -60,14 +63,18 @@ class Doorway:
         chronicle: Chronicle,
         *,
         keep: Callable[[Membership], None],
+        keep_vote: Callable[[Vote], None],
         max_lingering: int = 256,
     ) -> None:
-        """`keep` brings a membership to the disk, before anybody hears of it; UsageError if it cannot."""
+        """`keep` brings a membership to the disk, `keep_vote` a vote, before anybody hears of it; UsageError if it
+        cannot.
+        """
         self._admission = admission  # under the lock
         self._notary = notary
         self._outcome = outcome
         self._chronicle = chronicle
         self._keep = keep
+        self._keep_vote = keep_vote
         self._kept = admission.membership  # by whoever performs
         self._max_lingering = max_lingering
         self._lock = threading.Lock()
@@ -156,6 +163,10 @@ class Doorway:
                 self._outcome.noted(action)
             case Commit():
                 self._commit(action)
+            case Tell():
+                self._tell(action)
+            case KeepVote():
+                self._or_give_up(lambda: self._keep_vote(action.vote))
             case Fail():
                 self._fail(action)
             case SendChallenge() | Admit() | Refuse() | Drop():
@@ -202,32 +213,39 @@ class Doorway:
 
     def _commit(self, action: Commit) -> None:
         if action.membership is not self._kept:
-            try:
-                self._keep(action.membership)
-            except UsageError as error:
-                self._give_up(error)
+            if not self._or_give_up(lambda: self._keep(action.membership)):
                 return
             self._kept = action.membership
         body = encode_join(Committed(action.membership.encode()))
-        for line in map(self._line, action.connections):
-            if line is not None:
-                line.send_body(body)
-        self._outcome.formed(action.membership)
+        for line in self._open_lines(action.connections):
+            line.send_body(body)
+        self._outcome.moved(action.membership, action.present)
 
-    def _give_up(self, error: NexarError) -> None:
-        """What was decided cannot be kept, so nobody may hear of it: everybody is sent away."""
-        self._outcome.failed(error)
-        self._part_from_all(Refused("the seed cannot keep the membership; look at the seed"))
+    def _tell(self, action: Tell) -> None:
+        body = encode_join(action.message)
+        for line in self._open_lines(action.connections):
+            line.tell(body)
+
+    def _or_give_up(self, keep: Callable[[], None]) -> bool:
+        """What was decided and cannot be kept, nobody may hear of: everybody is sent away, and what was still to be
+        said is not.
+        """
+        try:
+            keep()
+        except UsageError as error:
+            self._outcome.failed(error)
+            self._part_from_all(Refused("the seed cannot keep the membership; look at the seed"))
+            return False
+        return True
 
     def _fail(self, action: Fail) -> None:
         with self._lock:
             refused = _newest(self._strangers.listed() | dict(action.refused))
             count = action.refused_count + self._strangers.count
         joined, expected, timeout = action.joined, action.expected, action.timeout
-        for line in map(self._line, action.connections):
-            if line is not None:
-                line.send(FormationFailed(joined, expected, refused, timeout, count))
-                self._part(line)
+        for line in self._open_lines(action.connections):
+            line.send(FormationFailed(joined, expected, refused, timeout, count))
+            self._part(line)
         self._outcome.failed(FormationTimeout(joined=joined, expected=expected, refused=refused, timeout=timeout))
 
     # -- lines -------------------------------------------------------------------------------------------
@@ -235,6 +253,10 @@ class Doorway:
     def _line(self, connection: int) -> GuestLine | None:
         with self._few:
             return self._lines.get(connection)
+
+    def _open_lines(self, connections: Iterable[int]) -> list[GuestLine]:
+        with self._few:
+            return [self._lines[number] for number in connections if number in self._lines]
 
     def _part(self, line: GuestLine) -> None:
         due = time.monotonic() + LINGER

@@ -17,6 +17,7 @@ from nexar.security.proof import Role, make_nonce
 from nexar.security.request import RequestedKey, RequestRefused, read_request
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId
+from nexar.wire import messages
 from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.handshake import HandshakeError, Hello, decode_hello
 from nexar.wire.joining import (
@@ -24,17 +25,20 @@ from nexar.wire.joining import (
     MAX_STRANGER_BYTES,
     Apply,
     ChildDied,
+    Here,
     JoinMessage,
     Leave,
     Ready,
     Renew,
     Renewed,
     Reserve,
+    Word,
     decode_join,
     encode_join,
 )
 
 _CONTROL: Final = int(Kind.CONTROL)
+_MOST_UNREAD_BYTES: Final = 8 * MAX_JOIN_BYTES
 _Report: TypeAlias = Callable[[events.Event], None]
 
 
@@ -85,6 +89,14 @@ class GuestLine:
             self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
         except CarrierLost:
             return
+
+    def tell(self, body: bytes) -> None:
+        """As `send_body`, of what is said unasked. Who does not read it is gone: nobody else waits for it."""
+        if not self._parting and self._unread_bytes() > _MOST_UNREAD_BYTES:
+            self._report(events.Gone(self.connection, "it does not read what the seed says"))
+            self.abort("you do not read what the seed says")
+            return
+        self.send_body(body)
 
     def challenge(self) -> None:
         """Answer its hello."""
@@ -170,11 +182,23 @@ class GuestLine:
             case Leave():
                 return events.Left(self.connection, message.reason)
             case ChildDied():
-                return events.ChildDied(self.connection, message.rank, message.cause)
+                return events.ChildDied(self.connection, message.rank, message.cause, message.well)
+            case Word():
+                return self._read_word(message)
+            case Here():
+                return events.Answered(self.connection, message.number)
             case Renew():
                 self._renew(message)
                 return None
         raise _Nonsense(f"it said {type(message).__name__}, which only a seed says")
+
+    def _read_word(self, message: Word) -> events.Said | None:
+        """None for a word that this version does not know."""
+        try:
+            word = messages.decode(message.body)
+        except messages.MessageError as error:
+            raise _Nonsense(str(error)) from None
+        return None if isinstance(word, messages.Unknown) else events.Said(self.connection, word)
 
     def _examine(self, message: Apply | Reserve, role: Role, hello: Hello) -> tuple[bool, bytes]:
         """Whether it knows the secret and, if so, the fingerprint of its key. RequestRefused, only if it does."""

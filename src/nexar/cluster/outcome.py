@@ -1,6 +1,6 @@
 """What became of a formation, and who is still there: told by the door, waited for by whoever holds the seed.
 
-forming ──→ formed ──→ empty        each step once, for good
+forming ──→ formed ──→ empty        each step once, for good, but that others may come into an elastic cluster
    └──→ failed
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from nexar.cluster.decisions.admission_events import Note, NoteKind
@@ -35,18 +35,19 @@ class Outcome:
 
     @property
     def membership(self) -> Membership | None:
-        """What was committed; None before."""
+        """The newest that was committed; None before."""
         with self._changed:
             return self._membership
 
     # -- telling -----------------------------------------------------------------------------------------
 
-    def formed(self, membership: Membership) -> None:
-        """Everybody is there. Told again, it changes nothing."""
+    def moved(self, membership: Membership, present: Iterable[NodeId]) -> None:
+        """Everybody is there, or the members went on; who of them has a line. Told again, it changes nothing."""
         with self._changed:
-            if self._membership is None:
+            if self._membership is None or membership.epoch > self._membership.epoch:
                 self._membership = membership
-                self._here = {member.node for member in membership.members}
+                self._here = set(present)
+                self._awaited.intersection_update(member.node for member in membership.members)
                 self._tell()
 
     def resumed(self, membership: Membership, patience: float) -> None:

@@ -1,5 +1,6 @@
 """The seed: opens the door of a cluster, admits those who know the secret, hands out identities and the first
-membership. It holds no rank and is never on the way of the data; when it is gone, what has formed goes on.
+membership. It holds no rank and is never on the way of the data; when it is gone, what has formed goes on. Later it
+follows what the members choose, and is a witness of their choice when they are even in number.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import Note
+from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.cluster.notary import Notary
@@ -92,9 +95,15 @@ class Seed:
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
     ) -> Doorway:
         now = time.monotonic()
-        limits: Any = {"max_pending": config.join_max_pending, "auth_timeout": config.join_auth_timeout}
+        terms = Terms(
+            max_pending=config.join_max_pending,
+            auth_timeout=config.join_auth_timeout,
+            elastic=config.elastic_enabled,
+            most=config.elastic_max_world_size,
+        )
         if membership is not None:
-            admission = Admission.resumed(membership, **limits)
+            vote = None if self._state is None else self._state.load_vote()
+            admission = Admission.resumed(membership, vote, terms=terms)
             self._outcome.resumed(membership, now + config.formation_timeout)
         else:
             admission = Admission(
@@ -103,7 +112,7 @@ class Seed:
                 started=now,
                 formation_timeout=config.formation_timeout,
                 seed=Attendant(identity.node, identity.fingerprint),
-                **limits,
+                terms=terms,
             )
         lifetime = timedelta(seconds=min(config.certificate_lifetime, AUTHORITY_LIFETIME.total_seconds()))
         notary = Notary(identity.secret, identity.authority, certificate.public_bytes(Encoding.DER), lifetime)
@@ -113,12 +122,17 @@ class Seed:
             self._outcome,
             self._chronicle,
             keep=self._keep_membership,
+            keep_vote=self._keep_vote,
             max_lingering=config.join_max_pending,
         )
 
     def _keep_membership(self, membership: Membership) -> None:
         if self._state is not None:
             self._state.keep_membership(membership)
+
+    def _keep_vote(self, vote: Vote) -> None:
+        if self._state is not None:
+            self._state.keep_vote(vote)
 
     def _keep_identity(self, identity: SeedIdentity) -> None:
         if self._state is not None and not identity.port:
@@ -128,12 +142,12 @@ class Seed:
 
     @property
     def size(self) -> int:
-        """How many members the cluster has, or is to have."""
+        """How many members the cluster formed with, or is to form with."""
         return self._size
 
     @property
     def membership(self) -> Membership | None:
-        """The first membership, epoch 1; None before the cluster has formed."""
+        """The newest membership that the seed knows; None before the cluster has formed."""
         return self._outcome.membership
 
     @property
@@ -222,6 +236,8 @@ def _recall(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Memb
 
 
 def _check_size(size: int | None, membership: Membership | None) -> int:
+    if membership is not None and membership.epoch > 1:
+        return membership.size  # its members went on since, so what it formed with is history
     if membership is not None:
         if size not in (None, membership.size):
             raise UsageError(

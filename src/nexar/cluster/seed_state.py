@@ -1,11 +1,14 @@
 """What a seed keeps in its state directory, so that a seed started again is the same one.
 
-Two files, each for its owner alone and there whole or not at all (`security.storage`):
+Three files, each for its owner alone and there whole or not at all (`security.storage`):
 
 seed         who the seed is: node, key, authority, secret, port. Written before anybody is told the ticket.
-membership   what was committed. Written before any member is told, so no member knows what a restarted seed forgot.
+membership   the newest that was committed. Written before any member is told, so no member knows what a restarted seed
+             forgot; but members that went on without the seed know more.
+vote         what the seed has promised and accepted. Written before anybody is told, so that it never votes twice.
 
-Without the second the cluster had not formed: its formation begins again, and the ticket is still the same.
+Without the second the cluster had not formed: its formation begins again, and the ticket is still the same. Without the
+third it has never voted.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from msgspec import Meta
 
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.errors import UsageError
 from nexar.security.authority import Authority, make_key
@@ -36,6 +40,7 @@ from nexar.types import MAX_NODE, NodeId
 
 _IDENTITY: Final = "seed"
 _MEMBERSHIP: Final = "membership"
+_VOTE: Final = "vote"
 _FORMAT: Final = 1
 _NAME_CHARACTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # none that is taken for another
 _NAME_LENGTH: Final = 10
@@ -116,6 +121,18 @@ class SeedState:
     def keep_membership(self, membership: Membership) -> None:
         """When this returns, a restart finds it."""
         self._write(_MEMBERSHIP, membership.encode())
+
+    def load_vote(self) -> Vote | None:
+        """What `keep_vote` wrote; None if it never voted."""
+        content = self._read(_VOTE)
+        try:
+            return None if content is None else Vote.decode(content)
+        except ValueError:
+            raise self._damaged(_VOTE) from None
+
+    def keep_vote(self, vote: Vote) -> None:
+        """When this returns, a restart finds it."""
+        self._write(_VOTE, vote.encode())
 
     def _parse(self, content: bytes) -> SeedIdentity:
         try:

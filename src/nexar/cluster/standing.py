@@ -28,6 +28,7 @@ from nexar.types import NodeId
 from nexar.wire import messages
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
+    MAX_WORD_BYTES,
     AreYouThere,
     Died,
     Here,
@@ -51,6 +52,10 @@ def _ignore(*_: Any) -> None:
     """Nobody listens."""
 
 
+def _warn(reason: str) -> None:
+    _log.warning("the seed refused this node, which goes on without it: %s", reason)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
     """Who is told what the seed says. Called by the thread of the standing, one after the other; none may block."""
@@ -65,7 +70,7 @@ class Listeners:
     """The line to the seed is gone, and why."""
     on_back: Callable[[int], None] = _ignore
     """There is a line again, and the epoch of the membership that the seed knows: it may be behind."""
-    on_refused: Callable[[str], None] = _ignore
+    on_refused: Callable[[str], None] = _warn
     """The seed wants nothing more to do with this node, and why. Nothing more comes."""
 
 
@@ -109,12 +114,19 @@ class Standing:
         self._line.leave(reason)
 
     def say(self, message: messages.Message) -> bool:
-        """A word to the seed. Never blocks; False: there is no line, or the seed does not read. Any thread."""
+        """A word to the seed. Never blocks; False: there is no line, the seed does not read, or it is too long. Any
+        thread. MessageError for what no message may be.
+        """
+        body = messages.encode(message)
+        return len(body) <= MAX_WORD_BYTES and self.send(Word(body))
+
+    def send(self, message: JoinMessage) -> bool:
+        """As `say`, of any message that whoever is in may send."""
         line = self._line
         try:
             if self._stop.is_set() or line.unread_bytes > MAX_JOIN_BYTES:
                 return False
-            line.send(Word(messages.encode(message)))
+            line.send(message)
         except LineLost:
             return False
         return True
@@ -189,7 +201,6 @@ class Standing:
             try:
                 self._line = self._knock()
             except JoinRefused as refused:
-                _log.warning("%s", refused)
                 self._listeners.on_refused(refused.reason)
                 return False
             except Recalled:

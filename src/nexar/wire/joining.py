@@ -48,6 +48,8 @@ MAX_STRANGER_BYTES: Final = MAX_HELLO_BYTES
 """Of any message, as long as its sender has not proven that it knows the secret."""
 MAX_JOIN_BYTES: Final = 1 << 20
 """Of any message afterwards."""
+MAX_WORD_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
+"""Of what a Word carries, so that it fits."""
 MAX_RANKS: Final = 1 << 20
 MAX_ADDRESSES: Final = 64
 MAX_REFUSALS: Final = 256
@@ -205,6 +207,8 @@ class ChildDied(_Base, frozen=True, tag="child_died"):
     rank: _Rank
     cause: _Cause
     """For people; with the child's traceback, if it left one."""
+    well: bool = False
+    """It ended as it should. That is news only while the cluster forms: it will never come."""
 
 
 class Leave(_Base, frozen=True, tag="leave"):
@@ -216,7 +220,7 @@ class Leave(_Base, frozen=True, tag="leave"):
 class Word(_Base, frozen=True, tag="word"):
     """A member and the seed talk about who comes next, as members do among themselves."""
 
-    body: _Encoded
+    body: Annotated[bytes, Meta(min_length=1, max_length=MAX_WORD_BYTES)]
     """As `wire.messages` encodes it."""
 
 

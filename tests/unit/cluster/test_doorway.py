@@ -7,8 +7,9 @@ import pytest
 from nexar.cluster import doorway as doorway_module
 from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Attendant, Membership
 from nexar.cluster.notary import Notary
 from nexar.cluster.outcome import Outcome
 from nexar.errors import FormationTimeout, UsageError
@@ -19,6 +20,7 @@ from nexar.wire.handshake import Hello, encode_hello
 from nexar.wire.joining import Apply, Challenge, Committed, FormationFailed, Ready, Refused, Welcome
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
+SEED = Attendant(900, bytes(32))
 SECRET = bytes(range(32))
 AUTHORITY = Authority.create("c")
 
@@ -26,12 +28,19 @@ AUTHORITY = Authority.create("c")
 class Scene:
     def __init__(self, size: int = 2, timeout: float = 1000.0, max_lingering: int = 2) -> None:
         self.kept: list[Membership] = []
+        self.votes: list[Vote] = []
         self.outcome = Outcome()
         self.chronicle = Chronicle()
-        admission = Admission("c", size, started=time.monotonic(), formation_timeout=timeout)
+        admission = Admission("c", size, started=time.monotonic(), formation_timeout=timeout, seed=SEED)
         notary = Notary(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
         self.doorway = Doorway(
-            admission, notary, self.outcome, self.chronicle, keep=self.keep, max_lingering=max_lingering
+            admission,
+            notary,
+            self.outcome,
+            self.chronicle,
+            keep=self.keep,
+            keep_vote=self.votes.append,
+            max_lingering=max_lingering,
         )
 
     def keep(self, membership: Membership) -> None:

@@ -25,7 +25,7 @@ def outcome() -> Outcome:
 
 @pytest.fixture
 def formed(outcome: Outcome) -> Outcome:
-    outcome.formed(MEMBERSHIP)
+    outcome.moved(MEMBERSHIP, NODES)
     return outcome
 
 
@@ -36,7 +36,7 @@ def test_nothing_is_known_before_it_is_told(outcome: Outcome) -> None:
 
 
 def test_what_has_formed_is_told_to_those_who_wait(outcome: Outcome) -> None:
-    thread = threading.Thread(target=outcome.formed, args=(MEMBERSHIP,))
+    thread = threading.Thread(target=outcome.moved, args=(MEMBERSHIP, NODES))
     thread.start()
     assert outcome.wait_formed(10) is MEMBERSHIP
     thread.join()
@@ -78,13 +78,13 @@ def test_a_member_that_returned_is_here_again(formed: Outcome) -> None:
 def test_a_commit_that_is_told_again_brings_nobody_back(formed: Outcome) -> None:
     for rank in (0, 1):
         formed.noted(note("gone", rank))
-    formed.formed(MEMBERSHIP)
+    formed.moved(MEMBERSHIP, NODES)
     assert formed.wait_empty(0)
 
 
 def test_notes_before_the_commit_do_not_count(outcome: Outcome) -> None:
     outcome.noted(note("gone", 0))
-    outcome.formed(MEMBERSHIP)
+    outcome.moved(MEMBERSHIP, NODES)
     outcome.noted(note("gone", 1))
     assert not outcome.wait_empty(0)
 
@@ -111,7 +111,7 @@ def test_a_task_may_wait_too_and_may_stop_waiting(outcome: Outcome) -> None:
         impatient.cancel()
         patient = asyncio.create_task(outcome.formed_soon())
         await asyncio.sleep(0)
-        await asyncio.to_thread(outcome.formed, MEMBERSHIP)
+        await asyncio.to_thread(outcome.moved, MEMBERSHIP, NODES)
         assert await outcome.formed_soon() is MEMBERSHIP
         return await patient
 
@@ -124,7 +124,7 @@ def test_a_loop_that_was_closed_over_a_waiting_task_harms_nobody_else(outcome: O
     task = loop.create_task(waiting)
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    outcome.formed(MEMBERSHIP)
+    outcome.moved(MEMBERSHIP, NODES)
     assert outcome.wait_formed(0) is MEMBERSHIP
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # that nobody awaits it any more is the point
     waiting.close()

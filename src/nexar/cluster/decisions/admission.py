@@ -10,9 +10,10 @@ Laws:
 - The node id counts only from the proof on: nobody keeps a node out by saying its name first.
 - A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
   membership pins: that node has lost its old line, though we may not have noticed.
-- The membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
-  whoever hears of it can dial everybody in it. Launchers do not count.
-- Every event costs the same however large the world is, but for the commit, which is paid for once.
+- The first membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
+  whoever hears of it can dial everybody in it. Launchers do not count. From then on it is the members who decide who
+  is here, and `FormedCluster` that follows.
+- Every event costs the same however large the world is, but for a change of the membership, which is paid for once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nexar.cluster.addresses import add_seen
 from nexar.cluster.decisions.admission_events import (
     Action,
     Admit,
+    Answered,
     Applied,
     BadMessage,
     ChildDied,
@@ -32,6 +34,7 @@ from nexar.cluster.decisions.admission_events import (
     Fail,
     Gone,
     Greeted,
+    Heard,
     Knocked,
     Left,
     Note,
@@ -39,13 +42,19 @@ from nexar.cluster.decisions.admission_events import (
     Ready,
     Refuse,
     Reserved,
+    Said,
     SendChallenge,
     Tick,
 )
 from nexar.cluster.decisions.formation import Formation
+from nexar.cluster.decisions.formed_cluster import FormedCluster
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
+from nexar.cluster.decisions.register import Register
+from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.decisions.waiting_room import WaitingRoom
+from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member, Membership
 from nexar.errors import InternalError, UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
@@ -55,7 +64,6 @@ from nexar.wire.handshake import Hello
 WRONG_SECRET: Final = "the ticket or token does not open this cluster"
 _MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted, the last ones
 _CROWDED: Final = "too many connections wait to authenticate; try again"
-_REPLACED: Final = "the node has come back on another connection"
 
 _Joining: TypeAlias = Literal["candidate", "launcher"]
 
@@ -70,9 +78,8 @@ class Admission:
         *,
         started: float,
         formation_timeout: float,
-        max_pending: int = 256,
-        auth_timeout: float = 10.0,
-        seed: Attendant | None = None,
+        seed: Attendant,
+        terms: Terms | None = None,
     ) -> None:
         """Form a cluster of `size` members until `started + formation_timeout`. `seed` is pinned by the membership.
 
@@ -81,38 +88,48 @@ class Admission:
         if not 1 <= size <= MAX_MEMBERS:
             raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
         self.size = size
+        self._terms = terms or Terms()
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
         self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
-        self._auth_timeout = auth_timeout
         self._formation: Formation | None = Formation(cluster, size, seed)  # until it succeeds or fails
-        self._membership: Membership | None = None
+        self._formed: FormedCluster | None = None  # once it has
         self._guests: dict[int, Guest] = {}
-        self._pending = WaitingRoom(max_pending, auth_timeout)
+        self._pending = WaitingRoom(self._terms.max_pending, self._terms.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
         self._refusals = Refusals()
 
     @classmethod
-    def resumed(cls, membership: Membership, *, max_pending: int = 256, auth_timeout: float = 10.0) -> Admission:
-        """The seed of a cluster that has formed, started again: those whom the membership pins may come back."""
-        size = membership.size
+    def resumed(cls, membership: Membership, vote: Vote | None = None, *, terms: Terms | None = None) -> Admission:
+        """The seed of a cluster that has formed, started again: those whom the membership pins may come back. `vote`:
+        what it had kept of its last vote.
+        """
+        if membership.seed is None:
+            raise InternalError("a membership without a seed cannot be resumed by one")
         made = cls(
-            membership.cluster, size, started=0, formation_timeout=0, max_pending=max_pending, auth_timeout=auth_timeout
+            membership.cluster, membership.size, started=0, formation_timeout=0, seed=membership.seed, terms=terms
         )
-        made._formation, made._membership = None, membership
+        made._formation = None
+        made._form(membership, vote)
         return made
+
+    def _form(self, membership: Membership, vote: Vote | None = None) -> FormedCluster:
+        register = Register(membership, elastic=self._terms.elastic, most=self._terms.most)
+        witness = Witness(membership, vote=vote)
+        self._formed = FormedCluster(register, witness, self._members, self._launchers, self._end)
+        return self._formed
 
     @property
     def membership(self) -> Membership | None:
-        """What was committed; None before."""
-        return self._membership
+        """The newest that was committed here, or chosen by the members; None before."""
+        return None if self._formed is None else self._formed.membership
 
     @property
     def failed(self) -> bool:
         """The time for forming passed before everybody was there."""
-        return self._formation is None and self._membership is None
+        return self._formation is None and self._formed is None
 
     @property
     def joined(self) -> int:
@@ -132,7 +149,8 @@ class Admission:
     def due(self, now: float) -> float | None:
         """When the next Tick is needed, not before `now`; None: not before another event."""
         formation = None if self._formation is None else self._deadline
-        deadlines = [each for each in (formation, self._pending.next_deadline) if each is not None]
+        formed = None if self._formed is None else self._formed.due(now)
+        deadlines = [each for each in (formation, formed, self._pending.next_deadline) if each is not None]
         return max(now, min(deadlines)) if deadlines else None
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -153,9 +171,7 @@ class Admission:
         except Refusal as reason:
             return self._refuse(guest, str(reason))
 
-    def _heard(
-        self, guest: Guest, event: Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left
-    ) -> list[Action]:
+    def _heard(self, guest: Guest, event: Heard) -> list[Action]:
         """Refusal if the guest has to go for it."""
         match event:
             case Greeted():
@@ -174,7 +190,16 @@ class Admission:
                 actions = [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]
             case ChildDied():
                 actions = self._child_died(guest, event)
+            case Said() | Answered():
+                actions = self._spoke(guest, event)
         return actions
+
+    def _spoke(self, guest: Guest, event: Said | Answered) -> list[Action]:
+        if self._formed is None:
+            raise Refusal("it spoke like a member, and there are none yet")
+        if isinstance(event, Said):
+            return self._formed.said(guest, event, self._now)
+        return self._formed.answered(guest, event, self._now)
 
     # ------------------------------------------------------------ strangers
 
@@ -221,7 +246,7 @@ class Admission:
     def _applied(self, guest: Guest, event: Applied) -> list[Action]:
         hello, asked = self._authenticate(guest, "candidate", event), event.application
         if self._formation is None:
-            return self._returned(guest, hello, self._members, asked.rank)
+            return self._after().applied(guest, hello, asked)
         self._check_once(hello.node)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
@@ -231,17 +256,17 @@ class Admission:
         return [admit, self._note("admitted", guest)]
 
     def _ready(self, guest: Guest) -> list[Action]:
+        if self._formation is None:
+            return self._after().ready(guest)
         if guest.node is None or self._members.get(guest.node) is not guest:
             raise Refusal("it said that it is ready, and has not joined")
-        if self._formation is None:
-            return []  # it came back to a cluster that has formed
         self._formation.make_ready(guest.node)
         return self._commit(self._formation) if self._formation.is_complete else []
 
     def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
         hello, asked = self._authenticate(guest, "launcher", event), event.reservation
         if self._formation is None:
-            return self._returned(guest, hello, self._launchers)
+            return self._after().reserved(guest, hello, asked)
         self._check_once(hello.node)
         block = self._formation.reserve(Attendant(hello.node, guest.fingerprint), asked.count, asked.first_rank)
         self._launchers[hello.node] = guest
@@ -261,77 +286,45 @@ class Admission:
             raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")
 
     def _commit(self, formation: Formation) -> list[Action]:
-        self._membership = formation.make_membership()
         self._formation = None
-        return [Commit(self._membership, self._insiders()), Note("committed", reason=f"{self.size} members")]
+        membership = self._form(formation.make_membership()).membership
+        commit = Commit(membership, self._insiders(), frozenset(self._members))
+        return [commit, Note("committed", reason=f"{self.size} members")]
 
-    # ------------------------------------------------------------ formed
-
-    def _returned(
-        self, guest: Guest, hello: Hello, circle: dict[NodeId, Guest], asked: Rank | None = None
-    ) -> list[Action]:
-        """Somebody with the secret came after the commit: one of us, or too late."""
-        rank = self._check_known(guest.fingerprint, hello, asked)
-        dropped = self._replace(circle[hello.node]) if hello.node in circle else []
-        circle[hello.node] = guest
-        admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=rank)
-        return [*dropped, admit, self._note("returned", guest), Commit(self._formed(), (guest.connection,))]
-
-    def _replace(self, old: Guest) -> list[Action]:
-        return [Drop(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
-
-    def _check_known(self, fingerprint: bytes, hello: Hello, asked: Rank | None) -> Rank | None:
-        """The rank of a candidate, None for a launcher. Refusal unless the membership pins it, in that role."""
-        membership = self._formed()
-        rank = membership.rank_of(hello.node)
-        is_seed = membership.seed is not None and hello.node == membership.seed.node
-        pinned = membership.pin(hello.node)
-        if pinned is None or is_seed or (rank is None) == (hello.role == "candidate"):
-            late = f"the cluster has formed with {membership.size} members and is not elastic"
-            again = "" if asked is None else f"; rank {asked} is one of them: nexar.init() is called once for each rank"
-            raise Refusal(late + again)
-        if pinned != fingerprint:
-            raise Refusal(f"node {format_node(hello.node)} is known with another key")
-        return rank
-
-    def _formed(self) -> Membership:
-        if self._membership is None:
+    def _after(self) -> FormedCluster:
+        if self._formed is None:
             raise InternalError("somebody spoke after the formation had failed and all connections had ended")
-        return self._membership
+        return self._formed
 
     def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
+        formation = self._formation
+        if formation is None:
+            return self._after().child_died(guest, event)
         if guest.node is None or self._launchers.get(guest.node) is not guest:
             raise Refusal("it reported the end of a child, and is no launcher")
-        if not self._is_child(guest.node, event.rank):
+        if not formation.is_child(guest.node, event.rank):
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
-        died = Note("child died", guest.address, self._holder(event.rank), event.rank, event.cause[-_MAX_CAUSE:])
-        formation = self._formation
-        return [died] if formation is None else [died, *self._fail_without(formation, event.rank, event.cause)]
+        holder = formation.holder(event.rank)
+        died = Note("child died", guest.address, holder, event.rank, event.cause[-_MAX_CAUSE:])
+        return [died, *self._fail_without(formation, event)]
 
-    def _fail_without(self, formation: Formation, rank: Rank, cause: str) -> list[Action]:
+    def _fail_without(self, formation: Formation, event: ChildDied) -> list[Action]:
         """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
-        self._refusals.add(f"rank {rank}", f"it died before the cluster had formed: {last_line(cause)}")
-        self._failure = f"rank {rank} died before the cluster had formed"
+        verb = "ended" if event.well else "died"
+        self._refusals.add(f"rank {event.rank}", f"it {verb} before the cluster had formed: {last_line(event.cause)}")
+        self._failure = f"rank {event.rank} {verb} before the cluster had formed"
         return self._fail(formation)
-
-    def _is_child(self, launcher: NodeId, rank: Rank) -> bool:
-        if self._formation is not None:
-            return self._formation.is_child(launcher, rank)
-        return rank < self.size and self._formed().member(rank).launcher == launcher
-
-    def _holder(self, rank: Rank) -> NodeId | None:
-        return self._formed().member(rank).node if self._formation is None else self._formation.holder(rank)
 
     # ------------------------------------------------------------ time
 
     def _tick(self, now: float) -> list[Action]:
-        late = f"it did not authenticate within {format_seconds(self._auth_timeout)}"
+        late = f"it did not authenticate within {format_seconds(self._terms.auth_timeout)}"
         expired = [self._guests[connection] for connection in self._pending.expired(now)]
         actions = [action for guest in expired for action in self._drop(guest, late)]
         if self._formation is not None and now >= self._deadline:
             self._failure = f"the cluster did not form within {format_seconds(self._formation_timeout)}"
             actions += self._fail(self._formation)
-        return actions
+        return actions if self._formed is None else actions + self._formed.tick(now)
 
     def _fail(self, formation: Formation) -> list[Action]:
         """Everybody is told: those who are in, the facts; the others, that it is over."""
@@ -363,11 +356,13 @@ class Admission:
         note = self._note(kind, guest, reason)
         del self._guests[guest.connection]
         self._pending.leave(guest.connection)
+        if self._formed is not None:
+            return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
         self._withdraw(guest)
         return [note]
 
     def _withdraw(self, guest: Guest) -> None:
-        """What its node has claimed is free again, unless the membership has settled it."""
+        """What its node has claimed is free again."""
         for circle in (self._members, self._launchers):
             if guest.node is not None and circle.get(guest.node) is guest:
                 del circle[guest.node]
@@ -381,10 +376,10 @@ class Admission:
 
     def _rank(self, guest: Guest) -> Rank | None:
         """What it has claimed or holds; nobody has a rank by its hello alone."""
-        book = self._formation or self._membership
-        if book is None or guest.node is None or self._members.get(guest.node) is not guest:
+        if guest.node is None or self._members.get(guest.node) is not guest:
             return None
-        return book.rank_of(guest.node)
+        book = self._formation or self.membership
+        return None if book is None else book.rank_of(guest.node)
 
     def _who(self, guest: Guest) -> str:
         return describe_peer(self._rank(guest), guest.node, guest.address)

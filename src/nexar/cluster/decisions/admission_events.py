@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.membership import Membership
 from nexar.types import NodeId, Rank
 from nexar.wire.handshake import Hello
-from nexar.wire.joining import Apply, Reserve
+from nexar.wire.joining import Apply, JoinMessage, Reserve
+from nexar.wire.messages import Message
 
 # ---------------------------------------------------------------- events
 
@@ -86,6 +88,24 @@ class ChildDied:
     connection: int
     rank: Rank
     cause: str
+    well: bool = False
+    """It ended as it should, with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A word of a member about who comes next."""
+
+    connection: int
+    word: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A member says that it is there."""
+
+    connection: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +121,9 @@ class Tick:
     """Time has passed: at the latest when `due` said."""
 
 
-Event: TypeAlias = Knocked | Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Left | Tick
+Heard: TypeAlias = Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Said | Answered | Left
+"""What happens on a connection that has knocked."""
+Event: TypeAlias = Knocked | Heard | Tick
 
 # ---------------------------------------------------------------- actions
 
@@ -146,10 +168,27 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The membership is settled: send it on these connections."""
+    """The membership is settled: keep it, then send it on these connections."""
 
     membership: Membership
     connections: tuple[int, ...]
+    present: frozenset[NodeId] = frozenset()
+    """The members that are connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this message on these connections."""
+
+    message: JoinMessage
+    connections: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepVote:
+    """Bring the seed's vote to the disk; what comes after it may be said only when it is there."""
+
+    vote: Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +206,7 @@ class Fail:
 
 NoteKind: TypeAlias = Literal[
     "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
-    "failed",
+    "failed", "moved on",
 ]  # fmt: skip
 
 
@@ -182,4 +221,4 @@ class Note:
     reason: str = ""
 
 
-Action: TypeAlias = SendChallenge | Admit | Refuse | Drop | Commit | Fail | Note
+Action: TypeAlias = SendChallenge | Admit | Refuse | Drop | Commit | Tell | KeepVote | Fail | Note

@@ -16,13 +16,16 @@ from nexar.cluster.decisions.admission_events import (
     Ready,
     Refuse,
     Reserved,
+    Tell,
 )
+from nexar.cluster.decisions.terms import Terms
 from nexar.cluster.membership import Attendant
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.wire.handshake import Hello, Role
-from nexar.wire.joining import Apply, Reserve
+from nexar.wire.joining import Apply, JoinMessage, Reserve
 
 _Kind = TypeVar("_Kind", bound=Action)
+_Message = TypeVar("_Message", bound=JoinMessage)
 PROOF = bytes(PROOF_BYTES)
 SEED = Attendant(900, b"S" * 32)
 
@@ -35,8 +38,8 @@ def hello(node: int, role: Role = "candidate") -> Hello:
     return Hello(node, role, frozenset({"quic", "tls"}), bytes(NONCE_BYTES))
 
 
-def application(host: str = "a", rank: int | None = None, launcher: int = 0) -> Apply:
-    return Apply(PROOF, b"request", host, {"quic": ("10.0.0.1:1",)}, rank, launcher)
+def application(host: str = "a", rank: int | None = None, launcher: int = 0, epoch: int = 0) -> Apply:
+    return Apply(PROOF, b"request", host, {"quic": ("10.0.0.1:1",)}, rank, launcher, epoch)
 
 
 @dataclass
@@ -66,13 +69,14 @@ class Door:
         host: str = "a",
         rank: int | None = None,
         launcher: int = 0,
+        epoch: int = 0,
         knows_secret: bool = True,
         fingerprint: bytes | None = None,
     ) -> list[Action]:
         """All that a candidate does. Its node id is the number of its connection unless told."""
         node = connection if node is None else node
         shown = key(node) if fingerprint is None else fingerprint
-        asked = application(host, rank, launcher)
+        asked = application(host, rank, launcher, epoch)
         applied = Applied(connection, asked, knows_secret, shown)
         return self.greet(connection, node) + self.tell(applied, Ready(connection))
 
@@ -90,8 +94,17 @@ class Door:
         return [member.node for member in self.machine.membership.members]
 
 
-def a_door(size: int, *, timeout: float = 60.0, max_pending: int = 256, seed: Attendant | None = SEED) -> Door:
-    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, max_pending=max_pending, seed=seed))
+def a_door(
+    size: int,
+    *,
+    timeout: float = 60.0,
+    max_pending: int = 256,
+    elastic: bool = False,
+    most: int = 0,
+    seed: Attendant = SEED,
+) -> Door:
+    terms = Terms(max_pending=max_pending, elastic=elastic, most=most)
+    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, terms=terms, seed=seed))
 
 
 def only(actions: list[Action], kind: type[_Kind]) -> _Kind:
@@ -112,3 +125,8 @@ def ends(actions: list[Action]) -> list[int]:
     """Connections that were ended by the machine."""
     failed = [connection for fail in every(actions, Fail) for connection in fail.connections]
     return [action.connection for action in actions if isinstance(action, Refuse | Drop)] + failed
+
+
+def told(actions: list[Action], kind: type[_Message]) -> list[tuple[_Message, tuple[int, ...]]]:
+    """Messages of this kind, and to whom."""
+    return [(tell.message, tell.connections) for tell in every(actions, Tell) if isinstance(tell.message, kind)]

@@ -234,7 +234,6 @@ def test_nobody_is_the_seed() -> None:
     door = a_door(1)
     assert "is the seed" in only(door.join(1, node=SEED.node), Refuse).reason
     assert "is the seed" in only(door.reserve(2, 1, node=SEED.node), Refuse).reason
-    assert every(a_door(1, seed=None).join(1, node=SEED.node), Commit)
 
 
 def test_messages_out_of_order_are_refused() -> None:

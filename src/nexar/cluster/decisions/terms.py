@@ -1,0 +1,17 @@
+"""What the seed was told about its door. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Who may come in, besides those who form the cluster, and how many may wait at the door."""
+
+    max_pending: int = 256
+    auth_timeout: float = 10.0
+    elastic: bool = False
+    """Others may come in after it has formed."""
+    most: int = 0
+    """Members and those who wait to be: not more; 0: any number."""

@@ -12,6 +12,7 @@ from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
 from nexar.cli.seed import seed
+from nexar.cli.trace import trace
 
 app = typer.Typer(
     name="nexar", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, no_args_is_help=True
@@ -21,6 +22,7 @@ app.command()(seed)
 app.command()(config)
 app.command()(doctor)
 app.command()(bench)
+app.add_typer(trace)
 
 
 def _show_version(asked: bool) -> None:

@@ -67,8 +67,9 @@ def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer],
 def awaited_here(notice: GaveUp, rank: Rank) -> CollectiveTimeout:
     """Others have given up a call because this rank, which has not come to it, was missing. It raises nothing now."""
     awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
+    operation = awaited[0].missing.partition(" #")[0] if awaited else ""
     return CollectiveTimeout(
-        operation=f"the call of rank {notice.rank}",
+        operation=operation or "a collective",
         sequence=notice.sequence,
         waiting_for=awaited,
         timeout=notice.timeout,

@@ -14,6 +14,7 @@ from nexar.environment import effective, inherited
 from nexar.errors import InternalError, NexarError, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
+from nexar.launch.dump_signal import listen
 from nexar.launch.handover import offered, take
 from nexar.launch.seed_process import SeedProcess
 from nexar.launch.seed_terms import changed_settings
@@ -65,6 +66,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     door = choose_door(start, chosen, os.getppid())
     rank, size = (None, None) if start is None else (start.rank, start.size)
     launcher = UNKNOWN_NODE if start is None else start.launcher
+    listen()
     with opened(door, chosen) as invitation:
         return bootstrap(chosen, invitation, rank=rank, launcher=launcher, size=size)
 
@@ -74,8 +76,9 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
     """Join the cluster of a ticket, whoever started this process; the seed gives the rank. Errors as for `init`."""
     from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a wrong ticket is refused without it
 
-    invitation = parse_ticket(ticket)
-    return bootstrap(choose_config(config, settings), invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
+    invitation, chosen = parse_ticket(ticket), choose_config(config, settings)
+    listen()
+    return bootstrap(chosen, invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
 
 
 def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:

@@ -8,6 +8,7 @@ from typing import Any
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
+from nexar.launch.dump_signal import listen
 from nexar.launch.init import choose_config
 
 
@@ -17,4 +18,6 @@ def local(n: int, config: Config | None = None, **settings: Any) -> AbstractCont
     Every verb blocks until the others have done their part, so give each communicator a thread of its own. For
     notebooks and tests: above the transport it is the code that a cluster of many hosts runs.
     """
-    return local_communicators(n, choose_config(config, settings))
+    chosen = choose_config(config, settings)
+    listen()
+    return local_communicators(n, chosen)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nexar.config import Config
 from nexar.errors import PeerLost, RemoteError, UsageError
+from nexar.launch.dump_signal import listen
 from nexar.launch.init import choose_config
 from nexar.launch.seed_terms import changed_settings
 from nexar.launch.verdict import Ending
@@ -174,6 +175,7 @@ def _run(line: Connection, task: _Task) -> Any:
     from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
 
     config, invitation = Config(**task.settings), parse_ticket(task.ticket)
+    listen()
     with bootstrap(config, invitation, rank=task.rank, launcher=UNKNOWN_NODE, size=task.size) as communicator:
         try:
             return task.fn(communicator)

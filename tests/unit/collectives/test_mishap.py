@@ -103,4 +103,4 @@ def test_who_was_waited_for_in_vain_can_tell_what_was_missing() -> None:
     notice = GaveUp(0, 0, 7, 3, "late", 30.0, (Culprit(1, "scan #7"), Culprit(2, "scan #7")))
     error = awaited_here(notice, 2)
     assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="scan #7")]
-    assert (error.sequence, error.timeout) == (7, 30.0)
+    assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)

@@ -1,0 +1,66 @@
+"""`nexar trace`: what the flight recorders of all ranks say together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nexar.cli.ending import FAILED, GOOD, exit_code_of
+
+trace = typer.Typer(
+    name="trace", rich_markup_mode=None, no_args_is_help=True, help="Find out afterwards what ranks were doing."
+)
+
+
+@trace.callback()
+def _trace() -> None:
+    """Without this, one command alone would be the whole of `trace`."""
+
+
+@trace.command()
+def analyze(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the dumps of all ranks are.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Read the dumps of all ranks and say who diverged where.
+
+    Exit status: 0 if nobody did, 1 if somebody did, 2 if there is nothing to read.
+    """
+
+    def action() -> int:
+        from nexar.observe.analysis import analyse  # noqa: PLC0415  # arrays and all: other commands do without
+        from nexar.observe.dumps import read_dumps  # noqa: PLC0415
+
+        found = read_dumps(directory)
+        findings = analyse(found.dumps)
+        facts = {
+            "dumps": len(found.dumps),
+            "ranks": sorted({dump.rank for dump in found.dumps}),
+            "unreadable": found.unreadable,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        print(json.dumps(facts, indent=2) if as_json else _page(facts))
+        return FAILED if findings else GOOD
+
+    raise typer.Exit(exit_code_of(action))
+
+
+def _page(facts: dict[str, object]) -> str:
+    ranks, findings, unreadable = facts["ranks"], facts["findings"], facts["unreadable"]
+    assert isinstance(ranks, list)
+    assert isinstance(findings, list)
+    assert isinstance(unreadable, dict)
+    lines = [f"{facts['dumps']} dumps of {len(ranks)} ranks"]
+    lines += [f"cannot read {name}: {reason}" for name, reason in unreadable.items()]
+    lines += [_line(finding) for finding in findings] or ["nobody diverged: no rank is stuck in a call or missing"]
+    return "\n".join(lines)
+
+
+def _line(finding: dict[str, object]) -> str:
+    communicator = finding["communicator"]
+    where = f"communicator {communicator}: " if communicator else ""  # the first one needs no name
+    return f"- {where}{finding['text']}"

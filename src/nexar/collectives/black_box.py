@@ -1,0 +1,132 @@
+"""The flight recorder writes what a node was doing: when a call failed, or when somebody wants to know.
+
+A dump is of a node, with all its communicators; so the failure of one tells of the others too. It is written whole or
+not at all, is readable by its owner only, and never makes anything worse: what goes wrong with it is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Final
+from weakref import WeakSet
+
+from nexar.collectives.dump import Dump, describe, encode
+from nexar.collectives.journal import Journal
+from nexar.collectives.voice import Members
+from nexar.errors import CollectiveMismatch, CollectiveTimeout, Expelled, MembershipChanged, NoQuorum, PeerLost
+from nexar.types import NodeId
+
+_log = logging.getLogger(__name__)
+
+WORTH_IT: Final = (CollectiveMismatch, CollectiveTimeout, Expelled, MembershipChanged, NoQuorum, PeerLost)
+"""Errors that leave a dump."""
+KEPT: Final = 16
+"""Dumps of one node; older ones are deleted."""
+USUAL_PLACE: Final = "nexar-dumps"
+"""In the working directory: where a dump goes that somebody asked for, if no directory is set."""
+_STORM: Final = 1.0  # seconds in which errors of one kind on one node are one: each dump has all communicators
+_PRIVATE: Final = 0o600
+
+
+class BlackBox:
+    """Of one communicator, as long as its journal is open. Any thread."""
+
+    def __init__(self, group: Members, journal: Journal, directory: str | None) -> None:
+        """`directory` None: nothing is written unless somebody asks."""
+        self.group: Final = group
+        self.journal: Final = journal
+        self.node: Final[NodeId] = group.membership.members[group.rank].node
+        self.directory: Final = directory
+        self._process: Final = os.getpid()
+        self._told: set[type[BaseException]] = set()  # kinds of errors; set methods are atomic
+        journal.on_failure = self.failed
+        _boxes.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """In a forked child none is."""
+        return not self.journal.closed and self._process == os.getpid()
+
+    def failed(self, error: BaseException) -> None:
+        """A call has ended with this error, or is about to raise it. The first of its kind leaves a dump, and a note in
+        the error that says where. Never raises; takes the time of writing a file, and none for other errors.
+        """
+        kind = type(error)
+        if self.directory is None or not isinstance(error, WORTH_IT) or kind in self._told:
+            return
+        self._told.add(kind)
+        if _is_storm(self.node, kind):
+            return
+        path = _write(self.node, self.directory, f"{kind.__name__}: {error}")
+        if path is not None:
+            error.add_note(f"what this rank was doing is in {path}; `nexar trace analyze` compares it with the others")
+
+
+def dump_all(reason: str) -> int:
+    """Somebody wants to know what every node of this process does. Returns how many there are. Never raises, and may
+    be called from a signal handler.
+    """
+    nodes = {box.node: box.directory for box in list(_boxes) if box.is_open}
+    for node, directory in nodes.items():
+        _write(node, directory or USUAL_PLACE, reason)
+    return len(nodes)
+
+
+_boxes: Final[WeakSet[BlackBox]] = WeakSet()
+_writing: Final = threading.RLock()  # over what follows; a signal handler may come while its thread has it
+_numbers: Final = count(1)
+_written: Final[dict[NodeId, deque[Path]]] = {}
+_last: Final[dict[tuple[NodeId, type[BaseException]], float]] = {}
+
+
+def _is_storm(node: NodeId, kind: type[BaseException]) -> bool:
+    now = monotonic()
+    with _writing:
+        before = _last.get((node, kind))
+        _last[node, kind] = now
+    return before is not None and now - before < _STORM
+
+
+def _write(node: NodeId, directory: str, reason: str) -> Path | None:
+    """None: it could not be done, and was logged."""
+    flights = [box for box in list(_boxes) if box.node == node and box.is_open]
+    if not flights:
+        return None  # closed meanwhile
+    try:
+        dump = describe(flights, reason)
+        with _writing:
+            path = _store(Path(directory).absolute(), dump)
+            _forget_oldest(node, path)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the user's call has a failure of its own to tell of
+        _log.warning("the flight recorder could not write to %s: %s", directory, error)
+        return None
+    _log.info("the flight recorder wrote %s: %s", path, reason)
+    return path
+
+
+def _store(directory: Path, dump: Dump) -> Path:
+    """Whole or not at all: who reads the directory meanwhile sees finished files only."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"rank-{dump.rank}-{dump.node}-{next(_numbers):04}.json"
+    draft = path.with_suffix(".draft")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as file:
+            file.write(encode(dump))
+        draft.rename(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _forget_oldest(node: NodeId, path: Path) -> None:
+    written = _written.setdefault(node, deque())
+    written.append(path)
+    while len(written) > KEPT:
+        written.popleft().unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What you look at: how ranks that hang or failed came apart."""

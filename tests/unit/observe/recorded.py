@@ -1,0 +1,60 @@
+"""Dumps as ranks would have written them."""
+
+from __future__ import annotations
+
+from nexar.collectives.dump import FORMAT, Called, Dump, Peer, Seat
+from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.operations import OperationCode, name_of
+from nexar.collectives.stacks import Stack
+from nexar.collectives.ways import way_of
+
+ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1, way_of("ring"))
+BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, 1, 0, way_of("tree"))
+SCAN = Fingerprint(OperationCode.SCAN, 11, 8, 0, 1, way_of("chain"))
+
+
+def called(
+    sequence: int,
+    what: Fingerprint = ALL_REDUCE,
+    *,
+    began: float,
+    ended: float | None = None,
+    outcome: str = "",
+    step: int = 0,
+) -> Called:
+    operation = name_of(what.operation)
+    return Called(sequence, operation, what.describe(way=True), what, began, ended, outcome, step)
+
+
+def done(up_to: int, ago: float = 12.0) -> tuple[Called, ...]:
+    """The calls from 0 to this one, the last of which ended so long ago."""
+    times = [ago + up_to - sequence for sequence in range(up_to + 1)]
+    return tuple(called(sequence, began=time + 0.1, ended=time) for sequence, time in enumerate(times))
+
+
+def node_of(rank: int) -> str:
+    return f"{100 + rank:016x}"
+
+
+def dump(
+    rank: int,
+    last: tuple[Called, ...] = (),
+    flying: tuple[Called, ...] = (),
+    *,
+    size: int = 4,
+    at: str = "train.py:88",
+    epoch: int = 1,
+    written: float = 1000.0,
+    communicator: int = 0,
+    generation: int = 1,
+    pid: int | None = None,
+    cluster: str = "ours",
+    heard: float | None = None,
+) -> Dump:
+    peers = tuple(Peer(other, node_of(other), f"host-{other}", None, heard) for other in range(size) if other != rank)
+    seat = Seat(communicator, generation, epoch, rank, size, flying, last, peers)
+    threads = (Stack("MainThread", True, at, ()),)
+    process = 5000 + rank if pid is None else pid
+    return Dump(
+        FORMAT, "asked", cluster, rank, node_of(rank), "host", process, epoch, written, "", 0.0, (seat,), threads
+    )

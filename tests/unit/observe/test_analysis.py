@@ -1,0 +1,151 @@
+from nexar.collectives.dump import Called, Dump
+from nexar.collectives.ways import way_of
+from nexar.observe.analysis import Finding, analyse
+from tests.unit.observe.recorded import ALL_REDUCE, BROADCAST, SCAN, called, done, dump
+
+IN_42 = (called(42, began=12.0),)
+
+
+def only(*dumps: Dump) -> Finding:
+    (found,) = analyse(dumps)
+    return found
+
+
+def waiting(*ranks: int, flying: tuple[Called, ...] = IN_42) -> list[Dump]:
+    return [dump(rank, done(41, 12.1), flying) for rank in ranks]
+
+
+def failed(rank: int, began: float = 31.0, *, written: float = 1000.0) -> Dump:
+    outcome = called(42, began=began, ended=1.0, outcome="CollectiveTimeout")
+    return dump(rank, (*done(41, 31.1), outcome), written=written)
+
+
+def test_a_rank_that_has_not_come_is_named_with_the_line_it_is_in() -> None:
+    found = only(*waiting(0, 1, 3), dump(2, done(41, 12.0)))
+    assert (found.kind, found.ranks, found.communicator) == ("missing", (2,), 0)
+    assert found.text == (
+        "rank 2 is missing: its last finished call is all_reduce #41, it is in user code (train.py:88) for 12 s; "
+        "ranks 0, 1, 3 wait in all_reduce #42 for 12 s"
+    )
+
+
+def test_those_who_gave_up_waited_too() -> None:
+    found = only(failed(0), failed(1), *waiting(3), dump(2, done(41, 12.0)))
+    assert found.text.endswith(
+        "rank 3 waits in all_reduce #42 for 12 s, ranks 0, 1 waited in all_reduce #42 until CollectiveTimeout"
+    )
+
+
+def test_a_rank_that_is_stuck_in_an_earlier_call_is_missing_and_the_earlier_call_is_told_first() -> None:
+    found = analyse([*waiting(0, 1, 3), dump(2, done(39), (called(40, SCAN, began=20.0),))])
+    assert [each.kind for each in found] == ["mismatch", "ahead", "missing"], "the cause first, then its consequences"
+    assert found[0].text == "#40 is scan of float32[8], sum on rank 2, all_reduce of float32[8], sum on ranks 0, 1, 3"
+    assert "rank 2 is missing: its last finished call is all_reduce #39, it is in scan #40 for 20 s" in found[2].text
+
+
+def test_who_called_something_else_is_named_once_however_many_calls_follow() -> None:
+    odd = dump(1, (*done(41), called(42, BROADCAST, began=12.0, ended=11.0)), (called(43, began=10.0),))
+    found = analyse([*waiting(0, 2, 3), odd])
+    assert found[0].ranks == (1,)
+    assert found[0].text == (
+        "#42 is broadcast of float32[8], root 0 on rank 1, all_reduce of float32[8], sum on ranks 0, 2, 3"
+    )
+    assert [each.kind for each in found].count("mismatch") == 1
+
+
+def test_ways_are_named_where_nothing_else_differs() -> None:
+    other = (called(42, ALL_REDUCE._replace(way=way_of("direct")), began=12.0),)
+    first = analyse([*waiting(0, 2, 3), *waiting(1, flying=other)])[0]
+    assert first.text == (
+        "#42 is all_reduce of float32[8], sum, by direct on rank 1, "
+        "all_reduce of float32[8], sum, by ring on ranks 0, 2, 3"
+    )
+
+
+def test_a_rank_without_a_dump_is_said_to_have_none() -> None:
+    dumps = [dump(rank, done(41, 12.1), IN_42, heard=13.0 + rank) for rank in (0, 1, 2)]
+    found = only(*dumps)
+    assert (found.kind, found.ranks) == ("no dump", (3,))
+    assert found.text == (
+        "rank 3 wrote none: it died or never got the signal; it was last heard of 13 s before; "
+        "the others were in all_reduce #42"
+    )
+
+
+def test_who_came_when_the_others_had_given_up_is_late_and_an_older_dump_says_where_it_was() -> None:
+    older = dump(2, done(41, 30.0), written=990.0)
+    found = only(older, failed(0), failed(1), failed(3), failed(2, began=1.5))
+    assert (found.kind, found.ranks) == ("late", (2,))
+    assert found.text == (
+        "rank 2 came to all_reduce #42 29.5 s after the first; while the others waited: "
+        "its last finished call is all_reduce #41, it is in user code (train.py:88) for 30 s"
+    )
+
+
+def test_all_in_one_call_and_nobody_goes_on() -> None:
+    dumps = [dump(rank, done(41), (called(42, began=12.0, step=2 if rank == 3 else 5),)) for rank in range(4)]
+    found = only(*dumps)
+    assert (found.kind, found.ranks) == ("stalled", (3,))
+    assert "rank 3 has done 2 steps of it, others up to 5" in found.text
+
+
+def test_who_went_on_is_told_where_others_are_left_behind() -> None:
+    root = dump(0, done(42, 1.0))
+    found = only(root, *waiting(1, 2, 3))
+    assert (found.kind, found.ranks) == ("ahead", (0,))
+    assert found.text == "ranks 1, 2, 3 wait in all_reduce #42 for 12 s, which rank 0 has left behind"
+
+
+def test_a_rank_far_behind_is_named_although_nobody_waits_for_it() -> None:
+    found = only(*(dump(rank, done(41, 0.01)) for rank in (0, 1, 3)), dump(2, done(20, 0.01)))
+    assert (found.kind, found.ranks) == ("behind", (2,))
+    assert found.text.startswith("rank 2 is 21 calls behind: its last finished call is all_reduce #20")
+
+
+def test_ranks_on_their_way_have_not_diverged() -> None:
+    on_its_way = (called(42, began=0.002),)
+    dumps = [dump(rank, done(41, 0.003), on_its_way if rank else ()) for rank in range(4)]
+    assert analyse(dumps) == ()
+
+
+def test_epochs_that_differ_are_told() -> None:
+    found = only(*(dump(rank, done(3, 0.1), epoch=3 if rank else 2) for rank in range(4)))
+    assert (found.kind, found.ranks, found.communicator) == ("epochs", (0,), None)
+    assert found.text.startswith("epochs differ: 2 on rank 0, 3 on ranks 1, 2, 3")
+
+
+def test_each_communicator_is_looked_at_for_itself_in_its_last_generation() -> None:
+    dumps = [
+        dump(0, done(3, 0.1), size=2),
+        dump(1, done(3, 0.1), (called(4, began=0.01),), size=2),
+        dump(0, done(1, 9.0), (called(2, began=8.0),), communicator=5, generation=2, size=2),
+        dump(1, done(1, 9.0), communicator=5, generation=2, size=2),
+    ]
+    zero, one = (_joined(dumps[rank], dumps[rank + 2]) for rank in (0, 1))
+    found = only(zero, one)
+    assert (found.kind, found.communicator, found.ranks) == ("missing", 5, (1,))
+
+
+def test_who_has_closed_a_communicator_that_others_are_in_is_named() -> None:
+    zero = _joined(dump(0, done(3, 0.1), size=2), dump(0, done(1), communicator=5, size=2))
+    found = only(zero, dump(1, done(3, 0.1), size=2))
+    assert (found.kind, found.communicator, found.ranks) == ("closed", 5, (1,))
+
+
+def test_dumps_of_an_earlier_run_are_left_out() -> None:
+    earlier = [dump(rank, done(41), IN_42, cluster="theirs", written=1.0) for rank in range(2)]
+    assert analyse([*earlier, *(dump(rank, done(3, 0.1)) for rank in range(4))]) == ()
+
+
+def test_of_several_dumps_of_a_rank_the_last_counts() -> None:
+    earlier = [dump(rank, done(41), IN_42 if rank else (), written=1.0) for rank in range(4)]
+    assert analyse([*earlier, *(dump(rank, done(43, 0.1), written=2.0) for rank in range(4))]) == ()
+
+
+def _joined(one: Dump, other: Dump) -> Dump:
+    return Dump(
+        **{
+            **{field: getattr(one, field) for field in one.__struct_fields__},
+            "communicators": (*one.communicators, *other.communicators),
+        }
+    )

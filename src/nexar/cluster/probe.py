@@ -27,7 +27,7 @@ from nexar.wire.messages import Ping
 
 __all__ = ["Pings", "probe"]
 
-_GLANCE: Final = 0.1
+_GLANCE: Final = 0.05
 """Seconds between two looks at the packets, and between two Pings."""
 _MOMENT: Final = 0.02
 """Seconds that a connection must last to be no farewell of a process that ends."""

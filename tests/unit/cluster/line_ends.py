@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
+from cryptography.x509 import Certificate
+
 from nexar.cluster.circle import Circle
 from nexar.cluster.death_lines import DeathLines
 from nexar.cluster.introduction import Answering
@@ -42,7 +44,7 @@ class End:
     def certify(self, authority: Authority) -> None:
         self.certify_with(authority.issue(self.node.id, self.node.key.public_key()), authority.certificate_pem)
 
-    def certify_with(self, certificate: bytes, authority: bytes) -> None:
+    def certify_with(self, certificate: Certificate, authority: bytes) -> None:
         credentials = make_credentials(self.node.id, "ours", self.node.key, certificate)
         self.node.certify(credentials, Trust(authority))
 

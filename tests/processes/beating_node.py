@@ -1,0 +1,40 @@
+"""A process that beats, and then holds the GIL for a while."""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nexar.links.link import Link
+from nexar.testing.linked_node import LinkedNode
+from nexar.wire.messages import Beat, Doing, Message, Pong
+
+INTERVAL = 0.1
+DOING = (Doing(0, "all_reduce", 1234),)
+
+
+class BeatingNode(LinkedNode):
+    """Gives the beats that it hears to whom the test wants."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.beaten: Callable[[int, Beat], None] = lambda *_: None  # written by the test
+        self.held = threading.Event()
+        super().__init__(*args, on_control=self._heard, **kwargs)
+
+    def _heard(self, link: Link, message: Message) -> None:
+        """A Pong is the order to hold the GIL."""
+        if isinstance(message, Pong):
+            self.held.set()
+        elif isinstance(message, Beat):
+            self.beaten(link.peer, message)
+
+
+def beat_and_hold(node: BeatingNode, link: Link, seconds: float) -> None:
+    """Beat until told to hold the GIL; hold it; then beat for ever."""
+    while not node.held.wait(INTERVAL):
+        link.send_control(Beat(1, DOING))
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL keeps the GIL, which CDLL would release
+    while True:
+        link.send_control(Beat(1, DOING))
+        time.sleep(INTERVAL)

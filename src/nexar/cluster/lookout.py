@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import Finding
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Probed
@@ -24,6 +24,7 @@ from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message
 
+Noticed: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
 _RAISED: Final = "it raised an exception and left:\n"
 _LONGEST_DIAL: Final = 5.0
@@ -38,7 +39,7 @@ class Lookout:
         mesh: Mesh,
         pings: Pings,
         tell: Callable[[Event], None],
-        noticed: Callable[[NodeId, str, str], None],
+        noticed: Callable[[NodeId, Noticed, str], None],
     ) -> None:
         """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause."""
         self._node = node

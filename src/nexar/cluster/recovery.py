@@ -122,7 +122,7 @@ class Recovery:
         with self._lock:
             news = self._machine.changes_since(epoch)
         for number, value in enumerate(news, epoch):
-            self._say(sender, Chosen((0, number, 0), value))
+            self.say(sender, Chosen((0, number, 0), value))
 
     def _ring(self, now: float) -> float | None:
         self.put(Tick())
@@ -143,7 +143,7 @@ class Recovery:
     def _do(self, action: Action) -> None:
         match action:
             case Say():
-                self._say(action.node, action.word)
+                self.say(action.node, action.word)
             case Probe():
                 self._probe(action.node)
             case Adopt():
@@ -155,7 +155,7 @@ class Recovery:
             case _:
                 assert_never(action)
 
-    def _say(self, node: NodeId, word: Word) -> None:
+    def say(self, node: NodeId, word: Word) -> None:
         """It may be lost: whoever needs an answer asks again."""
         if node == self._seed:
             self._tell_seed(word)

@@ -52,6 +52,7 @@ def bootstrap(
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
         world = begin_world(presence, joined.membership, deadline)
+        presence.look_around()
         ends.push(undo.pop_all())
     return Communicator(world, presence, ends.close)
 

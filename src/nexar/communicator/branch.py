@@ -8,6 +8,7 @@ from typing import Any, Final
 from nexar.cluster.change import Change
 from nexar.cluster.membership import Membership
 from nexar.collectives.assembly import Assembly
+from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
 from nexar.errors import NexarError, Revoked
 from nexar.rpc.registry import Registry
@@ -23,7 +24,9 @@ class Branch:
     def __init__(self, assembly: Assembly, close: Callable[[], None]) -> None:
         """`close` frees what it stands on; idempotent."""
         self.registry = Registry()
-        """The functions that it serves. A successor gets them before anybody has it."""
+        """The functions that it serves. This and the feeds a successor inherits before anybody has it."""
+        self.failures: Feed[FailureEvent] = Feed("nexar-failures")
+        self.memberships: Feed[MembershipEvent] = Feed("nexar-memberships")
         self.assembly: Final = assembly
         self.group: Final = assembly.group
         self.communicator: Final = assembly.group.communicator
@@ -34,6 +37,16 @@ class Branch:
         """The next communicator, if there is one. Written before the fate is sealed."""
         self.interrupted = False
         """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
+
+    def inherit(self, old: Branch) -> None:
+        """It succeeds this one: who has subscribed or registered there need not do so again."""
+        self.registry, self.failures, self.memberships = old.registry, old.failures, old.memberships
+
+    def end(self) -> None:
+        """There will be no successor: nothing more is told."""
+        self.close()
+        self.failures.close()
+        self.memberships.close()
 
     @property
     def nodes(self) -> frozenset[NodeId]:

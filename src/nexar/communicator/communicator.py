@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,15 +25,16 @@ from nexar.communicator.point_to_point import run_to_end
 from nexar.communicator.presence import Presence
 from nexar.communicator.split import Part, chosen, members_of, propose
 from nexar.communicator.starter import Starter
+from nexar.communicator.surviving import Surviving
 from nexar.config import Config
-from nexar.errors import NexarError, UsageError
+from nexar.errors import NexarError, OperationTimeout, UsageError
 from nexar.group import deadline_after
 from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
 
 
-class Communicator(Messaging, Collecting, Calling, Serving):
+class Communicator(Messaging, Collecting, Calling, Serving, Surviving):
     """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
     call collectives must do so in the same order as on the other ranks.
 
@@ -47,6 +49,7 @@ class Communicator(Messaging, Collecting, Calling, Serving):
         self._assembly = assembly = branch.assembly
         self._group = assembly.group
         self._close = close
+        self._agreements = itertools.count(1)  # numbers of agree(); next() is atomic
         self._closing = threading.Lock()  # taken by the first close, never given back
         self._quick = Quick(assembly)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
@@ -212,6 +215,8 @@ class Communicator(Messaging, Collecting, Calling, Serving):
     def _carry_out(self, run: Run[Any], deadline: float) -> Any:
         try:
             return run_to_end(self._group, run, deadline)
+        except OperationTimeout as late:
+            raise self._assembly.journal.patience.explain(late) from None
         except NexarError as error:
             raise self._judged(error) from None
 
@@ -240,6 +245,7 @@ class Communicator(Messaging, Collecting, Calling, Serving):
         if final is not error:
             for note in getattr(error, "__notes__", ()):
                 final.add_note(note)
+            self._assembly.black_box.failed(final)
         return final
 
     def _deadline(self, timeout: Any) -> float:

@@ -22,6 +22,7 @@ from nexar.cluster.change import Change
 from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
 from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.events import MembershipEvent
 from nexar.communicator.fate import Fate
 from nexar.communicator.maker import Maker
 from nexar.communicator.settling import ANYTHING, NOTHING
@@ -52,8 +53,8 @@ class Lineage:
         """Makes what the user holds of a branch. Written once, before the first branch."""
         self.missed: Callable[[NodeId, str], None] = _nothing
         """Told that somebody here needs a member that cannot be reached. Written once, before the first branch."""
-        self.told: Callable[[Branch, Branch, dict[int, str], tuple[int, ...]], None] = _nothing
-        """Told of each successor: old, new, who was lost and who joined. Likewise."""
+        self.opened: Callable[[Branch], None] = _nothing
+        """Told of each branch before anybody uses it. Likewise."""
         self._changed = threading.Condition()  # over everything below
         self._world = membership
         self._changes: list[Change] = []  # all that were chosen since this node is here
@@ -70,6 +71,7 @@ class Lineage:
         them may have had an earlier one. PeerLost, OperationTimeout.
         """
         branch, _ = self._maker.make(membership, communicator, deadline, ANYTHING if joining else None)
+        self.opened(branch)
         with self._changed:
             end, changes = self._end, list(self._changes)
             self._branches[branch] = None
@@ -86,7 +88,29 @@ class Lineage:
         """The user has closed it."""
         with self._changed:
             self._branches.pop(branch, None)
-        branch.close()
+        branch.end()
+
+    def find(self, communicator: int, generation: int) -> Branch | None:
+        """One that is open."""
+        with self._changed:
+            about = communicator, generation
+            return next((each for each in self._branches if (each.communicator, each.membership.epoch) == about), None)
+
+    def wait_for_successor(self, branch: Branch, deadline: float) -> Any:
+        """What the user gets next; None: nothing in time. Raises what ended all of them."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: branch.successor is not None or self._closed or self._end is not None,
+                max(0.0, deadline - time.monotonic()),
+            )
+            if branch.successor is None and self._end is not None:
+                raise copy(self._end)
+            return branch.successor
+
+    def is_concerned(self, branch: Branch) -> bool:
+        """Whether a change that was chosen gives it a successor."""
+        with self._changed:
+            return self._target(branch) is not None
 
     def branches(self) -> list[Branch]:
         """Those that are open."""
@@ -225,6 +249,7 @@ class Lineage:
         completed = branch.assembly.journal.completed
         deadline = time.monotonic() + self._config.recovery_timeout
         made, least = self._maker.make(target, branch.communicator, deadline, completed, self._begun)
+        self.opened(made)
         changes = [each for each in changes if branch.membership.epoch < each.epoch <= target.epoch]
         with self._changed:
             self._making = None
@@ -246,7 +271,7 @@ class Lineage:
             group.close()
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
-        new.registry = old.registry
+        new.inherit(old)
         communicator = self.wrap(new)
         old.successor = communicator
         lost = old.lost(changes)
@@ -255,7 +280,20 @@ class Lineage:
         change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
         old.fate.seal(change if self._config.recovery_policy != "manual" else _manual(old, lost))
         old.close()
-        self.told(old, new, lost, joined)
+        old.memberships.publish(
+            MembershipEvent(
+                new.membership.epoch,
+                old.group.size,
+                new.group.size,
+                old.group.rank,
+                new.group.rank,
+                joined,
+                lost,
+                communicator,
+            )
+        )
+        with self._changed:
+            self._changed.notify_all()
 
     def _failed(self, branch: Branch, error: NexarError) -> None:
         """It was not made. A later change, if there is one or comes soon, gives another chance."""
@@ -294,7 +332,7 @@ class Lineage:
             thread.join()
         for branch in branches:
             branch.fate.seal(UsageError("this node is closed; make a new one with nexar.init()"))
-            branch.close()
+            branch.end()
 
 
 def _nothing(*_: Any) -> None:

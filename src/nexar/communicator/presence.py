@@ -10,30 +10,44 @@ from __future__ import annotations
 import logging
 import time
 import traceback as tracebacks
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
+from nexar.cluster.ballots import Ballots
 from nexar.cluster.change import Change
 from nexar.cluster.death_lines import DeathLines
-from nexar.cluster.decisions.succession_events import Stall, Word
+from nexar.cluster.decisions.succession_events import Recover, Stall, Wanted, Word
+from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
-from nexar.cluster.lookout import LEFT, Lookout
+from nexar.cluster.lookout import LEFT, Lookout, Noticed
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.opening import EAGER_WORLD
 from nexar.cluster.pings import Pings
 from nexar.cluster.recovery import WORDS, Recovery
 from nexar.cluster.switchboard import Switchboard
-from nexar.communicator.branch import Branch
+from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
-from nexar.errors import NexarError, PeerLost
+from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.links.link import Link
-from nexar.types import NodeId
-from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Beat, Doing, Goodbye, Message, Ping, Pong
+from nexar.transport.foreign_text import one_line
+from nexar.types import NodeId, Rank
+from nexar.wire.messages import (
+    MAX_CAUSE_CHARACTERS,
+    Beat,
+    Doing,
+    Goodbye,
+    Message,
+    Ping,
+    Pong,
+    Revoke,
+    Suspect,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -55,39 +69,61 @@ class Presence:
         self.node: Final = node
         self.mesh: Final = mesh
         self.lineage: Final = Lineage(Maker(node, mesh, node.config), membership)
-        self.noticed: Callable[[NodeId, str, str], None] = _nothing
-        """Told what is noticed of members: node, state, cause. Written once, before the first communicator."""
-        self._ends = ExitStack()
         pings = Pings()
         self._lookout = Lookout(node, mesh, pings, self._tell, self._notice)
         self.recovery: Final = Recovery(
             node, mesh, membership, heir=self, probe=self._lookout.probe, tell_seed=self._say_to_seed
         )
         self.lineage.missed = self._lookout.missed
+        self.lineage.opened = self._opened
+        self.ballots: Final = Ballots(node.id, node.progress.lock, self.recovery.say)
         self.heartbeat: Heartbeat | None = None
         self._lines: DeathLines | None = None
         board.on_lost = self._lookout.link_lost
         board.connect(self._lookout.said_goodbye, Goodbye)
         board.connect(pings.arrived, Ping, Pong)
         board.connect(self._heard, *WORDS)
+        board.connect(self._revoked, Revoke)
         mesh.on_expelled = self.expelled
         if node.meets_strangers:
             self._watch(board, membership)
 
     def _watch(self, board: Switchboard, membership: Membership) -> None:
         """Where a member can die without a word: not in a world of threads."""
-        self.heartbeat = Heartbeat(self.node, self.mesh.links, self._doing, self._lookout.found)
+        self.heartbeat = Heartbeat(self.node, self.mesh.links, self.doing, self._lookout.found)
         self._lines = DeathLines(self.node, self.mesh.links, self._lookout.line_ended)
         self.mesh.death_lines = self._lines
         board.connect(self._beaten, Beat)
         self.heartbeat.adopt(membership)
         self._lines.adopt(membership)
 
+    def look_around(self) -> None:
+        """See that there are links to those who watch this node and whom it watches. Never blocks."""
+        membership = self.recovery.membership
+        rank = membership.rank_of(self.node.id)
+        if rank is not None and self.heartbeat is not None and membership.size > EAGER_WORLD:
+            size = membership.size
+            wanted = [membership.members[other].node for other in {*watchers(size, rank), *watched(size, rank)}]
+            self.node.dialer.aside(partial(self._link, wanted))
+
+    def _link(self, nodes: Sequence[NodeId]) -> None:
+        for node in nodes:
+            try:
+                self.mesh.link(node, time.monotonic() + self.node.config.heartbeat_timeout)
+            except NexarError as error:
+                self._lookout.missed(node, str(error))
+
     # -- from the driving thread -------------------------------------------------------------------------------
 
     def _heard(self, link: Link, message: Message) -> None:
         assert isinstance(message, Word)
-        self.recovery.heard(link.peer, message)
+        if isinstance(message, Suspect) or (message.instance[0] == WORLD and message.instance[2] == 0):
+            self.recovery.heard(link.peer, message)
+        else:
+            self.ballots.hear(link.peer, message)
+
+    def _opened(self, branch: Branch) -> None:
+        self.ballots.know(branch.communicator, branch.membership.epoch, branch.nodes)
 
     def _beaten(self, link: Link, message: Message) -> None:
         assert isinstance(message, Beat)
@@ -117,12 +153,15 @@ class Presence:
     def _tell(self, event: object) -> None:
         self.recovery.put(event)  # type: ignore[arg-type]
 
-    def _notice(self, node: NodeId, state: str, cause: str) -> None:
-        self.noticed(node, state, cause)
+    def _notice(self, node: NodeId, state: Noticed, cause: str) -> None:
+        for branch in self.lineage.branches():
+            rank = branch.membership.rank_of(node)
+            if rank is not None:
+                branch.failures.publish(FailureEvent(rank, node, cause, state, branch.membership.epoch))
         if state == "lost" and self.node.config.recovery_policy == "abort":
             self.lineage.end_all(partial(_lost_in, node, cause))
 
-    def _doing(self) -> tuple[tuple[Doing, ...], str]:
+    def doing(self) -> tuple[tuple[Doing, ...], str]:
         """For the beats: what this node does, and the last call that it finished."""
         journals = [(branch.communicator, branch.assembly.journal) for branch in self.lineage.branches()]
         now = time.monotonic()
@@ -143,6 +182,7 @@ class Presence:
             self.heartbeat.adopt(after)
         if self._lines is not None:
             self._lines.adopt(after)
+        self.look_around()
         self.lineage.changed(change, before, after)
 
     def stalled(self, stall: Stall) -> None:
@@ -154,6 +194,45 @@ class Presence:
         _log.warning("this node was expelled in epoch %d: %s", epoch, reason)
         self.lineage.expelled(epoch, reason)
 
+    # -- what users ask for --------------------------------------------------------------------------------------
+
+    def is_gone(self, node: NodeId) -> bool:
+        """Whether it is no member any more."""
+        return self.recovery.membership.rank_of(node) is None
+
+    def succeed(self, branch: Branch, deadline: float, timeout: float) -> Any:
+        """The communicator after this one: without who is lost; if nobody is, the same members once more."""
+        if branch.successor is None:
+            suspects = self.recovery.suspects()
+            if suspects.keys() & branch.nodes:
+                self.recovery.put(Recover())
+            elif not self.lineage.is_concerned(branch):
+                self.recovery.put(Wanted(renewed=(branch.communicator,)))
+        found = self.lineage.wait_for_successor(branch, deadline)
+        if found is not None:
+            return found
+        if isinstance(branch.fate.error, (NoQuorum, RecoveryTimeout)):
+            branch.fate.check()
+        raise RecoveryTimeout(missing_votes=[], timeout=timeout)
+
+    def revoke(self, branch: Branch, rank: Rank, reason: str) -> None:
+        """This communicator is over, for all its members. Any thread."""
+        if isinstance(branch.fate.error, Revoked):
+            return
+        error = Revoked(communicator=str(branch.communicator), reason=reason, rank=rank)
+        branch.fate.seal(error)
+        branch.interrupt(error)
+        word = Revoke(branch.communicator, branch.membership.epoch, rank, reason[:MAX_CAUSE_CHARACTERS])
+        for link in branch.group.links().values():
+            _say(link, word)
+
+    def _revoked(self, link: Link, message: Message) -> None:
+        """Passed on, once, so that it needs no link that is not there."""
+        assert isinstance(message, Revoke)
+        branch = self.lineage.find(message.communicator, message.generation)
+        if branch is not None and link.peer in branch.nodes and 0 <= message.rank < branch.group.size:
+            self.revoke(branch, message.rank, one_line(message.reason))
+
     # -- the end -----------------------------------------------------------------------------------------------
 
     def say_goodbye(self, error: BaseException | None = None, traceback: TracebackType | None = None) -> None:
@@ -164,32 +243,29 @@ class Presence:
             text = "".join(lines)[-MAX_CAUSE_CHARACTERS:]
         goodbye = Goodbye(reason=LEFT if error is None else f"{type(error).__name__}: {error}"[:1000], traceback=text)
         for link in self.mesh.links().values():
-            try:
-                link.send_control(goodbye)
-            except NexarError as gone:
-                _log.debug("no goodbye to node %x: %s", link.peer, gone)
+            _say(link, goodbye)
 
     def close(self) -> None:
         """Every communicator, and all that watches. Idempotent. The mesh is the caller's to close."""
         self.recovery.close()
+        self.ballots.close()
         if self.heartbeat is not None:
             self.heartbeat.close()
         if self._lines is not None:
             self._lines.close()
         self.lineage.close()
 
-    def wait_for_change(self, since: int, timeout: float) -> Membership | None:
-        """The membership after this epoch, if it comes in time."""
-        deadline = time.monotonic() + timeout
-        return self.lineage.wait_for_epoch(since + 1, deadline)
+
+def _say(link: Link, message: Message) -> None:
+    """Who cannot be told hears of it in another way."""
+    try:
+        link.send_control(message)
+    except NexarError as gone:
+        _log.debug("not said to node %x: %s", link.peer, gone)
 
 
 def _no_seed(_: Message) -> bool:
     return False
-
-
-def _nothing(*_: object) -> None:
-    """Nobody listens."""
 
 
 def _lost_in(node: NodeId, cause: str, branch: Branch) -> NexarError:

@@ -1,0 +1,159 @@
+"""Values that some members agree on by ballot, whatever happens to the others: the shell of `decisions.agreement`.
+
+Each instance is a conversation of its own, known by (communicator, generation, sequence). Who is asked for its vote
+gives it, whether or not it has a proposal itself; so a majority that is alive is enough, and who comes late is told what
+was chosen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any, Final
+
+from nexar.cluster.alarm import Alarm
+from nexar.cluster.decisions.agreement import Agreement
+from nexar.cluster.decisions.succession_events import Say, Word
+from nexar.links.operation import Operation
+from nexar.types import AwaitedPeer, NodeId
+from nexar.wire.messages import Instance, Suspect
+
+_KEPT: Final = 1024
+"""Instances, and communicators, that are remembered: the newest."""
+
+
+class Agreed(Operation):
+    """Done when the value of an instance is chosen."""
+
+    __slots__ = ("_value", "instance")
+
+    def __init__(self, lock: threading.Lock, instance: Instance) -> None:
+        super().__init__(lock)
+        self.instance = instance
+        self._value = b""
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return f"agree #{self.instance[2]}"
+
+    def awaited(self) -> AwaitedPeer:
+        """A majority of the voters."""
+        return AwaitedPeer(missing="the vote of a majority")
+
+    def cancel(self) -> None:
+        """The ballot goes on: who waits no longer changes nothing for the others."""
+
+    def settle(self, value: bytes) -> None:
+        """It was chosen. Under the node's lock."""
+        self._value = value
+        self.finish()
+
+    def value(self) -> bytes:
+        """What was chosen."""
+        return self._value
+
+
+class Ballots:
+    """Of one node. Any thread. Close it before the mesh."""
+
+    def __init__(self, me: NodeId, lock: threading.Lock, say: Callable[[NodeId, Word], None]) -> None:
+        """`lock` is the node's; `say` must not block, and what it says may be lost."""
+        self._me = me
+        self._node_lock = lock
+        self._say = say
+        self._lock = threading.Lock()  # over everything below
+        self._voters: OrderedDict[tuple[int, int], frozenset[NodeId]] = OrderedDict()  # by communicator and generation
+        self._agreements: OrderedDict[Instance, Agreement] = OrderedDict()
+        self._waiting: dict[Instance, list[Agreed]] = {}
+        self._alarm = Alarm(self._ring)
+
+    def know(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
+        """From now on this node votes on what these members agree on."""
+        with self._lock:
+            self._voters[communicator, generation] = voters
+            _forget(self._voters)
+
+    def propose(self, instance: Instance, value: bytes) -> Agreed:
+        """Bring a value; the operation gives the one that is chosen, perhaps another's. The communicator is known."""
+        now = time.monotonic()
+        agreed = Agreed(self._node_lock, instance)
+        with self._lock:
+            agreement = self._agreement(instance)
+            assert agreement is not None  # whoever calls has made the communicator known
+            self._waiting.setdefault(instance, []).append(agreed)
+            words = agreement.propose(value, now)
+            due = agreement.due(now)
+        self._spread(words)
+        self._settle(instance)
+        self._alarm.ring_by(due)
+        return agreed
+
+    def hear(self, sender: NodeId, word: Word) -> None:
+        """A word about an instance. One of a communicator that is not known here is dropped: it will be repeated."""
+        if isinstance(word, Suspect):
+            return
+        now = time.monotonic()
+        with self._lock:
+            agreement = self._agreement(word.instance)
+            if agreement is None or sender not in agreement.voters:
+                return
+            words = agreement.hear(sender, word, now)
+            due = agreement.due(now)
+        self._spread(words)
+        self._settle(word.instance)
+        self._alarm.ring_by(due)
+
+    def missing(self, instance: Instance) -> list[NodeId]:
+        """Whose vote is still missing."""
+        with self._lock:
+            agreement = self._agreements.get(instance)
+            return [] if agreement is None else list(agreement.missing())
+
+    def _agreement(self, instance: Instance) -> Agreement | None:
+        """Under the lock. None: the communicator is not known."""
+        found = self._agreements.get(instance)
+        voters = self._voters.get(instance[:2])
+        if found is None and voters is not None:
+            found = self._agreements[instance] = Agreement(
+                instance, self._me, voters, random=Random(hash((self._me, instance)))
+            )
+            _forget(self._agreements)
+        return found
+
+    def _spread(self, words: Iterable[Say]) -> None:
+        for each in words:
+            self._say(each.node, each.word)
+
+    def _settle(self, instance: Instance) -> None:
+        with self._lock:
+            agreement = self._agreements.get(instance)
+            chosen = None if agreement is None else agreement.chosen
+            waiting = [] if chosen is None else self._waiting.pop(instance, [])
+        if chosen is not None:
+            with self._node_lock:
+                for agreed in waiting:
+                    agreed.settle(chosen)
+
+    def _ring(self, now: float) -> float | None:
+        words: list[Say] = []
+        with self._lock:
+            for agreement in list(self._agreements.values()):
+                due = agreement.due(now)
+                if due is not None and due <= now:
+                    words += agreement.tick(now)
+            dues = [due for each in self._agreements.values() if (due := each.due(now)) is not None]
+        self._spread(words)
+        return min(dues, default=None)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._alarm.close()
+
+
+def _forget(kept: OrderedDict[Any, Any]) -> None:
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)

@@ -1,0 +1,130 @@
+"""What a communicator offers for when members come and go: who is how, what was noticed, and how to go on."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from nexar.communicator.branch import Branch
+from nexar.communicator.events import FailureEvent, MembershipEvent, Subscription
+from nexar.communicator.health import Health, health
+from nexar.communicator.objects import decode_object, encode_object
+from nexar.communicator.presence import Presence
+from nexar.communicator.resilient import Team
+from nexar.errors import NoQuorum, OperationTimeout, UsageError
+from nexar.group import deadline_after
+from nexar.types import AwaitedPeer, NodeId
+from nexar.wire.messages import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator
+
+_LARGEST_VALUE: Final = MAX_MESSAGE_BYTES - (64 << 10)
+
+
+class Surviving(ABC):
+    """Of one communicator."""
+
+    _branch: Branch
+    _presence: Presence
+    _agreements: itertools.count[int]
+
+    @abstractmethod
+    def _seconds(self, timeout: Any) -> float:
+        """See Communicator."""
+
+    # -- what is known -----------------------------------------------------------------------------------
+
+    def health(self) -> dict[int, Health]:
+        """How each rank is, so far as this one knows: alive, stuck, silent or lost; what it does, when it was heard."""
+        presence = self._presence
+        heartbeat = presence.heartbeat
+        return health(
+            self._branch.membership,
+            presence.node.id,
+            presence.doing(),
+            known=_not_watched if heartbeat is None else heartbeat.known,
+            links=presence.mesh.links(),
+            suspects=presence.recovery.suspects(),
+        )
+
+    def failure_events(self, callback: Callable[[FailureEvent], object] | None = None) -> Subscription[FailureEvent]:
+        """What is noticed of members from now on: lost, stuck, left, back. An async iterator; or `callback` is called,
+        by a thread of ours. It goes on with the successors; close it, or leave its `with` block.
+        """
+        return self._branch.failures.subscribe(callback)
+
+    def membership_events(
+        self, callback: Callable[[MembershipEvent], object] | None = None
+    ) -> Subscription[MembershipEvent]:
+        """Each step to a successor from now on: who left and why, who joined, old and new size and rank. As
+        `failure_events`.
+        """
+        return self._branch.memberships.subscribe(callback)
+
+    # -- going on ------------------------------------------------------------------------------------------
+
+    def resilient(self) -> Team[Communicator]:
+        """This communicator, with collectives that are tried again on the survivors: see Team. All ranks make it."""
+        self._seconds(None)
+        team: Team[Communicator] = Team(self)  # type: ignore[arg-type]
+        return team
+
+    def shrink(self, *, timeout: float | None = None) -> Communicator:
+        """The next communicator: without the members that are lost, in the order of the ranks; the survivors call it.
+
+        For the manual policy, or after `revoke`. NoQuorum, RecoveryTimeout: there is none (yet). This communicator is
+        over then: every later call on it says so.
+        """
+        seconds = self._presence.node.config.recovery_timeout if timeout is None else timeout
+        made: Communicator = self._presence.succeed(self._branch, deadline_after(seconds), seconds)
+        return made
+
+    def revoke(self, reason: str = "") -> None:
+        """Declare this communicator over, on all ranks: every pending and later call on it raises Revoked. Go on with
+        `shrink()`.
+        """
+        self._presence.revoke(self._branch, self._branch.group.rank, reason or "no reason was given")
+
+    def agree(self, value: Any, *, timeout: float | None = None) -> Any:
+        """One of the values that ranks bring, the same on all of them; also if some die meanwhile, as long as a
+        majority of this communicator's members lives. A rank that calls it late gets the same answer.
+
+        `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
+        """
+        config = self._presence.node.config
+        seconds = config.recovery_timeout if timeout is None else timeout
+        mine = msgspec.msgpack.encode([bytes(part) for part in encode_object(value)])
+        if len(mine) > _LARGEST_VALUE:
+            raise UsageError(f"agree(value): {len(mine)} bytes; a value may have up to {_LARGEST_VALUE}")
+        group = self._branch.group
+        instance = group.communicator, group.matching.generation, next(self._agreements)
+        agreed = self._presence.ballots.propose(instance, mine)
+        try:
+            group.progress.wait((agreed,), deadline_after(seconds))
+        except OperationTimeout as late:
+            raise self._no_majority(instance, seconds) from late
+        chosen = msgspec.msgpack.decode(agreed.value(), type=list[bytes])
+        return decode_object([memoryview(part) for part in chosen])
+
+    def _no_majority(self, instance: tuple[int, int, int], seconds: float) -> NoQuorum | OperationTimeout:
+        members = self._branch.membership
+        suspects = self._presence.recovery.suspects()
+        gone = [node for node in self._branch.nodes if node in suspects or self._presence.is_gone(node)]
+        needed = members.size // 2 + 1
+        if members.size - len(gone) < needed:
+            alive = [rank for rank, member in enumerate(members.members) if member.node not in gone]
+            return NoQuorum(alive=alive, needed=needed)
+        missing = [
+            AwaitedPeer(rank=members.rank_of(node), node=node, missing="its vote")
+            for node in self._presence.ballots.missing(instance)
+        ]
+        return OperationTimeout(operation=f"agree #{instance[2]}", waiting_for=missing, timeout=seconds)
+
+
+def _not_watched(_: NodeId) -> None:
+    return None

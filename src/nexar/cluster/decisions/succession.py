@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.complaints import Complaints
+from nexar.cluster.decisions.disputes import Disputes
 from nexar.cluster.decisions.electorate import Electorate
 from nexar.cluster.decisions.history import History, ask
 from nexar.cluster.decisions.judging import Judging, read_change
@@ -55,10 +56,7 @@ from nexar.wire.messages import Accept, Chosen, Prepare, Rejected, Suspect
 if TYPE_CHECKING:
     from random import Random
 
-_DISPUTES: Final = 2  # that many before the higher rank resigns: the node may have died while others looked
-_LONGEST_DISPUTE: Final = 5.0
 _STALLED_PAUSE: Final = 5.0
-_REFUSED_PAUSE: Final = 0.5
 
 
 class Succession:
@@ -109,6 +107,9 @@ class Succession:
         self._draft: Change | None = None
         self._draft_is_old = True
         self._recovering = False
+        self._disputes = Disputes(
+            rank, membership, suspicions, wishes, self._probing, probe_timeout=self._probe_timeout
+        )
         self._complaints = Complaints(self.me, membership, suspicions)
         self._stalling = Stalling(
             self.me,
@@ -204,14 +205,17 @@ class Succession:
     def _is_gone(self, node: NodeId) -> bool:
         return node in self._suspicions or self._wishes.releases(node)
 
-    def _suspect(self, node: NodeId, cause: str, now: float, *, willing: bool = False) -> list[Action]:
+    def _suspect(
+        self, node: NodeId, cause: str, now: float, *, willing: bool = False, told: bool = False
+    ) -> list[Action]:
+        """`told`: by others that know. They need not be told at once."""
         seed = self.membership.seed
         is_known = self.membership.rank_of(node) is not None or (seed is not None and seed.node == node)
         if node == self.me or not is_known:
             return []
         if self._suspicions.add(node, cause, now, willing=willing):
             self._changed()
-            if not willing:
+            if not (willing or told):
                 self._complaints.add(node)
         return self._rejudge(now)
 
@@ -235,7 +239,7 @@ class Succession:
     def _probed(self, node: NodeId, cause: str | None, now: float) -> list[Action]:
         self._probing.told(node, now, reached=cause is None)
         if cause is not None:
-            return self._suspect(node, cause, now)
+            return self._suspect(node, cause, now, told=True)
         disputed = node in self._suspicions and self._suspicions[node].disputes
         if disputed:
             self._cleared(node)
@@ -282,8 +286,8 @@ class Succession:
         if isinstance(word, Prepare | Accept):
             self._turns.heard(sender, now)
         said = list(self._instance().hear(sender, word, now, lambda accept: self._judge(accept, now)))
-        if isinstance(word, Rejected):
-            self._look_at_refusals(now)
+        if isinstance(word, Rejected) and self._disputes.look(self._instance(), now):
+            self._changed()
         return [*said]
 
     def _hear_suspect(self, sender: NodeId, word: Suspect, now: float) -> list[Action]:
@@ -344,33 +348,6 @@ class Succession:
         if self._draft_is_old:
             self._draft, self._draft_is_old = self._wishes.draft(self._suspicions), False
         return [] if self._draft is None else list(self._instance().propose(self._draft.encode(), now))
-
-    def _look_at_refusals(self, now: float) -> None:
-        """So many refuse that, without those whom we do not reach, no majority can accept: the others see it
-        otherwise. What is disputed rests; what is not is proposed again.
-        """
-        agreement = self._instance()
-        ballot = agreement.ballot
-        if ballot is None or not ballot.rejected:
-            return
-        silent = sum(node in self._electorate and node not in ballot.rejected for node in self._suspicions)
-        if len(self._electorate) - len(ballot.rejected) - silent >= agreement.needed:
-            return
-        disputed = sorted(node for node in ballot.reached() if node in self._suspicions)
-        agreement.give_way(now, 0.0 if disputed and not ballot.inherited else _REFUSED_PAUSE)
-        for node in disputed:
-            self._disputed(node, now)
-        self._changed()
-
-    def _disputed(self, node: NodeId, now: float) -> None:
-        """Look once more. If the others insist and this node still cannot reach it, the higher rank of the two goes."""
-        self._probing.ask(node, now)
-        disputes = self._suspicions[node].disputes + 1
-        rest = min(_LONGEST_DISPUTE, self._probe_timeout * 1.2 * 2 ** (disputes - 1))
-        self._suspicions.dispute(node, now + rest)
-        rank = self.membership.rank_of(node)
-        if rank is not None and disputes >= _DISPUTES and self._rank > rank:
-            self._wishes.resign(f"rank {self._rank} cannot reach rank {rank}, which the others reach", node)
 
     # ------------------------------------------------------------ what was chosen
 

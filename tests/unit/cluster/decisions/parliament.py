@@ -22,14 +22,15 @@ from nexar.cluster.decisions.succession_events import (
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import Attendant, Member, Membership
+from nexar.wire.messages import Chosen
 
-SEED = 1000
+SEED = 1_000_000
 LATENCY = 0.001
 PROBE = 0.1  # seconds until somebody who does not answer counts as not reached
 
 
 def a_member(node: int) -> Member:
-    return Member(node, f"host-{node}", bytes([node % 256]) * 32, {"tls": (f"10.0.0.{node}:1",)})
+    return Member(node, f"host-{node}", node.to_bytes(32, "big"), {"tls": (f"10.0.0.1:{node}",)})
 
 
 def a_membership(size: int, *, epoch: int = 1, seed: bool = True) -> Membership:
@@ -104,8 +105,8 @@ class Parliament:
     def split(self, *sides: Iterable[int]) -> None:
         """Nobody reaches anybody of another side."""
         side_of = {node: number for number, side in enumerate(sides) for node in side}
-        for one in side_of:
-            self.cut |= {frozenset((one, other)) for other in side_of if side_of[one] != side_of[other]}
+        for one, here in side_of.items():
+            self.cut |= {frozenset((one, other)) for other, there in side_of.items() if here != there}
 
     def kill(self, *nodes: int, seen_by: Iterable[int] | None = None) -> None:
         """They die; the others, or these, notice at once."""
@@ -113,6 +114,16 @@ class Parliament:
         for node in nodes:
             for other in self.living() if seen_by is None else seen_by:
                 self.tell(other, Lost(node, f"node {node} was killed"))
+
+    def beat(self) -> None:
+        """Everybody tells everybody its epoch, once; who is behind is told what was chosen since."""
+        here = [node for node in self.machines if node not in self.dead]
+        for one in here:
+            for other in here:
+                if one != other and self.reaches(one, other):
+                    epoch = self.machines[other].membership.epoch
+                    for made_in, value in enumerate(self.machines[one].changes_since(epoch), epoch):
+                        self.tell(other, Heard(one, Chosen((0, made_in, 0), value)), LATENCY)
 
     def living(self) -> list[int]:
         return [node for node in self.machines if node not in self.dead and node != SEED]

@@ -1,0 +1,93 @@
+"""Words are lost, repeated and delivered in any order, proposers compete and vanish: never two values, and in the end
+one.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.cluster.decisions.agreement import Agreement
+from nexar.cluster.decisions.succession_events import Say
+from nexar.cluster.decisions.vote import LATER, OK, Judgement, Verdict, Vote
+from nexar.wire.messages import Accept
+
+INSTANCE = (0, 1, 0)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["deliver"] * 8 + ["repeat", "lose", "propose", "propose", "tick", "tick", "restart"]),
+        st.integers(0, 1000),
+    ),
+    max_size=150,
+)
+
+
+@dataclass
+class Bag:
+    """Everybody, and the words that are under way, in no order."""
+
+    size: int
+    moody: bool
+    """Judges refuse, or take their time, as they like."""
+    now: float = 0.0
+    words: list[tuple[int, Say]] = field(default_factory=list)
+    chosen: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.voters = frozenset(range(1, self.size + 1))
+        self.nodes = {node: self._made(node) for node in self.voters}
+        self.mood = Random(self.size)
+
+    def _made(self, node: int, vote: Vote | None = None) -> Agreement:
+        return Agreement(INSTANCE, node, self.voters, random=Random(node), vote=vote)
+
+    def judge(self, _: Accept) -> Judgement:
+        return self.mood.choice([OK, OK, LATER, Judgement(Verdict.NO, (1,))]) if self.moody else OK
+
+    def take(self, what: str, which: int) -> None:
+        node = 1 + which % self.size
+        if what in ("deliver", "repeat", "lose") and self.words:
+            place = which % len(self.words)
+            sender, say = self.words[place]
+            if what != "repeat":
+                del self.words[place]
+            if what != "lose":
+                self._said(say.node, self.nodes[say.node].hear(sender, say.word, self.now, self.judge))
+        elif what == "propose":
+            self._said(node, self.nodes[node].propose(b"value of %d" % node, self.now))
+        elif what == "tick":
+            self.now += 0.05 * (which % 7)
+            self._said(node, self.nodes[node].tick(self.now))
+            self._said(node, self.nodes[node].rejudge(self.judge))
+        elif what == "restart":
+            self.nodes[node] = self._made(node, Vote.decode(self.nodes[node].vote.encode()))
+
+    def _said(self, node: int, says: list[Say]) -> None:
+        self.words += [(node, say) for say in says]
+        self.chosen |= {each.chosen for each in self.nodes.values() if each.chosen is not None}
+        assert len(self.chosen) <= 1
+
+    def settle(self) -> None:
+        """The network is good again, and one proposer goes on."""
+        self.moody = False
+        for turn in range(4000):
+            if all(each.chosen is not None for each in self.nodes.values()):
+                return
+            if self.words:
+                self.take("deliver", 0)
+            else:
+                self.take("propose", 0)
+                self.take("tick", 0 if turn % 2 else 6 * self.size)
+
+
+@given(st.integers(1, 7), st.booleans(), steps)
+def test_one_value_is_chosen_whatever_happens_to_the_words(
+    size: int, moody: bool, story: list[tuple[str, int]]
+) -> None:
+    bag = Bag(size, moody)
+    for what, which in story:
+        bag.take(what, which)
+    bag.settle()
+    assert {each.chosen for each in bag.nodes.values()} == bag.chosen
+    assert len(bag.chosen) == 1

@@ -18,7 +18,7 @@ from nexar.errors import ConfigError
 PREFIX = "NEXAR_"
 FILE_VARIABLE = "NEXAR_CONFIG"
 
-LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH"})
+LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH", "NEXAR_JOINER"})
 """Variables a launcher of ours sets for its children that are no settings."""
 
 DEFAULT = "default"

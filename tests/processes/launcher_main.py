@@ -1,6 +1,7 @@
 """The command `nexar`, in front of a cluster that is not there: what a launcher does with its processes needs none.
 
 The seed and the launcher's line to it are replaced; deaths that are reported go to the file TEST_REPORTS names.
+With TEST_FORMED the cluster has formed at once.
 """
 
 import os
@@ -12,6 +13,7 @@ from nexar.security.invitation import Invitation
 from nexar.security.join_ticket import format_ticket, make_secret
 
 REPORTS = os.environ.pop("TEST_REPORTS", None)
+FORMED = os.environ.pop("TEST_FORMED", None)
 
 
 class Context:
@@ -43,10 +45,12 @@ class NoAttendant(Context):
     def __init__(self, invitation: Invitation, count: int, config: object, first_rank: int | None = None) -> None:
         self.node, self.first_rank, self.size, self.group_rank = 7, first_rank or 0, (first_rank or 0) + count, 0
 
-    def report(self, rank: int, cause: str) -> None:
+        self.formed = FORMED is not None
+
+    def report(self, rank: int, cause: str, *, well: bool = False) -> None:
         if REPORTS:
             with open(REPORTS, "a", encoding="utf-8") as file:
-                file.write(f"{rank}: {cause}\n")
+                file.write(f"{rank}{' (well)' if well else ''}: {cause}\n")
 
 
 def replace(module: str, **names: object) -> None:

@@ -63,7 +63,7 @@ def test_every_death_is_reported_with_its_cause(tmp_path):
     assert "0: ended with exit code 1\nTraceback" in reports
     assert "ValueError: on purpose" in reports
     assert "1: was killed by SIGKILL" in reports
-    assert "2: " not in reports  # it ended well, which is no death
+    assert "2 (well): ended with exit code 0" in reports  # no death, but it will never come
 
 
 def test_the_policy_abort_stops_all(tmp_path):
@@ -71,6 +71,85 @@ def test_the_policy_abort_stops_all(tmp_path):
     for how, code in (("exit", 5), ("kill", 128 + 9)):
         ran = launch("run", "-n", 3, script(tmp_path, text), cwd=tmp_path, HOW=how, NEXAR_RECOVERY_POLICY="abort")
         assert ran.process.returncode == code
+
+
+# -- starting again --------------------------------------------------------------------------------------------------
+
+ELASTIC = ("run", "-n", 2, "--elastic", "--max-restarts", 2)
+AGAIN = """
+import os, sys, time
+from pathlib import Path
+
+place = os.environ["LOCAL_RANK"]
+life = len(list(Path(".").glob(f"life{place}.*")))
+Path(f"life{place}.{life}").touch()
+joins = "NEXAR_JOINER" in os.environ and "RANK" not in os.environ
+print("life", life, "joins", joins, flush=True)
+
+def stay():
+    deadline = time.monotonic() + 20
+    while not Path("done").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sys.exit(0)
+
+"""
+
+
+def again(folder, text, *options, **variables):
+    path = folder / "again.py"
+    path.write_text(AGAIN + text)
+    return launch(*(options or ELASTIC), path, cwd=folder, **variables)
+
+
+def test_a_rank_that_dies_is_started_again_as_a_joiner_whose_end_counts(tmp_path):
+    text = "if place == '0': stay()\n"
+    text += "elif life == 0: os.kill(os.getpid(), 9)\nelif life == 1: sys.exit(3)\nelse: Path('done').touch()"
+    reports = tmp_path / "reports"
+    ran = again(tmp_path, text, TEST_FORMED="1", TEST_REPORTS=str(reports))
+    assert ran.process.returncode == 0, ran.stderr
+    assert "[rank 1] life 0 joins False" in ran.stdout
+    assert "[rank 1 restart 1] life 1 joins True" in ran.stdout
+    assert "[rank 1 restart 2] life 2 joins True" in ran.stdout
+    assert ran.stderr == (
+        "nexar: rank 1 was killed by SIGKILL; started again, restart 1 of 2\n"
+        "nexar: rank 1 restart 1 ended with exit code 3; started again, restart 2 of 2\n"
+    )
+    assert reports.read_text().splitlines()[0] == "1: was killed by SIGKILL"
+
+
+def test_before_the_cluster_has_formed_it_is_started_with_its_rank_and_not_missed(tmp_path):
+    reports = tmp_path / "reports"
+    ran = again(tmp_path, "if life == 0 and place == '1': sys.exit(3)", TEST_REPORTS=str(reports))
+    assert ran.process.returncode == 0
+    assert "[rank 1 restart 1] life 1 joins False" in ran.stdout
+    assert "exit code 3" not in reports.read_text()
+
+
+def test_when_the_restarts_are_used_up_the_last_end_decides(tmp_path):
+    ran = again(tmp_path, "if place == '1': sys.exit(5)")
+    assert ran.process.returncode == 5
+    assert len(list(tmp_path.glob("life1.*"))) == 3
+    assert "nexar: rank 1 restart 2 ended with exit code 5" in ran.stderr
+
+
+def test_the_last_one_is_not_started_again_for_nobody_could_let_it_in(tmp_path):
+    ran = again(tmp_path, "os.kill(os.getpid(), 9)", "run", "-n", 1, "--elastic", "--max-restarts", 2, TEST_FORMED="1")
+    assert ran.process.returncode == 128 + 9
+    assert len(list(tmp_path.glob("life0.*"))) == 1
+
+
+def test_who_came_too_late_to_be_let_in_is_lost_and_no_failure(tmp_path):
+    text = "if place == '0': stay()\nif life == 0: os.kill(os.getpid(), 9)\nPath('done').touch()\n"
+    text += "from nexar import JoinRefused\nraise JoinRefused(reason='every member has left or died: nobody is left')"
+    ran = again(tmp_path, text, TEST_FORMED="1")
+    assert ran.process.returncode == 0, ran.stderr
+    assert "nexar: warning: rank 1 restart 1 came too late" in ran.stderr
+
+
+def test_restarts_need_an_elastic_cluster(tmp_path):
+    ran = again(tmp_path, "", "run", "-n", 2, "--max-restarts", 2)
+    assert ran.process.returncode == 2
+    assert "give --elastic too" in ran.stderr
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import typer
 
 from nexar.config import settings
 
-Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed (not built yet).")]
-Least = Annotated[int | None, typer.Option("--min", help="Fewer members than this do not go on (not built yet).")]
-Most = Annotated[int | None, typer.Option("--max", help="More members than this are refused (not built yet).")]
+Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed.")]
+Least = Annotated[int | None, typer.Option("--min", help="Fewer members than this do not go on.")]
+Most = Annotated[int | None, typer.Option("--max", help="More members than this are refused.")]
 
 
 def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> dict[str, object]:

@@ -36,6 +36,9 @@ def run(
     elastic: Elastic = False,
     least: Least = None,
     most: Most = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="With --elastic: start so many ranks again, in all, when they die.", show_default=False)
+    ] = 0,
 ) -> None:
     """Start ranks on this host, watch them, and end with them."""
 
@@ -49,11 +52,13 @@ def run(
         patience = effective({**given, **NO_WAY_IN}, variables).config.formation_timeout
         config = effective({**given, **way_in(ticket, ticket_file, seed, patience=patience)}, variables).config
         _check_port(count, config)
+        _check_restarts(max_restarts, config)
         wishes = Wishes(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
             tee=tee,
             abort=config.recovery_policy == "abort",
+            max_restarts=max_restarts,
         )
         order = Order(
             count=count, command=command, config=config, wishes=wishes, inherited=variables, first_rank=first_rank
@@ -79,6 +84,14 @@ def _check_port(count: int, config: Config) -> None:
     if count > 1 and config.port:
         allowed = "one rank on this host: several cannot have the same port"
         raise ConfigError(variable="NEXAR_PORT", value=config.port, allowed=allowed, hint="give NEXAR_PORT_RANGE")
+
+
+def _check_restarts(max_restarts: int, config: Config) -> None:
+    if max_restarts < 0:
+        raise ConfigError(variable="--max-restarts", value=max_restarts, allowed="a whole number, 0 or more")
+    if max_restarts and not config.elastic_enabled:
+        allowed = "0 in a cluster that is not elastic: nobody would let a rank in that was started again"
+        raise ConfigError(variable="--max-restarts", value=max_restarts, allowed=allowed, hint="give --elastic too")
 
 
 def _is_module(name: str) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
+from collections import deque
 from typing import Self
 
-from nexar.cluster.join_line import LineLost
+from nexar.cluster.join_line import JoinLine
 from nexar.cluster.node import Node
+from nexar.cluster.standing import Listeners, Standing
 from nexar.cluster.worker import Worker
 from nexar.config import Config
-from nexar.errors import JoinRefused
 from nexar.security.invitation import Invitation
 from nexar.security.request import make_request
 from nexar.types import NodeId, Rank
@@ -20,52 +22,83 @@ _log = logging.getLogger(__name__)
 
 
 class Attendant:
-    """A block of `count` ranks, reserved at the seed for the children of this process, as long as it is open.
+    """A block of `count` ranks, reserved at the seed for the children of this process, as long as it is open. Where the
+    cluster has formed and is elastic the children get no ranks here: they join.
 
     JoinRefused, SeedUnreachable, VersionMismatch when it is made. Close it, or leave its `with` block, when the
-    children have ended.
+    children have ended. A seed that goes away is knocked at again, and hears then what could not be reported.
     """
 
     def __init__(self, invitation: Invitation, count: int, config: Config, first_rank: Rank | None = None) -> None:
+        self._invitation, self._count, self._config = invitation, count, config
+        self._lock = threading.Lock()
+        self._reports: deque[ChildDied] = deque()  # that the seed has not heard; under the lock
+        self._formed = threading.Event()  # set by the thread of the standing
+        self._standing: Standing | None = None  # written once, here
+        self.first_rank = first_rank
+        """Of the block; None: the children are to join without ranks."""
         # Nobody dials a launcher, so the port of the settings is left to the members.
         network = tuple(scheme for scheme in config.transports if scheme != "shm")
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:
-            self._reserve(invitation, count, config, first_rank)
+            self._reserve()
         except BaseException:
             self._node.close()
             raise
 
-    def _reserve(self, invitation: Invitation, count: int, config: Config, first_rank: Rank | None) -> None:
-        def ask(proof: bytes) -> Reserve:
-            request = make_request(self._node.id, self._node.key)
-            return Reserve(proof=proof, request=request, host=self._node.host, count=count, first_rank=first_rank)
-
-        worker = Worker(self._node, invitation, timeout=config.formation_timeout)
-        self._line, welcome = worker.enter("launcher", ask)
-        if welcome.first_rank is None or welcome.group_rank is None:
-            self._line.close("you reserved nothing")
-            raise JoinRefused(reason="it reserved no ranks for this launcher", address=self._line.address)
-        self.first_rank: Rank = welcome.first_rank
-        self.group_rank: int = welcome.group_rank
+    def _reserve(self) -> None:
+        worker = Worker(self._node, self._invitation, timeout=self._config.formation_timeout)
+        line, welcome = worker.enter("launcher", self._ask)
+        self.first_rank = welcome.first_rank
+        self.group_rank: int | None = welcome.group_rank
+        """The place of this launcher among the launchers; None where the children get no ranks."""
         self.size: int = welcome.size
         """Of the whole world."""
+        listeners = Listeners(
+            on_committed=self._formed.set, on_back=lambda _: self._send_reports(), on_refused=self._refused
+        )
+        self._standing = Standing(self._node, line, welcome, self._knock, listeners=listeners)
+
+    def _ask(self, proof: bytes) -> Reserve:
+        request = make_request(self._node.id, self._node.key)
+        host, first_rank = self._node.host, self.first_rank  # the same block, from a seed that began anew
+        return Reserve(proof=proof, request=request, host=host, count=self._count, first_rank=first_rank)
+
+    def _knock(self) -> JoinLine:
+        worker = Worker(self._node, self._invitation, timeout=self._config.join_auth_timeout)
+        return worker.enter_again("launcher", self._ask)
+
+    def _refused(self, reason: str) -> None:
+        """The children know better why, if they are concerned."""
+        _log.info("the seed refused this launcher: %s", reason)
 
     @property
     def node(self) -> NodeId:
         """What children name as their launcher."""
         return self._node.id
 
-    def report(self, rank: Rank, cause: str) -> None:
-        """A child has died: tell the seed. If that is gone too, the members find out by themselves."""
-        try:
-            self._line.send(ChildDied(rank=rank, cause=cause))
-        except LineLost as lost:
-            _log.info("cannot report that rank %d died: %s", rank, lost)
+    @property
+    def formed(self) -> bool:
+        """Whether everybody was there, once."""
+        return self._formed.is_set()
+
+    def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
+        """A child has ended, `well` if as it should: tell the seed. If that is gone, then when it is back; meanwhile
+        the members find out by themselves.
+        """
+        with self._lock:
+            self._reports.append(ChildDied(rank=rank, cause=cause, well=well))
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        with self._lock:
+            while self._reports and self._standing is not None and self._standing.send(self._reports[0]):
+                self._reports.popleft()
 
     def close(self) -> None:
         """Idempotent."""
-        self._line.leave("its children have ended")
+        if self._standing is not None:
+            self._standing.close("its children have ended")
         self._node.close()
 
     def __enter__(self) -> Self:

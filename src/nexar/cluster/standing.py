@@ -30,6 +30,7 @@ from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     MAX_WORD_BYTES,
     AreYouThere,
+    Committed,
     Died,
     Here,
     JoinMessage,
@@ -66,6 +67,8 @@ class Listeners:
     """A hint: this node may be gone, in the membership of this epoch, and why."""
     on_waiting: Callable[[tuple[Member, ...]], None] = _ignore
     """All who would like to become members now, and can be dialed."""
+    on_committed: Callable[[], None] = _ignore
+    """The cluster has formed: told to a launcher."""
     on_lost: Callable[[str], None] = _ignore
     """The line to the seed is gone, and why."""
     on_back: Callable[[int], None] = _ignore
@@ -165,6 +168,8 @@ class Standing:
                 self._pass_on(message.body)
             case Died():
                 listeners.on_died(message.node, message.epoch, message.cause)
+            case Committed():
+                listeners.on_committed()
             case Waiting():
                 listeners.on_waiting(self._members(message))
 

@@ -116,6 +116,10 @@ class Worker:
         """Knock until the seed has said welcome, and take the certificate it gives. Errors as for `join`."""
         return self._enter(role, ask, time.monotonic() + self._timeout)
 
+    def enter_again(self, role: Role, ask: Ask) -> JoinLine:
+        """One attempt, at a seed that was gone. Errors as for `rejoin`."""
+        return self._attempt(role, ask, time.monotonic() + self._timeout)[0]
+
     def _enter(self, role: Role, ask: Ask, deadline: float, cause: Exception | None = None) -> tuple[JoinLine, Welcome]:
         """`cause`: why it was not enough to have entered before."""
         while self.attempts == 0 or time.monotonic() < deadline:

@@ -17,12 +17,17 @@ from nexar.types import NodeId, parse_node
 LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
 """The node id of the launcher of ours that started the process."""
 
+JOINER_VARIABLE = "NEXAR_JOINER"
+"""Set where a launcher of ours started the process to join a cluster that has formed: it has no rank yet."""
+
 Environment: TypeAlias = Mapping[str, str]
 
 
 def detect(environ: Environment) -> Start | None:
     """Who started this process and as which rank; None: nobody who says. ConfigError for marks that make no sense."""
     present = {name: text.strip() for name, text in environ.items() if text.strip()}
+    if JOINER_VARIABLE in present:
+        return None  # what an outer launcher said is not meant for it
     return next((start for look in _LAUNCHERS if (start := look(present)) is not None), None)
 
 

@@ -15,6 +15,8 @@ _LINKED = ("The above exception was the direct cause of", "During handling of th
 _LAST_LINES = 20
 _CONSEQUENCE = re.compile(r"nexar\.errors\.\w+\.(?:PeerLost|MembershipChanged): ")
 
+_TOO_LATE = re.compile(r"nexar\.errors\.\w+\.JoinRefused: .*every member has left or died")
+
 
 class LineSplitter:
     """Turns pieces of output, cut anywhere, into lines. A carriage return ends a line too: progress bars use it."""
@@ -77,3 +79,9 @@ def blames_another(traceback: str) -> bool:
     """Whether a rank failed only because another one was gone: that one has the reason."""
     lines = traceback.rstrip().splitlines()
     return bool(lines) and _CONSEQUENCE.match(lines[-1]) is not None
+
+
+def came_too_late(traceback: str) -> bool:
+    """Whether a joiner failed only because nobody was left who could have let it in."""
+    lines = traceback.rstrip().splitlines()
+    return bool(lines) and _TOO_LATE.match(lines[-1]) is not None

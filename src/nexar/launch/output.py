@@ -47,7 +47,7 @@ class Console:
     def _prefix(self, plan: RankPlan, stream: Stream) -> bytes:
         if not self._coloured[stream]:
             return plan.prefix.encode()
-        return f"\x1b[{_COLOURS[plan.rank % len(_COLOURS)]}m{plan.prefix}\x1b[0m".encode()
+        return f"\x1b[{_COLOURS[(plan.rank or plan.local_rank) % len(_COLOURS)]}m{plan.prefix}\x1b[0m".encode()
 
 
 class StreamOutput:
@@ -73,7 +73,7 @@ class StreamOutput:
         try:
             log.write(piece)
         except OSError as error:
-            _log.warning("%s ends here (%s); rank %s goes on", log.name, error.strerror or error, self._plan.rank)
+            _log.warning("%s ends here (%s); %s goes on", log.name, error.strerror or error, self._plan.name)
             self._end_log()
 
     def tail(self) -> str:

@@ -2,15 +2,15 @@
 
 The names are those torchrun sets, so that programs written for it find their place. Ours come on top: the way in
 (a ticket, or the token and the seed's address), the launcher's node id, and a mark that all processes of one launch
-share and no others have.
+share and no others have. Who is to join a cluster that has formed gets no rank: its members give it one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from nexar.errors import ConfigError, UsageError
-from nexar.launch.detect import LAUNCHER_VARIABLE
+from nexar.launch.detect import JOINER_VARIABLE, LAUNCHER_VARIABLE
 from nexar.types import NodeId, Rank, format_node
 
 MARK_VARIABLE = "NEXAR_LAUNCH"
@@ -35,10 +35,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The ranks of one host: `count` of them from `first_rank`, in a world of `size`."""
+    """The ranks of one host: `count` of them from `first_rank`, in a world of `size`. None: all are to join later."""
 
     count: int
-    first_rank: Rank = 0
+    first_rank: Rank | None = 0
     size: int
     group_rank: int = 0
     launcher: NodeId
@@ -55,19 +55,38 @@ class Block:
 class RankPlan:
     """One process to start."""
 
-    rank: Rank
+    rank: Rank | None
+    """That it was first started with; None: it is to join a cluster that has formed."""
     local_rank: int
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)  # it holds the ticket
+    restart: int = 0
+    """How many were started in its place before."""
+
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        name = f"joiner {self.local_rank}" if self.rank is None else f"rank {self.rank}"
+        return f"{name} restart {self.restart}" if self.restart else name
+
+    @property
+    def joins(self) -> bool:
+        """Whether it comes in without a rank, after the cluster has formed."""
+        return JOINER_VARIABLE in self.environment
 
     @property
     def prefix(self) -> str:
         """What its lines begin with."""
-        return f"[rank {self.rank}] "
+        return f"[{self.name}] "
 
     def log_name(self, stream: Literal["stdout", "stderr"]) -> str:
         """The name of the file that keeps what it wrote; the rank, so that the files of all hosts fit in one folder."""
-        return f"rank_{self.rank}.{stream}.log"
+        return f"{self.name.replace(' ', '_')}.{stream}.log"
+
+    def again(self, *, as_joiner: bool) -> "RankPlan":
+        """What to start in its place. `as_joiner`: its rank is given to others, so it comes in without one."""
+        environment = _without_rank(self.environment) if as_joiner else self.environment
+        return replace(self, environment=environment, restart=self.restart + 1)
 
 
 def plan_ranks(
@@ -85,8 +104,12 @@ def plan_ranks(
 _WAYS_IN = frozenset({"NEXAR_TICKET", "NEXAR_SEED", "NEXAR_CLUSTER_TOKEN"})
 
 
+_PLACES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", LAUNCHER_VARIABLE)
+"""What only those have that form the cluster."""
+
+
 def _plan_rank(block: Block, line: tuple[str, ...], base: Mapping[str, str], mark: str, local_rank: int) -> RankPlan:
-    rank = block.first_rank + local_rank
+    rank = None if block.first_rank is None else block.first_rank + local_rank
     names = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
@@ -99,7 +122,12 @@ def _plan_rank(block: Block, line: tuple[str, ...], base: Mapping[str, str], mar
         LAUNCHER_VARIABLE: format_node(block.launcher),
         MARK_VARIABLE: mark,
     }
-    return RankPlan(rank, local_rank, line, {**base, **{name: str(value) for name, value in names.items()}})
+    environment = {**base, **{name: str(value) for name, value in names.items()}}
+    return RankPlan(rank, local_rank, line, _without_rank(environment) if rank is None else environment)
+
+
+def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environment.items() if name not in _PLACES} | {JOINER_VARIABLE: "1"}
 
 
 def parse_filter(text: str | None, count: int) -> frozenset[int]:
@@ -141,5 +169,6 @@ _OUTER = _WAYS_IN | {
     "MASTER_ADDR",
     "MASTER_PORT",
     LAUNCHER_VARIABLE,
+    JOINER_VARIABLE,
     MARK_VARIABLE,
 }

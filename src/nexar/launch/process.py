@@ -118,4 +118,4 @@ class RankProcess:
 
 def _not_started(plan: RankPlan, error: OSError) -> UsageError:
     reason = error.strerror or str(error)
-    return UsageError(f"rank {plan.rank} cannot be started: {error.filename or plan.command[0]}: {reason}")
+    return UsageError(f"{plan.name} cannot be started: {error.filename or plan.command[0]}: {reason}")

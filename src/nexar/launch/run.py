@@ -18,7 +18,7 @@ from nexar.launch.door import needed_token
 from nexar.launch.output import Console
 from nexar.launch.plan import Block, Command, plan_ranks
 from nexar.launch.supervisor import Supervisor, Wishes
-from nexar.launch.verdict import Verdict
+from nexar.launch.verdict import Ending, Verdict
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import parse_ticket
 from nexar.transport.address import parse_address
@@ -62,7 +62,7 @@ def run_host(order: Order, console: Console) -> int:
             count=order.count,
             first_rank=attendant.first_rank,
             size=attendant.size,
-            group_rank=attendant.group_rank,
+            group_rank=attendant.group_rank or 0,
             launcher=attendant.node,
             master_addr=host,
             master_port=port,
@@ -76,7 +76,7 @@ def run_host(order: Order, console: Console) -> int:
             entrance=entrance.variables,
             mark=mark,
         )
-        supervisor = Supervisor(plans, order.wishes, console=console, report=attendant.report, mark=mark)
+        supervisor = Supervisor(plans, order.wishes, console=console, cluster=attendant, mark=mark)
         verdict = supervisor.run()
     _explain(verdict, supervisor, console)
     return verdict.exit_code
@@ -131,10 +131,14 @@ def _free_port() -> int:
 def _explain(verdict: Verdict, supervisor: Supervisor, console: Console) -> None:
     """Losses first, the failure last: the last lines are what people read."""
     for ending in verdict.lost:
-        console.write("stderr", f"nexar: warning: rank {ending.rank} {ending} and is lost\n".encode())
+        console.write("stderr", f"nexar: warning: {ending.who} {_fate(ending)}\n".encode())
     if verdict.failed is not None:
-        errors = supervisor.errors_of(verdict.failed.rank)
-        words = f"nexar: rank {verdict.failed.rank} {verdict.failed}"
+        errors = supervisor.errors_of(verdict.failed)
+        words = f"nexar: {verdict.failed.who} {verdict.failed}"
         console.write(
             "stderr", f"{words}, the first to fail:\n{errors}\n".encode() if errors else f"{words}\n".encode()
         )
+
+
+def _fate(ending: Ending) -> str:
+    return "came too late: nobody was left to let it in" if ending.came_too_late else f"{ending} and is lost"

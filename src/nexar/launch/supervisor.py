@@ -1,4 +1,4 @@
-"""Starts the ranks of this host, passes their output on, watches them and ends with them.
+"""Starts the ranks of this host, passes their output on, watches them, starts some again, and ends with them.
 
 One loop in the main thread waits for everything at once: output, ends, signals, and the moment when asking turns into
 killing. Whatever way it is left, every process it started has ended and was reaped.
@@ -7,15 +7,15 @@ killing. Whatever way it is left, every process it started has ended and was rea
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol
 
 from nexar.launch.escalation import GRACE, Escalation
 from nexar.launch.guard import Guard
-from nexar.launch.lines import blames_another, last_traceback
+from nexar.launch.lines import blames_another, came_too_late, last_traceback
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess
@@ -23,9 +23,19 @@ from nexar.launch.signals import STOPPING, SignalInbox
 from nexar.launch.verdict import Ending, Verdict, judge
 from nexar.types import Rank
 
-Report: TypeAlias = Callable[[Rank, str], None]
-"""Tells the cluster of the end of a rank: which, and how. It does not raise when nobody can be told: the members notice
-the death by themselves."""
+
+class Cluster(Protocol):
+    """What a supervisor has to do with the cluster of its ranks."""
+
+    @property
+    def formed(self) -> bool:
+        """Whether everybody was there, once."""
+
+    def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
+        """Tell of the end of a rank: which, and how. It does not raise when nobody can be told: the members notice the
+        death by themselves.
+        """
+
 
 _CAUSE_CHARACTERS = 3000
 
@@ -41,6 +51,8 @@ class Wishes:
     """With `log_dir`: also to the console."""
     abort: bool = False
     """The end of a rank that did not end well ends all."""
+    max_restarts: int = 0
+    """How many ranks, in all, are started again when they did not end well."""
     grace: float = GRACE
 
     def shows(self, plan: RankPlan) -> bool:
@@ -52,12 +64,13 @@ class Supervisor:
     """One run. `run` may be called once, in the main thread."""
 
     def __init__(
-        self, plans: Sequence[RankPlan], wishes: Wishes, *, console: Console, report: Report, mark: str
+        self, plans: Sequence[RankPlan], wishes: Wishes, *, console: Console, cluster: Cluster, mark: str
     ) -> None:
-        self._plans, self._wishes, self._console, self._report, self._mark = plans, wishes, console, report, mark
+        self._plans, self._wishes, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
         self._running: dict[int, RankProcess] = {}
         self._endings: list[Ending] = []
-        self._errors: dict[Rank, str] = {}
+        self._errors: dict[str, str] = {}
+        self._restarts = 0
         self._escalation = Escalation(wishes.grace)
         self._interrupted: int | None = None
         self._aborted = False
@@ -76,9 +89,9 @@ class Supervisor:
                 self._turn()
         return judge(self._endings, interrupted=self._interrupted, aborted=self._aborted)
 
-    def errors_of(self, rank: Rank) -> str:
+    def errors_of(self, ending: Ending) -> str:
         """The traceback, or the last lines, that a rank wrote to standard error before it ended."""
-        return self._errors[rank]
+        return self._errors[ending.who]
 
     # -- one turn of the loop
 
@@ -126,27 +139,54 @@ class Supervisor:
         """Its last words, its end on record, and the news to those who have to know."""
         process.drain()
         self._close(process)
-        assert process.returncode is not None
         errors = last_traceback(process.outputs["stderr"].tail())
-        ending = Ending(
-            process.plan.rank,
-            process.returncode,
-            stopped=self._escalation.asked,
-            blames_another=blames_another(errors),
-        )
+        replacement = self._replacement(process)
+        ending = self._ending(process, errors, replaced=replacement is not None)
         self._endings.append(ending)
-        self._errors[ending.rank] = errors
-        self._tell(ending)
-        if self._wishes.abort and ending.code != 0 and not self._escalation.asked:
+        self._errors[ending.who] = errors
+        self._tell(process.plan, ending, replacement)
+        if replacement is not None:
+            self._start_again(ending, replacement)
+        elif self._wishes.abort and ending.code != 0 and not self._escalation.asked:
             self._aborted = True
             self._stop(signal.SIGTERM)
 
-    def _tell(self, ending: Ending) -> None:
-        """Tell the cluster of a death. A rank that ended well has left the cluster itself."""
-        if ending.code == 0:
+    def _ending(self, process: RankProcess, errors: str, *, replaced: bool) -> Ending:
+        assert process.returncode is not None
+        plan = process.plan
+        return Ending(
+            plan.local_rank if plan.rank is None else plan.rank,
+            process.returncode,
+            stopped=self._escalation.asked,
+            blames_another=blames_another(errors),
+            name=plan.name,
+            replaced=replaced,
+            came_too_late=plan.restart > 0 and came_too_late(errors),
+        )
+
+    def _replacement(self, process: RankProcess) -> RankPlan | None:
+        """What to start in its place, if anything. A joiner needs somebody who lets it in."""
+        unwanted = process.returncode == 0 or self._escalation.asked or self._wishes.abort
+        if unwanted or self._restarts >= self._wishes.max_restarts:
+            return None
+        formed = self._cluster.formed
+        return process.plan.again(as_joiner=formed) if self._running or not formed else None
+
+    def _start_again(self, ending: Ending, plan: RankPlan) -> None:
+        self._restarts += 1
+        how = f"restart {self._restarts} of {self._wishes.max_restarts}"
+        self._console.write("stderr", f"nexar: {ending.who} {ending}; started again, {how}\n".encode())
+        self._start(plan)
+
+    def _tell(self, plan: RankPlan, ending: Ending, replacement: RankPlan | None) -> None:
+        """Tell the cluster of a death. Who is started again before the cluster has formed is not missed, and of who
+        joined later the cluster knows no rank that we know.
+        """
+        awaited = replacement is not None and not self._cluster.formed
+        if awaited or plan.rank is None or plan.joins:
             return
-        details = self._errors[ending.rank][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
-        self._report(ending.rank, f"{ending}\n{details}".rstrip())
+        details = self._errors[ending.who][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
+        self._cluster.report(plan.rank, f"{ending}\n{details}".rstrip(), well=ending.code == 0)
 
     def _close(self, process: RankProcess) -> None:
         registered = self._selector.get_map()

@@ -1,4 +1,4 @@
-from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, blames_another, last_traceback
+from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, blames_another, came_too_late, last_traceback
 
 SIMPLE = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: on purpose'
 CAUSE = 'Traceback (most recent call last):\n  File "b.py", line 2, in <module>\nKeyError: 1'
@@ -70,3 +70,12 @@ def test_a_rank_that_fails_for_want_of_another_is_told_from_one_that_fails_by_it
     assert blames_another(lost)
     assert not blames_another("Traceback (most recent call last):\n  …\nValueError: no data\n")
     assert not blames_another("")
+
+
+def test_a_joiner_that_nobody_could_let_in_came_too_late():
+    refused = (
+        "nexar.errors.joining.JoinRefused: the seed at a:1 refused this node: every member has left or died: nobody"
+    )
+    assert came_too_late(f"Traceback (most recent call last):\n  …\n{refused}\n")
+    assert not came_too_late("Traceback …\nnexar.errors.joining.JoinRefused: the seed refused this node: not elastic")
+    assert not came_too_late("")

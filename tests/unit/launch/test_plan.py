@@ -103,3 +103,27 @@ def test_a_launcher_inside_a_rank_forgets_the_outer_cluster():
 def test_a_launcher_outside_keeps_the_ticket_it_was_given():
     given = {"NEXAR_TICKET": "T", "RANK": "0"}
     assert without_outer_launch(given) == given
+
+
+# -- without a rank ----------------------------------------------------------------------------------------------------
+
+
+def test_who_joins_a_cluster_that_has_formed_gets_no_rank_and_detects_none():
+    late = Block(count=2, first_rank=None, size=6, launcher=0xABC, master_addr="10.0.0.1", master_port=29501)
+    plan = plans(block=late, inherited={"SLURM_PROCID": "3", "WORLD_SIZE": "9"})[1]
+    assert plan.joins
+    assert (plan.rank, plan.name, plan.prefix) == (None, "joiner 1", "[joiner 1] ")
+    assert detect(plan.environment) is None
+    assert (plan.environment["LOCAL_RANK"], plan.environment["NEXAR_TICKET"]) == ("1", "T")
+    assert not {"RANK", "WORLD_SIZE", "GROUP_RANK", "NEXAR_LAUNCHER"} & set(plan.environment)
+    assert without_outer_launch(plan.environment).keys() == {"SLURM_PROCID"}
+
+
+def test_who_is_started_again_keeps_its_rank_until_the_cluster_has_formed():
+    first = plans()[1]
+    second = first.again(as_joiner=False)
+    assert (second.environment, second.joins) == (first.environment, False)
+    third = second.again(as_joiner=True)
+    assert detect(third.environment) is None
+    assert (third.name, third.rank) == ("rank 5 restart 2", 5)
+    assert third.log_name("stdout") == "rank_5_restart_2.stdout.log"

@@ -39,6 +39,19 @@ def test_an_aborted_run_is_not_good_although_one_had_ended_well():
     assert judge([Ending(0, 0), Ending(1, -9), Ending(2, -15, stopped=True)], aborted=True).exit_code == 128 + 9
 
 
+def test_of_a_rank_that_was_started_again_the_last_end_counts():
+    assert judge([Ending(1, -9, replaced=True), Ending(0, 0), Ending(1, 0, name="rank 1 restart 1")]).exit_code == 0
+    verdict = judge([Ending(1, 4, replaced=True), Ending(0, 0), Ending(1, 5, name="rank 1 restart 1")])
+    assert (verdict.exit_code, verdict.failed.who, verdict.lost) == (5, "rank 1 restart 1", ())
+
+
+def test_who_came_too_late_is_lost_and_no_failure():
+    late = Ending(1, 1, came_too_late=True)
+    assert judge([Ending(0, 0), late]).exit_code == 0
+    assert judge([Ending(0, 0), late]).lost == (late,)
+    assert judge([late]).exit_code == 1
+
+
 def test_an_interrupted_run_ends_like_a_program_that_was_interrupted():
     endings = [Ending(0, 1, stopped=True), Ending(1, -2, stopped=True)]
     verdict = judge(endings, interrupted=signal.SIGINT)

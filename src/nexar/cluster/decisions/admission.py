@@ -99,6 +99,7 @@ class Admission:
         self._pending = WaitingRoom(self._terms.max_pending, self._terms.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
+        self._ended: dict[NodeId, ChildDied] = {}  # by launcher: a child that ended well and had never come
         self._refusals = Refusals()
 
     @classmethod
@@ -253,7 +254,8 @@ class Admission:
         self._formation.admit(member, asked.rank)
         self._members[hello.node] = guest
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
-        return [admit, self._note("admitted", guest)]
+        in_vain = [action for event in self._ended.values() for action in self._fail_without(event)]
+        return [admit, self._note("admitted", guest), *in_vain]
 
     def _ready(self, guest: Guest) -> list[Action]:
         if self._formation is None:
@@ -306,14 +308,19 @@ class Admission:
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
         holder = formation.holder(event.rank)
         died = Note("child died", guest.address, holder, event.rank, event.cause[-_MAX_CAUSE:])
-        return [died, *self._fail_without(formation, event)]
+        if event.well and not self._members:  # perhaps none of them wants to come: then nothing has failed
+            self._ended[guest.node] = event
+            return [died]
+        return [died, *self._fail_without(event)]
 
-    def _fail_without(self, formation: Formation, event: ChildDied) -> list[Action]:
+    def _fail_without(self, event: ChildDied) -> list[Action]:
         """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
+        if self._formation is None:
+            return []  # it has failed already
         verb = "ended" if event.well else "died"
         self._refusals.add(f"rank {event.rank}", f"it {verb} before the cluster had formed: {last_line(event.cause)}")
         self._failure = f"rank {event.rank} {verb} before the cluster had formed"
-        return self._fail(formation)
+        return self._fail(self._formation)
 
     # ------------------------------------------------------------ time
 
@@ -366,6 +373,7 @@ class Admission:
         for circle in (self._members, self._launchers):
             if guest.node is not None and circle.get(guest.node) is guest:
                 del circle[guest.node]
+                self._ended.pop(guest.node, None)
                 if self._formation is not None:
                     self._formation.withdraw(guest.node)
 

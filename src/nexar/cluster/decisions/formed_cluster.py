@@ -39,6 +39,7 @@ from nexar.wire.handshake import Hello
 from nexar.wire.joining import Apply, Current, Died, JoinMessage, Reserve, Waiting
 
 _REPLACED: Final = "the node has come back on another connection"
+_NOBODY: Final = "every member has left or died: nobody is left who could let it in"
 _BEHIND: Final = "the seed does not know the newest membership yet; try again"
 _MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted and told, the last ones
 
@@ -109,6 +110,7 @@ class FormedCluster:
 
     def _joined(self, guest: Guest, hello: Hello, asked: Apply) -> list[Action]:
         self._check_stranger(hello.node, asked.rank)
+        self._check_anybody()
         old = self._joiners.get(hello.node)
         if old is not None and old.fingerprint != guest.fingerprint:
             raise Refusal(f"node {format_node(hello.node)} is known with another key")
@@ -155,6 +157,11 @@ class FormedCluster:
         note = _note("returned" if is_attendant else "reserved", guest, None, "" if is_attendant else "no ranks yet")
         return [*replaced, admit, note, self._commit([guest])]
 
+    def _check_anybody(self) -> None:
+        """Refusal if nobody is left who could take a joiner."""
+        if not self._register.present:
+            raise Refusal(_NOBODY)
+
     def _replace(self, circle: dict[NodeId, Guest], node: NodeId) -> list[Action]:
         """The newest line counts: the node has lost its old one, though we may not have noticed."""
         old = circle.pop(node, None)
@@ -177,8 +184,17 @@ class FormedCluster:
             self._register.set_present(node, present=False)
             cause = f"its line to the seed broke: {reason}"
             hint = [] if kind == "left" else self._hint(node, cause)
-            return [*hint, *self._do(self._seat.lost(node, cause, now))]
+            return [*hint, *self._do(self._seat.lost(node, cause, now)), *self._send_away()]
         return []
+
+    def _send_away(self) -> list[Action]:
+        """Joiners wait in vain when the last member has gone."""
+        if self._register.present:
+            return []
+        actions: list[Action] = []
+        for guest in list(self._joiners.values()):
+            actions += [Refuse(guest.connection, _NOBODY), *self._end(guest, "refused", _NOBODY)]
+        return actions
 
     def child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
         """A launcher reports the end of a child. Refusal if it is none, as far as that is known."""

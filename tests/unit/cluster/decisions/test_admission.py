@@ -183,6 +183,33 @@ def test_only_who_has_joined_can_be_ready() -> None:
     assert "has not joined" in only(door.tell(Ready(2)), Refuse).reason
 
 
+def test_a_child_that_ended_without_coming_ends_the_formation_as_soon_as_somebody_waits() -> None:
+    ended = ChildDied(51, 1, "ended with exit code 0", well=True)
+    for before in (True, False):
+        door = a_door(2)
+        door.reserve(51, 2)
+        for has_ended in (before, not before):
+            assert not door.machine.failed
+            if has_ended:
+                door.tell(ended)
+            else:
+                door.join(1, rank=0, launcher=51)
+        fail = only(door.actions, Fail)
+        assert fail.refused["rank 1"] == "it ended before the cluster had formed: ended with exit code 0"
+        assert fail.connections == (1, 51)
+
+
+def test_children_that_want_nothing_of_the_cluster_end_nothing() -> None:
+    door = a_door(2)
+    door.reserve(51, 2)
+    for rank in (0, 1):
+        assert notes(door.tell(ChildDied(51, rank, "ended with exit code 0", well=True))) == ["child died"]
+    door.tell(Left(51))
+    assert not door.machine.failed
+    door.join(1)
+    assert every(door.join(2), Commit)
+
+
 def test_a_launcher_reports_its_dead_children_after_the_commit() -> None:
     door = a_door(1)
     door.reserve(51, 1)

@@ -72,7 +72,7 @@ class Journal:
         """Told of each error that leaves a call, and of each that this rank is to blame for; without the lock, in
         whichever thread it comes. Written once, before the first call."""
         self.closed = False  # written by close
-        self._born = monotonic()
+        self._left = monotonic()  # when a call was last left without its result, or it all began
         group.matching.peers.update(peers_of(group.membership))
         group.router.notices.open(*self._about, self.receive)
 
@@ -189,6 +189,7 @@ class Journal:
             entry.finish(error)
             del self._open[entry.sequence]
             self._ledger.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
+            self._left = monotonic()
             self._count(entry, monotonic(), type(error).__name__)
         self._outbox.flush()
         self._failed(error)
@@ -283,7 +284,8 @@ class Journal:
         state: Any = "absent" if notice.sequence >= self._next else come
         other = next(iter(self._open.values()), None)
         doing = "" if other is None else other.name
-        began = other.began if other is not None else self._born if finished is None else finished[2]
+        idle = self._left if finished is None else max(self._left, finished[2])
+        began = idle if other is None else other.began
         return Report(*self._about, notice.number, self._rank, state, 0, 0.0, doing, last, now - began)
 
     # -- what ends a call on all ranks: under the lock -------------------------------------------

@@ -156,7 +156,9 @@ class Config:
         None, Or("off", None, Whole(most=65535, zero="any free port")), "Port of the Prometheus page."
     )
     dump_dir: str | None = _setting(
-        None, Text("a directory"), "Where the flight recorder writes when an operation fails."
+        None,
+        Text("a directory"),
+        "Where the flight recorder writes when a collective fails; unset: only on SIGUSR1, to nexar-dumps here.",
     )
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from nexar.cluster import doorway as doorway_module
+from nexar.cluster.change import Change, Departure
 from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.vote import Vote
@@ -16,8 +17,19 @@ from nexar.errors import FormationTimeout, UsageError
 from nexar.security.authority import Authority, make_key
 from nexar.security.proof import make_nonce, prove
 from nexar.security.request import make_request
+from nexar.wire import messages
 from nexar.wire.handshake import Hello, encode_hello
-from nexar.wire.joining import Apply, Challenge, Committed, FormationFailed, Ready, Refused, Welcome
+from nexar.wire.joining import (
+    Apply,
+    AreYouThere,
+    Challenge,
+    Committed,
+    FormationFailed,
+    Ready,
+    Refused,
+    Welcome,
+    Word,
+)
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
 SEED = Attendant(900, bytes(32))
@@ -181,3 +193,64 @@ def wait_until_aborted(carrier: FakeCarrier) -> None:
     while carrier.aborted is None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+# ---------------------------------------------------------------- members that go on
+
+
+def formed(scene: Scene) -> tuple[FakeCarrier, FakeCarrier]:
+    return scene.join(7), scene.join(8)
+
+
+def prepare(ballot: int) -> Word:
+    return Word(messages.encode(messages.Prepare((0, 1, 0), messages.Number(ballot, 7))))
+
+
+def words(carrier: FakeCarrier) -> list[object]:
+    return [messages.decode(message.body) for message in carrier.sent if isinstance(message, Word)]
+
+
+def test_a_vote_is_on_the_disk_before_it_is_told(scene: Scene) -> None:
+    first, _ = formed(scene)
+    heard: list[object] = []
+    scene.doorway._keep_vote = lambda _: heard.extend(words(first))
+    first.say_message(prepare(1))
+    assert heard == []
+    assert [type(word) for word in words(first)] == [messages.Promise]
+
+
+def test_a_vote_that_cannot_be_kept_is_told_to_nobody(scene: Scene) -> None:
+    def fail(_: Vote) -> None:
+        raise UsageError("the disk is full")
+
+    first, second = formed(scene)
+    scene.doorway._keep_vote = fail
+    first.say_message(prepare(1))
+    assert words(first) == []
+    assert kinds(first)[-1] is kinds(second)[-1] is Refused
+
+
+def test_what_was_chosen_is_kept_and_told_to_all(scene: Scene) -> None:
+    first, second = formed(scene)
+    chosen = messages.Chosen((0, 1, 0), Change(2, left=(Departure(8, "silent"),)).encode())
+    first.say_message(Word(messages.encode(chosen)))
+    assert [membership.epoch for membership in scene.kept] == [1, 2]
+    assert scene.outcome.membership is scene.kept[-1]
+    assert chosen in words(second)
+    assert isinstance(second.sent[-1], Refused)
+    assert "expelled in epoch 2: silent" in second.sent[-1].reason
+
+
+def test_a_member_that_does_not_answer_is_noticed_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nexar.cluster.decisions.seat.PROBE_TIMEOUT", 0.02)
+    first, second = formed(scene)
+    without_8 = Change(2, left=(Departure(8, "silent"),)).encode()
+    first.say_message(prepare(1))
+    accept = messages.Accept((0, 1, 0), messages.Number(1, 7), without_8)
+    first.say_message(Word(messages.encode(accept)))
+    assert kinds(second)[-1] is AreYouThere
+    deadline = time.monotonic() + 10
+    while not any(isinstance(word, messages.Accepted) for word in words(first)):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert scene.votes[-1].value == without_8

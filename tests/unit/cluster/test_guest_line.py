@@ -9,19 +9,27 @@ from nexar.security.authority import Authority, make_key
 from nexar.security.identity import fingerprint
 from nexar.security.proof import make_nonce, prove
 from nexar.security.request import make_request
+from nexar.wire import messages
 from nexar.wire.frame import Kind
 from nexar.wire.handshake import Hello, encode_hello
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     Apply,
+    AreYouThere,
     Challenge,
     ChildDied,
+    Current,
+    Died,
+    Here,
     Leave,
     Refused,
     Renew,
     Renewed,
     Reserve,
+    Waiting,
     Welcome,
+    Word,
+    encode_join,
 )
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
@@ -194,3 +202,47 @@ def test_abort_ends_it_now(scene: Scene) -> None:
     scene.line.abort("enough")
     assert scene.carrier.aborted == "enough"
     assert scene.ended == [scene.line]
+
+
+# ---------------------------------------------------------------- members
+
+
+def test_words_and_answers_of_members_become_events(scene: Scene) -> None:
+    scene.apply()
+    chosen = messages.Chosen((0, 1, 0), b"who comes next")
+    scene.carrier.say_message(Word(messages.encode(chosen)))
+    assert scene.said() == events.Said(3, chosen)
+    scene.carrier.say_message(Here(5))
+    assert scene.said() == events.Answered(3, 5)
+    scene.carrier.say_message(ChildDied(2, "ended", well=True))
+    assert scene.said() == events.ChildDied(3, 2, "ended", well=True)
+
+
+def test_a_word_of_the_future_is_passed_over_and_nonsense_is_not(scene: Scene) -> None:
+    scene.apply()
+    heard = len(scene.events)
+    scene.carrier.say_message(Word(b"\x81\xa4type\xa8teleport"))
+    assert len(scene.events) == heard
+    scene.carrier.say_message(Word(b"what?"))
+    assert isinstance(scene.said(), events.BadMessage)
+
+
+def test_what_only_a_seed_says_is_refused(scene: Scene) -> None:
+    scene.apply()
+    for message in (Waiting(), Died(1, 1, "gone"), AreYouThere(1), Current(b"x")):
+        scene.carrier.say_message(message)
+        said = scene.said()
+        assert isinstance(said, events.BadMessage)
+        assert "only a seed says" in said.reason
+
+
+def test_who_does_not_read_what_it_is_told_is_gone(scene: Scene) -> None:
+    scene.apply()
+    scene.line.tell(encode_join(Waiting()))
+    assert scene.carrier.sent[-1] == Waiting()
+    scene.carrier.queued = 9 * MAX_JOIN_BYTES
+    scene.line.tell(encode_join(Waiting()))
+    assert scene.said() == events.Gone(3, "it does not read what the seed says")
+    assert scene.carrier.aborted is not None
+    scene.line.tell(encode_join(Waiting()))  # it is over
+    assert len(scene.ended) == 1

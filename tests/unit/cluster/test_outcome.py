@@ -134,3 +134,22 @@ def test_a_task_hears_of_a_failure(outcome: Outcome) -> None:
     outcome.failed(GONE)
     with pytest.raises(UsageError, match="over"):
         asyncio.run(outcome.formed_soon())
+
+
+def test_when_the_members_went_on_those_count_who_are_present(formed: Outcome) -> None:
+    later = Membership("c", 2, (*MEMBERSHIP.members[1:], Member(13, "h", bytes(32), {})))
+    formed.moved(later, (12, 13))
+    assert formed.membership is later
+    formed.moved(MEMBERSHIP, NODES)  # old news
+    assert formed.membership is later
+    formed.noted(Note("gone", "a:1", 12, 0))
+    assert not formed.wait_empty(0)
+    formed.noted(Note("left", "a:1", 13, 1))
+    assert formed.wait_empty(0)
+
+
+def test_members_of_a_resumed_cluster_that_the_others_removed_are_not_waited_for(outcome: Outcome) -> None:
+    outcome.resumed(MEMBERSHIP, time.monotonic() + 1000)
+    outcome.moved(Membership("c", 2, MEMBERSHIP.members[:1]), (11,))
+    outcome.noted(note("left", 0))
+    assert outcome.wait_empty(0)

@@ -240,3 +240,21 @@ def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
     door = resumed(door)
     door.reserve(61, 1, node=51)
     assert notes(door.tell(ChildDied(61, 0, "was killed by SIGKILL"))) == ["child died"]
+
+
+# ---------------------------------------------------------------- nobody is left
+
+
+def test_joiners_wait_as_long_as_a_member_is_left_and_no_longer() -> None:
+    door = formed()
+    door.join(3)
+    assert not every(door.tell(Gone(1, "killed")), Refuse)
+    refusal = only(door.tell(Left(2, "done")), Refuse)
+    assert (refusal.connection, refusal.reason[:31]) == (3, "every member has left or died: ")
+    assert only(door.join(4), Refuse).reason == refusal.reason
+    assert every(door.join(12, node=2), Admit)  # a member that is back
+    assert every(door.join(5), Admit)
+
+
+def test_at_a_restarted_seed_joiners_wait_for_members_that_may_come_back() -> None:
+    assert every(resumed(formed()).join(3), Admit)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.dial import Dial, DialFailed, Superseded
+from nexar.cluster.dial import Dial, DialFailed, NoLonger, Superseded
 from nexar.cluster.membership import Member
 from nexar.cluster.recall import Recall, Recalled
 from nexar.transport.base import Buffer, Carrier, ConnectRefused, Expected
@@ -70,8 +70,14 @@ class Surroundings:
         self.adopted.append(carrier)
 
 
+def fault_of(node: int, claim: Introduced) -> str | None:
+    """What the membership says; the circle's own laws are told in test_circle."""
+    assert node == PEER.node
+    return None if claim.rank == RIGHT.rank else f"it claims rank {claim.rank}, and has rank {RIGHT.rank}"
+
+
 def dial(where: Surroundings) -> Dial:
-    return Dial(cast(Any, where), PEER, RIGHT.rank, cast(Any, where), ME)
+    return Dial(cast(Any, where), PEER, cast(Any, where), ME, fault_of)
 
 
 def soon() -> float:
@@ -111,12 +117,11 @@ def test_where_memory_cannot_be_shared_the_network_serves(trouble: Exception, ca
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Introduced(rank=5, epoch=2), "claims rank 5 at epoch 2, and should have rank 4 at epoch 2"),
-        (Introduced(rank=4, epoch=1), "claims rank 4 at epoch 1"),
+        (Introduced(rank=5, epoch=2), "it claims rank 5, and has rank 4"),
         (Declined("no such epoch"), "it declined: no such epoch"),
         (Ping(1), "broke at once: it answered an introduction with Ping"),
     ],
-    ids=["rank", "epoch", "declined", "nonsense"],
+    ids=["rank", "declined", "nonsense"],
 )
 def test_who_answers_wrongly_is_left(answer: Message, words: str) -> None:
     peer = Answerer(answer)
@@ -125,6 +130,14 @@ def test_who_answers_wrongly_is_left(answer: Message, words: str) -> None:
     with pytest.raises(DialFailed, match=words):
         dialing.run(soon())
     assert (dialing.opened, where.adopted) == (False, [])
+    assert peer.aborted is not None
+
+
+def test_who_is_no_member_any_more_hears_since_when_and_why() -> None:
+    peer = Answerer(Declined("it was silent", expelled=3))
+    with pytest.raises(NoLonger, match="went on without this node in epoch 3: it was silent") as raised:
+        dial(Surroundings(peer)).run(soon())
+    assert (raised.value.epoch, raised.value.reason) == (3, "it was silent")
     assert peer.aborted is not None
 
 

@@ -42,7 +42,7 @@ class Surroundings:
 
     def open(self, sidecars: Sidecars, offered: str) -> None:
         link = cast(Any, LinkOf(self))
-        sidecars.open(PEER, 4, link, ME, offered)
+        sidecars.open(PEER, link, ME, offered, lambda _, __: None)
 
 
 class LinkOf:

@@ -5,7 +5,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import CollectiveTimeout, LinkClosed, NexarError, PeerLost, UsageError
+from nexar.errors import CollectiveTimeout, LinkClosed, MembershipChanged, NexarError, PeerLost, UsageError
 from tests.ranks import PATIENCE, on_every
 
 
@@ -46,8 +46,23 @@ def test_everybody_who_comes_in_vain_is_told_who_has_not_come(algorithm: str) ->
         assert named == {0: [absent], 1: [absent], 3: [absent]}
 
 
-def test_a_rank_that_leaves_ends_the_barrier_of_the_others() -> None:
+def test_a_rank_that_leaves_ends_the_barrier_of_the_others_who_go_on() -> None:
     with local_communicators(3, Config()) as world:
+
+        def run(comm: Communicator) -> None:
+            if comm.rank == 1:
+                comm.close()
+                return
+            with pytest.raises(MembershipChanged) as raised:
+                comm.barrier(timeout=PATIENCE)
+            assert list(raised.value.lost) == [1]
+            raised.value.communicator.barrier(timeout=PATIENCE)
+
+        on_every(world, run)
+
+
+def test_a_rank_that_leaves_ends_the_barrier_of_the_others_for_good_under_the_manual_policy() -> None:
+    with local_communicators(3, Config(recovery_policy="manual")) as world:
         ends: dict[int, NexarError] = {}
 
         def run(comm: Communicator) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nexar.cluster.lookout import LEFT
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call
 from nexar.communicator.communicator import Communicator
@@ -20,6 +21,7 @@ from nexar.errors import (
     Cancelled,
     CollectiveTimeout,
     LinkClosed,
+    MembershipChanged,
     NexarError,
     OperationTimeout,
     PeerLost,
@@ -249,10 +251,23 @@ def raised_while_waiting(comm: Communicator, event: Callable[[], None]) -> Nexar
     return raised[0]
 
 
-def test_the_peer_of_a_closed_rank_is_told_at_once(pair: list[Communicator]) -> None:
-    raised = raised_while_waiting(pair[0], pair[1].close)
+def test_the_peer_of_a_closed_rank_is_told_at_once() -> None:
+    with local_communicators(2, Config(recovery_policy="manual")) as pair:
+        raised = raised_while_waiting(pair[0], pair[1].close)
     assert isinstance(raised, PeerLost)
     assert raised.rank == 1
+
+
+def test_who_waits_for_a_rank_that_leaves_goes_on_with_the_others() -> None:
+    with local_communicators(3, Config()) as world:
+        raised = raised_while_waiting(world[0], world[1].close)
+        assert isinstance(raised, MembershipChanged)
+        assert raised.lost == {1: LEFT}
+        with pytest.raises(MembershipChanged) as later:  # and every other call on the old one
+            world[2].recv(source=0, timeout=PATIENCE)
+        left = [raised.communicator, later.value.communicator]
+        assert [(comm.rank, comm.size, comm.epoch) for comm in left] == [(0, 2, 2), (1, 2, 2)]
+        assert on_every(left, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
 def test_a_closed_communicator_says_so_whatever_is_asked(pair: list[Communicator]) -> None:

@@ -10,7 +10,7 @@ from nexar.cluster.opening import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import NexarError, PeerLost, UsageError
+from nexar.errors import MembershipChanged, NexarError, PeerLost, UsageError
 from tests.ranks import PATIENCE, on_every
 
 
@@ -56,11 +56,33 @@ def test_everything_is_closed_at_the_end_also_by_who_raised() -> None:
             comm.barrier()
 
 
-def test_when_one_rank_raises_out_of_its_block_the_others_do_not_wait_for_it() -> None:
+def test_when_one_rank_raises_out_of_its_block_the_others_raise_with_its_traceback_and_go_on() -> None:
+    def run(comm: Communicator) -> int:
+        with comm:
+            if comm.rank == 1:
+                raise ZeroDivisionError("a step too far")
+            with pytest.raises(MembershipChanged) as raised:
+                comm.recv(source=1, timeout=PATIENCE)
+            assert list(raised.value.lost) == [1]
+            assert "raise ZeroDivisionError" in raised.value.lost[1]
+            assert "a step too far" in raised.value.lost[1]
+            return int(raised.value.communicator.all_reduce(1))
+
+    def end(comm: Communicator) -> int | str:
+        try:
+            return run(comm)
+        except ZeroDivisionError as error:
+            return str(error)
+
+    with local_communicators(3, Config()) as world:
+        assert on_every(world, end) == [2, "a step too far", 2]
+
+
+def test_when_one_rank_raises_out_of_its_block_a_world_of_the_manual_policy_names_it() -> None:
     def run(comm: Communicator) -> str:
         with comm:
             if comm.rank == 1:
-                raise ZeroDivisionError
+                raise ZeroDivisionError("a step too far")
             comm.recv(source=1, timeout=PATIENCE)
         return "went on"
 
@@ -72,7 +94,7 @@ def test_when_one_rank_raises_out_of_its_block_the_others_do_not_wait_for_it() -
         except (NexarError, ZeroDivisionError) as error:
             ends.append(error)
 
-    with local_communicators(3, Config()) as world:
+    with local_communicators(3, Config(recovery_policy="manual")) as world:
         on_every(world, watch)
     assert sorted(type(error).__name__ for error in ends) == ["PeerLost", "PeerLost", "ZeroDivisionError"]
     assert all(error.rank == 1 for error in ends if isinstance(error, PeerLost))

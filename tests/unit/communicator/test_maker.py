@@ -6,7 +6,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.communicator.maker import Maker
 from nexar.config import Config
-from nexar.errors import NexarError
+from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.group import deadline_after
 from tests.ranks import PATIENCE, on_every
 
@@ -17,30 +17,58 @@ def pair() -> Iterator[list[Communicator]]:
         yield made
 
 
+def maker_of(comm: Communicator) -> Maker:
+    return comm._presence.lineage._maker
+
+
 def opened(maker: Maker) -> int:
     return len(maker._open)
 
 
 def test_what_it_makes_is_independent_and_closed_alone(pair: list[Communicator]) -> None:
-    maker = pair[0]._maker
-    made = on_every(pair, lambda comm: comm._maker.make(comm.membership, 77, deadline_after(PATIENCE)))
+    maker = maker_of(pair[0])
+    made = on_every(pair, lambda comm: maker_of(comm).make(comm.membership, 77, deadline_after(PATIENCE))[0])
     assert opened(maker) == 2
-    assembly, close = made[0]
-    assert (assembly.group.communicator, assembly.group.size) == (77, 2)
-    assert assembly.journal is not pair[0]._assembly.journal
-    close()
-    close()
+    branch = made[0]
+    assert (branch.communicator, branch.group.size) == (77, 2)
+    assert branch.assembly.journal is not pair[0]._assembly.journal
+    branch.close()
+    branch.close()
     assert opened(maker) == 1
-    made[1][1]()
+    made[1].close()
     assert on_every(pair, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communicator]) -> None:
+    made = on_every(
+        pair, lambda comm: maker_of(comm).make(comm.membership, 77, deadline_after(PATIENCE), completed=5 + comm.rank)
+    )
+    assert [least for _, least in made] == [5, 5]
+    for branch, _ in made:
+        branch.close()
+
+
+def test_who_closes_the_group_meanwhile_ends_the_making_and_nothing_is_left(pair: list[Communicator]) -> None:
+    maker = maker_of(pair[0])
+    with pytest.raises(LinkClosed):
+        maker.make(pair[0].membership, 77, deadline_after(PATIENCE), completed=1, begun=lambda group: group.close())
+    assert opened(maker) == 1
 
 
 def test_closing_it_closes_all_that_it_made(pair: list[Communicator]) -> None:
     on_every(pair, lambda comm: [comm.split(0), comm.split(0)])
-    maker = pair[0]._maker
+    maker = maker_of(pair[0])
     assert opened(maker) == 3
     maker.close()
     maker.close()
     assert opened(maker) == 0
     with pytest.raises(NexarError):
         pair[0].all_reduce(1, timeout=0.2)
+
+
+def test_once_closed_it_makes_nothing_any_more(pair: list[Communicator]) -> None:
+    maker = maker_of(pair[0])
+    maker.close()
+    with pytest.raises(UsageError, match="closed"):
+        maker.make(pair[0].membership, 77, deadline_after(PATIENCE))
+    assert opened(maker) == 0

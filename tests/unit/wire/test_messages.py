@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 
 from nexar.wire.messages import (
     KNOWN,
+    MAX_CAUSE_CHARACTERS,
     MAX_MESSAGE_BYTES,
+    Accept,
+    Accepted,
+    Beat,
+    Chosen,
     Culprit,
     Declined,
     Disagreed,
+    Doing,
     GaveUp,
     Goodbye,
     Inquire,
@@ -18,9 +24,16 @@ from nexar.wire.messages import (
     Introduced,
     Message,
     MessageError,
+    Number,
+    Offer,
     Ping,
     Pong,
+    Prepare,
+    Promise,
+    Rejected,
     Report,
+    Revoke,
+    Suspect,
     Unknown,
     decode,
     encode,
@@ -30,6 +43,10 @@ numbers = st.integers(-(2**63), 2**64 - 1)
 texts = st.text(max_size=200)
 seconds = st.floats(allow_nan=False)
 culprits = st.builds(Culprit, numbers, texts, st.none() | texts, st.none() | seconds)
+instances = st.tuples(numbers, numbers, numbers)
+ballots = st.builds(Number, numbers, numbers)
+values = st.binary(max_size=100)
+doing = st.lists(st.builds(Doing, numbers, texts, numbers, numbers, seconds), max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(Ping, numbers),
     st.builds(Pong, numbers),
@@ -44,6 +61,16 @@ messages = st.one_of(
         Report, numbers, numbers, numbers, numbers, st.sampled_from(["absent", "in", "done", "failed"]), numbers,
         seconds, texts, st.none() | texts,
     ),
+    st.builds(Beat, numbers, doing, texts),
+    st.builds(Suspect, numbers, numbers, numbers, texts),
+    st.builds(Prepare, instances, ballots),
+    st.builds(Promise, instances, ballots, st.none() | ballots, values),
+    st.builds(Accept, instances, ballots, values, st.booleans()),
+    st.builds(Accepted, instances, ballots),
+    st.builds(Rejected, instances, ballots, st.none() | ballots, st.lists(numbers, max_size=3).map(tuple)),
+    st.builds(Chosen, instances, values),
+    st.builds(Revoke, numbers, numbers, numbers, texts),
+    st.builds(Offer, numbers, numbers),
 )  # fmt: skip
 
 
@@ -92,6 +119,12 @@ def test_a_message_above_the_limit_is_neither_sent_nor_read() -> None:
         decode(msgspec.msgpack.encode({"type": "goodbye", "reason": "x" * MAX_MESSAGE_BYTES}))
 
 
+def test_a_cause_above_its_limit_is_an_error() -> None:
+    long = Revoke(0, 1, 2, "x" * (MAX_CAUSE_CHARACTERS + 1))
+    with pytest.raises(MessageError):
+        decode(encode(long))
+
+
 def test_a_deeply_nested_message_is_an_error_and_no_crash() -> None:
     nested = b"\x82\xa4type\xa4ping\xa6number" + b"\x91" * 500_000 + b"\x01"
     with pytest.raises(MessageError):
@@ -120,4 +153,14 @@ def test_tags_are_the_wire_format() -> None:
         "gave_up",
         "inquire",
         "report",
+        "beat",
+        "suspect",
+        "prepare",
+        "promise",
+        "accept",
+        "accepted",
+        "rejected",
+        "chosen",
+        "revoke",
+        "offer",
     ]

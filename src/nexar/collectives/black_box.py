@@ -60,6 +60,8 @@ class BlackBox:
         kind = type(error)
         if self.directory is None or not isinstance(error, WORTH_IT) or kind in self._told:
             return
+        if kind is MembershipChanged and PeerLost in self._told:
+            return  # that was the same mishap, seen before the others had agreed on it
         self._told.add(kind)
         if _is_storm(self.node, kind):
             return

@@ -37,20 +37,19 @@ class Finding:
 
 
 def analyse(dumps: Sequence[Dump]) -> tuple[Finding, ...]:
-    """What the dumps of one run say, given the oldest first; of each node the last one counts. Empty: nothing diverged.
+    """What the dumps of one run say, given the oldest first. Empty: nothing diverged.
 
-    Dumps of other clusters than that of the last one are left out.
+    Of each communicator the last generation counts, and of each node the last dump that knows it: an earlier one has
+    what came before a loss. Dumps of other clusters than that of the last one are left out.
     """
     ours = [dump for dump in dumps if dump.cluster == dumps[-1].cluster]
     last = list({dump.node: dump for dump in ours}.values())
     found = list(_epochs(last))
-    for communicator in sorted({seat.communicator for dump in last for seat in dump.communicators}):
-        generation = max(
-            seat.generation for dump in last for seat in dump.communicators if seat.communicator == communicator
-        )
-        places = places_of(last, communicator, generation)
-        before = places_of(ours, communicator, generation)
-        found += _Communicator(communicator, places, before, last).findings()
+    generations: dict[int, int] = {}
+    for seat in sorted((seat for dump in ours for seat in dump.communicators), key=lambda seat: seat.generation):
+        generations[seat.communicator] = seat.generation
+    for communicator, generation in sorted(generations.items()):
+        found += _Communicator(communicator, places_of(ours, communicator, generation), last).findings()
     return tuple(found)
 
 
@@ -67,13 +66,11 @@ def _epochs(dumps: Sequence[Dump]) -> Iterator[Finding]:
 class _Communicator:
     """One generation of one communicator."""
 
-    def __init__(
-        self, communicator: int, places: Sequence[Place], before: Sequence[Place], dumps: Sequence[Dump]
-    ) -> None:
-        """`before`: what all dumps say, also older ones."""
+    def __init__(self, communicator: int, places: Sequence[Place], dumps: Sequence[Dump]) -> None:
+        """`places`: what all dumps say, the oldest of each rank first. `dumps`: the last of each node."""
         self._id = communicator
         self._places = {place.rank: place for place in places}
-        self._before = before
+        self._before = places
         self._nodes = {dump.node for dump in dumps}
 
     def findings(self) -> list[Finding]:
@@ -178,7 +175,7 @@ class _Communicator:
             )
         closed = {peer.rank for place in self._places.values() for peer in place.seat.peers if peer.node in self._nodes}
         for rank in sorted(closed - set(self._places)):
-            yield self._finding("closed", [rank], f"rank {rank} has closed it, or is at an earlier generation of it")
+            yield self._finding("closed", [rank], f"rank {rank} has closed it, or knows an earlier generation of it")
 
     def _heard(self, place: Place, rank: Rank) -> float | None:
         return next((peer.heard_ago for peer in place.seat.peers if peer.rank == rank), None)

@@ -10,7 +10,7 @@ from nexar.collectives.black_box import KEPT, BlackBox, dump_all
 from nexar.collectives.dump import Dump, decode
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
-from nexar.errors import Cancelled, CollectiveTimeout, NoQuorum, PeerLost
+from nexar.errors import Cancelled, CollectiveTimeout, MembershipChanged, NoQuorum, PeerLost
 from tests.unit.collectives.told_world import World
 
 BARRIER = Fingerprint(OperationCode.BARRIER)
@@ -54,6 +54,16 @@ def test_each_kind_of_error_leaves_one_for_each_communicator(tmp_path: Path) -> 
         kept.failed(Cancelled())
         kept.failed(KeyboardInterrupt())
     assert [dump.reason.partition(":")[0] for dump in dumps_in(tmp_path)] == ["PeerLost", "NoQuorum"]
+
+
+def test_the_change_that_follows_a_loss_is_the_same_mishap(tmp_path: Path) -> None:
+    change = MembershipChanged(communicator=None, lost={1: "it died"}, joined=(), completed_by_all=None)
+    first, second = box(World(2), tmp_path), box(World(2), tmp_path)
+    first.failed(PeerLost(rank=1, cause="it died"))
+    first.failed(change)
+    assert len(dumps_in(tmp_path)) == 1
+    second.failed(change)
+    assert len(dumps_in(tmp_path)) == 2
 
 
 def test_a_storm_of_errors_on_many_communicators_of_a_node_leaves_one(

@@ -142,6 +142,14 @@ def test_of_several_dumps_of_a_rank_the_last_counts() -> None:
     assert analyse([*earlier, *(dump(rank, done(43, 0.1), written=2.0) for rank in range(4))]) == ()
 
 
+def test_what_was_written_before_a_loss_is_not_hidden_by_what_a_survivor_wrote_after_it() -> None:
+    lost = called(42, began=1.0, ended=0.5, outcome="PeerLost")
+    before = [dump(rank, (*done(41), lost), written=1.0) for rank in (0, 1, 2)]
+    after = dump(0, done(3, 0.1), communicator=9, written=2.0, size=1)
+    found = only(*before, after)
+    assert (found.kind, found.communicator, found.ranks) == ("no dump", 0, (3,))
+
+
 def _joined(one: Dump, other: Dump) -> Dump:
     return Dump(
         **{

@@ -52,8 +52,8 @@ class Heir(Protocol):
     def stalled(self, stall: Stall) -> None:
         """There is none, at least for now."""
 
-    def expelled(self, epoch: int, reason: str) -> None:
-        """The others went on without this node."""
+    def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
+        """The others went on without this node; `willing`: as it was agreed."""
 
 
 class Recovery:
@@ -149,7 +149,7 @@ class Recovery:
             case Adopt():
                 self._adopt(action.change)
             case Expel():
-                self._heir.expelled(action.epoch, action.reason)
+                self._heir.expelled(action.epoch, action.reason, willing=action.willing)
             case Stall():
                 self._heir.stalled(action)
             case _:
@@ -180,6 +180,8 @@ class Recovery:
         before = self._membership
         after = change.apply(before)
         self._membership = after
+        for node in change.gone:  # while there is a link: who is only slow learns it from us
+            self.say(node, Chosen((0, before.epoch, 0), change.encode()))
         self._mesh.adopt(after, change)
         self._heir.changed(change, before, after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from nexar.cluster.join_line import JoinLine
 from nexar.cluster.membership import Membership
@@ -16,10 +17,13 @@ from nexar.cluster.worker import Joined, Place, Worker
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.presence import Presence
+from nexar.communicator.state_transfer import StateReceiver
 from nexar.config import Config
 from nexar.errors import PeerLost, UsageError
+from nexar.group import deadline_after
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
+from nexar.wire.messages import Offer
 
 
 def bootstrap(
@@ -40,14 +44,21 @@ def bootstrap(
         node = undo.enter_context(Node(config))
         mesh, board = connected(node)
         undo.callback(mesh.close)
+        receiver = StateReceiver(node, mesh)
+        board.connect(receiver.offered, Offer)
         place = Place(rank, launcher)
-        joined = Worker(node, invitation, timeout=config.formation_timeout).join(place)
+        worker = Worker(node, invitation, timeout=config.formation_timeout, join_timeout=config.join_timeout)
+        joined = worker.join(place, mesh.adopt)
         presence = Presence(node, mesh, board, joined.membership)
+        presence.state = receiver.state
         standing = _stand(presence, invitation, place, joined)
         presence.tell_seed = standing.say
         undo.callback(standing.close)
         undo.callback(presence.close)
-        _check_size(joined, size)
+        if joined.membership.epoch == 1:
+            _check_size(joined, size)
+        else:
+            deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
@@ -99,9 +110,12 @@ def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joi
     node = presence.node
 
     def knock() -> JoinLine:
-        return Worker(node, invitation, timeout=node.config.join_auth_timeout).rejoin(place).line
+        now = replace(place, epoch=presence.recovery.membership.epoch)
+        return Worker(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).line
 
-    listeners = Listeners(on_word=presence.seed_said, on_died=presence.seed_told_of)
+    listeners = Listeners(
+        on_word=presence.seed_said, on_died=presence.seed_told_of, on_waiting=presence.seed_told_of_waiting
+    )
     return Standing(node, joined.line, joined.welcome, knock, listeners=listeners)
 
 

@@ -35,6 +35,10 @@ class Branch:
         self.close: Final = close
         self.successor: Any = None
         """The next communicator, if there is one. Written before the fate is sealed."""
+        self.gone: dict[Rank, str] = {}
+        """Members that its successor does not have, and why. Written before the fate is sealed."""
+        self.agreed = False
+        """All of them went by agreement: nobody was lost. Likewise."""
         self.interrupted = False
         """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
 

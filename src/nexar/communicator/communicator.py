@@ -19,6 +19,7 @@ from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.calling import VALUES, Calling, Serving
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting
+from nexar.communicator.growing import Growing
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.point_to_point import run_to_end
@@ -34,7 +35,7 @@ from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
 
 
-class Communicator(Messaging, Collecting, Calling, Serving, Surviving):
+class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
     call collectives must do so in the same order as on the other ranks.
 

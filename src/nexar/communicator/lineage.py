@@ -273,8 +273,9 @@ class Lineage:
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
         new.inherit(old)
         communicator = self.wrap(new)
+        old.gone = lost = old.lost(changes)
+        old.agreed = all(departure.willing for change in changes for departure in change.left)
         old.successor = communicator
-        lost = old.lost(changes)
         known = old.nodes
         joined = tuple(rank for rank, member in enumerate(new.membership.members) if member.node not in known)
         change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)

@@ -22,13 +22,14 @@ from nexar.cluster.decisions.succession_events import Recover, Stall, Wanted, Wo
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.lookout import LEFT, Lookout, Noticed
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.opening import EAGER_WORLD
 from nexar.cluster.pings import Pings
 from nexar.cluster.recovery import WORDS, Recovery
 from nexar.cluster.switchboard import Switchboard
+from nexar.cluster.wishes import Wishes
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
@@ -74,6 +75,12 @@ class Presence:
         self.recovery: Final = Recovery(
             node, mesh, membership, heir=self, probe=self._lookout.probe, tell_seed=self._say_to_seed
         )
+        self.wishes: Final = Wishes()
+        """For the next checkpoint."""
+        self.has_left = False
+        """As it was agreed at a checkpoint. Written by whoever performs, before the communicators are over."""
+        self.state: Any = None
+        """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
         self.lineage.opened = self._opened
         self.ballots: Final = Ballots(node.id, node.progress.lock, self.recovery.say)
@@ -148,6 +155,15 @@ class Presence:
         del epoch  # a node that has ended has ended, whatever the epoch is by now
         self._lookout.told_of(node, cause)
 
+    def seed_told_of_waiting(self, members: tuple[Member, ...]) -> None:
+        """The seed says who waits to come in."""
+        self.wishes.set_waiting(members)
+        self.expect(members)
+
+    def expect(self, members: Sequence[Member]) -> None:
+        """These may have links with this node before they are members."""
+        self.mesh.expect({each.node: each for each in (*self.wishes.mine().waiting, *members)}.values())
+
     # -- between the parts -------------------------------------------------------------------------------------
 
     def _tell(self, event: object) -> None:
@@ -178,6 +194,7 @@ class Presence:
     def changed(self, change: Change, before: Membership, after: Membership) -> None:
         """See Heir."""
         self._lookout.adopt(after)
+        self.wishes.settle(change.gone)
         if self.heartbeat is not None:
             self.heartbeat.adopt(after)
         if self._lines is not None:
@@ -189,9 +206,11 @@ class Presence:
         """See Heir."""
         self.lineage.stalled(stall)
 
-    def expelled(self, epoch: int, reason: str) -> None:
+    def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
         """See Heir; also said by a peer that this node has dialed."""
-        _log.warning("this node was expelled in epoch %d: %s", epoch, reason)
+        self.has_left = self.has_left or willing
+        if not self.has_left:
+            _log.warning("this node was expelled in epoch %d: %s", epoch, reason)
         self.lineage.expelled(epoch, reason)
 
     # -- what users ask for --------------------------------------------------------------------------------------

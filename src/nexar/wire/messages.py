@@ -250,6 +250,25 @@ class Revoke(_Base, frozen=True, tag="revoke"):
     reason: Cause
 
 
+class Offer(_Base, frozen=True, tag="offer"):
+    """A member has the application's state for the hearer, who waits to become one: it comes on this communicator,
+    which has the two as members, the speaker first.
+    """
+
+    communicator: int
+    generation: int
+
+
+class Unheard(_Base, frozen=True, tag="unheard"):
+    """A remote call found nobody: its communicator is closed on this node."""
+
+    communicator: int
+    """The number under which its calls travel."""
+    generation: int
+    number: int
+    """Of the call."""
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """A message of a kind that this version does not know. Drop and count it."""
 
@@ -258,11 +277,11 @@ class Unknown(msgspec.Struct, frozen=True):
 
 Message: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
     Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report, Beat, Suspect, Prepare,
-    Promise, Accept, Accepted, Rejected, Chosen, Revoke,
+    Promise, Accept, Accepted, Rejected, Chosen, Revoke, Offer, Unheard,
 ]  # fmt: skip
 KNOWN: Final[tuple[type[Message], ...]] = (
     Ping, Pong, Goodbye, Introduce, Introduced, Declined, Disagreed, GaveUp, Inquire, Report, Beat, Suspect, Prepare,
-    Promise, Accept, Accepted, Rejected, Chosen, Revoke,
+    Promise, Accept, Accepted, Rejected, Chosen, Revoke, Offer, Unheard,
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()

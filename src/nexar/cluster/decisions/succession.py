@@ -357,7 +357,7 @@ class Succession:
         mine = next((each for each in change.left if each.node == self.me), None)
         if mine is not None:
             self.expelled = True
-            return [Expel(change.epoch, mine.cause)]
+            return [Expel(change.epoch, mine.cause, mine.willing)]
         after = self._apply(change, before)
         self._enter(after, self._suspicions.carried(self.me, after, now), self._wishes.carried(change, after, now))
         ahead = self._history.take(after.epoch)

@@ -114,6 +114,8 @@ class Expel:
 
     epoch: int
     reason: str
+    willing: bool = False
+    """It asked for it, or was asked to at a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,191 @@
+"""Members that come and go by agreement: at a checkpoint, which all ranks make."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from msgspec.structs import replace
+
+from nexar.cluster.decisions.resize import Resize, Wish, decode_wish, encode_wish, resize
+from nexar.cluster.decisions.succession_events import Wanted
+from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.presence import Presence
+from nexar.communicator.state_transfer import give
+from nexar.errors import (
+    Cancelled,
+    Expelled,
+    MembershipChanged,
+    OperationTimeout,
+    PeerMisbehaved,
+    RecoveryTimeout,
+    UsageError,
+)
+from nexar.group import deadline_after
+from nexar.transport.foreign_text import one_line
+from nexar.types import NodeId, Rank, whole
+
+if TYPE_CHECKING:
+    from nexar.communicator.communicator import Communicator
+
+_GRACE: Final = 5.0
+"""Seconds that a rank which waits for joiners is given by those that wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What changed at a checkpoint."""
+
+    communicator: Communicator | None
+    """Go on with this one; None: this rank has left."""
+    joined: tuple[Rank, ...]
+    """New ranks."""
+    left: Mapping[Rank, str]
+    """Old rank to why it is gone."""
+
+
+class Growing(ABC):
+    """Of one communicator: that of a whole cluster."""
+
+    _branch: Branch
+    _presence: Presence
+
+    @abstractmethod
+    def _seconds(self, timeout: Any) -> float:
+        """See Communicator."""
+
+    @abstractmethod
+    def all_gather_object(self, value: Any, *, pickle: bool = False, timeout: float | None = None) -> Any:
+        """See Communicator."""
+
+    @abstractmethod
+    def broadcast_object(
+        self, value: Any = None, root: Rank = 0, *, pickle: bool = False, timeout: float | None = None
+    ) -> Any:
+        """See Communicator."""
+
+    @property
+    def state(self) -> Any:
+        """What the members handed over when this node joined them; None for who was there from the beginning."""
+        return self._presence.state
+
+    def checkpoint(self, state: Callable[[], Any] | None = None, *, timeout: float | None = None) -> Checkpoint | None:
+        """All ranks call it: who waits comes in, and who leaves goes. None if nothing changes; then it is a barrier.
+
+        `state()` is called, on one rank, only if somebody waits; each joiner has what it returns in `comm.state` before
+        it is a member. It is anything that `send_object` can send. If a rank dies meanwhile, this raises
+        MembershipChanged; make another checkpoint on the successor. With fewer ranks than `elastic_min_world_size` it
+        waits until enough have come.
+        """
+        seconds = self._checked(timeout)
+        config = self._presence.node.config
+        return self._resize(max(0, config.elastic_min_world_size - self._branch.group.size), state, seconds)
+
+    def grow(
+        self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
+    ) -> Checkpoint | None:
+        """As `checkpoint`, when n joiners wait; OperationTimeout if they do not come in time."""
+        number = whole(n)
+        if number is None or number < 1:
+            raise UsageError(f"grow({n!r}): say how many are to join, 1 or more")
+        return self._resize(number, state, self._checked(timeout))
+
+    def leave(self) -> None:
+        """At the next checkpoint this rank goes; that returns with `communicator` None, and everything here is over."""
+        self._checked(None)
+        self._presence.wishes.leave()
+
+    def remove(self, rank: Rank, reason: str = "") -> None:
+        """Ask another rank, or this one, to go at the next checkpoint."""
+        self._checked(None)
+        member = self._branch.membership.member(self._branch.group.check(rank))
+        self._presence.wishes.remove(member.node, reason)
+
+    def _checked(self, timeout: float | None) -> float:
+        if self._branch.communicator != WORLD:
+            raise UsageError("members join and leave a cluster: call this on the communicator that nexar.init() gave")
+        given = self._presence.node.config.elastic_checkpoint_timeout if timeout is None else timeout
+        return self._seconds(given)
+
+    def _resize(self, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Checkpoint | None:
+        """The others may be quicker: then the change that all of them wanted comes while this rank still learns of it.
+        Only what somebody's death has changed is not what was asked for here.
+        """
+        try:
+            plan = self._plan(wanted, state, seconds)
+            if plan.joined or plan.left:
+                self._carry_out_plan(plan, seconds)
+        except MembershipChanged:
+            if not self._branch.agreed:
+                raise
+        except Expelled as gone:
+            if not self._presence.has_left:
+                raise
+            return Checkpoint(None, (), {self._branch.group.rank: gone.reason})
+        else:
+            return None
+        successor, known = self._branch.successor, self._branch.nodes
+        members = successor.membership.members
+        joined = tuple(rank for rank, member in enumerate(members) if member.node not in known)
+        return Checkpoint(successor, joined, self._branch.gone)
+
+    def _plan(self, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Resize:
+        """What is to happen, the same on all ranks; who is to join has the state."""
+        deadline = deadline_after(seconds)
+        plan = self._agree_on_plan(wanted, seconds)
+        self._presence.expect(plan.joined)
+        return self._hand_over(plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
+
+    def _agree_on_plan(self, wanted: int, seconds: float) -> Resize:
+        """Everybody brings what it knows; rank 0 waits for joiners, if that is wanted."""
+        presence, group = self._presence, self._branch.group
+        late = wanted and group.rank == 0 and not presence.wishes.wait(wanted, seconds)
+        mine = presence.wishes.mine()
+        if late:  # the others wait for this rank, and are told
+            mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
+        told = self.all_gather_object(encode_wish(mine), timeout=seconds + _GRACE)
+        config, wishes = presence.node.config, [_read(rank, each) for rank, each in enumerate(told)]
+        complaint = next((wish.complaint for wish in wishes if wish.complaint), "")
+        if complaint:
+            raise OperationTimeout(operation="the checkpoint", waiting_for=one_line(complaint), timeout=seconds)
+        least, most = config.elastic_min_world_size, config.elastic_max_world_size
+        return resize(self._branch.membership, wishes, least=least, most=most)
+
+    def _hand_over(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Resize:
+        """The lowest rank that stays gives the state to the joiners; who has not got it does not come in."""
+        presence, group = self._presence, self._branch.group
+        leaving = {departure.node for departure in plan.left}
+        members = self._branch.membership.members
+        giver = next(rank for rank, member in enumerate(members) if member.node not in leaving)
+        answer: tuple[Sequence[NodeId], str] = (), ""
+        fault: Exception | None = None
+        if group.rank == giver:
+            try:
+                value = None if state is None else state()
+                answer = give(presence.node, presence.mesh, value, plan.joined, seconds), ""
+            except Exception as error:  # noqa: BLE001 - of the user's function: raised below, when the others know
+                fault, answer = error, ((), f"{type(error).__name__}: {error}")
+        fit, reason = self.broadcast_object(answer, root=giver, timeout=seconds + _GRACE)
+        if fault is not None:
+            raise fault
+        if reason:
+            raise Cancelled(operation="the checkpoint", reason=f"state() raised {one_line(reason)}", rank=giver)
+        return Resize(tuple(joiner for joiner in plan.joined if joiner.node in fit), plan.left)
+
+    def _carry_out_plan(self, plan: Resize, seconds: float) -> NoReturn:
+        """Raises what becomes of this communicator: it is over."""
+        presence, branch = self._presence, self._branch
+        presence.recovery.put(Wanted(joined=plan.joined, left=plan.left))
+        presence.lineage.wait_for_successor(branch, deadline_after(seconds))
+        branch.fate.check()
+        raise RecoveryTimeout(missing_votes=[], timeout=seconds)
+
+
+def _read(rank: Rank, told: Any) -> Wish:
+    try:
+        return decode_wish(told)
+    except (ValueError, TypeError) as error:
+        raise PeerMisbehaved(rank=rank, what=f"it brought to a checkpoint what is {error}") from error

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
@@ -198,7 +199,8 @@ class Worker:
     def _complete(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Joined:
         try:
             with self._node.recall.waking(line.interrupt):
-                line.send(Ready())
+                with suppress(LineLost):  # what the seed said before it closed the line has come, and is heard below
+                    line.send(Ready())
                 return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE, on_current))
         except BaseException:
             line.close("giving up")

@@ -301,6 +301,19 @@ def test_to_be_known_again_takes_one_attempt(authority: Authority) -> None:
     assert Worker(as_node(node), INVITATION, timeout=PATIENCE).rejoin(Place()).membership == MEMBERSHIP
 
 
+def test_a_formation_that_fails_before_this_node_is_ready_is_told_all_the_same(authority: Authority) -> None:
+    class Closing(Opening):
+        def told(self, message: JoinMessage) -> None:
+            super().told(message)
+            if isinstance(message, Apply):
+                self.half_close()
+                self.finished, self.lost = False, True  # from now on nothing can be sent
+
+    failed = FormationFailed(("node 1",), 2, {"rank 1": "it ended before the cluster had formed"}, 3.0)
+    with pytest.raises(FormationTimeout, match="rank 1: it ended before"):
+        join(FakeNode(lambda: Closing(authority, failed)))
+
+
 # ---------------------------------------------------------------- coming late
 
 LATER = Membership("ours", 4, (*MEMBERSHIP.members, Member(5, "there", bytes(32), {}, frozenset())))

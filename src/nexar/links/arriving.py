@@ -18,6 +18,7 @@ from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind, Space, decod
 
 _EAGER: Final = int(Kind.EAGER)
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_CALL: Final = int(Space.CALL)
 _LAST_SPACE: Final = max(Space)
 _WHOLE: Final = (State.WHOLE, State.GONE)  # what is gone for another reason than that it was received does not flow
 _OVER: Final = "the receiver has left this collective"
@@ -82,6 +83,8 @@ class Arriving:
         """The first frame of a generation; None if it is kept for later or belongs to one that is over."""
         matching = self._router.find(frame.communicator, frame.generation)
         if matching is None:
+            if frame.space == _CALL and self._router.is_over(frame.communicator, frame.generation):
+                self._line.tell_unheard(frame)
             if not self._router.keep(self, frame, partial(self._deliver_late, frame, bytes(body))):
                 raise Misbehaviour("it sends to communicators that are not open here, more than can be kept")
             return None

@@ -10,11 +10,14 @@ from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved, Usage
 from nexar.links.carrier import choose, number_of
 from nexar.links.credit import MIN_CREDIT_BYTES
 from nexar.links.flow import Flow
+from nexar.links.lanes import admits
 from nexar.links.matching import Matching
 from nexar.links.router import Router
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import AwaitedPeer, NodeId, Rank, format_node
-from nexar.wire.frame import VERSION, Kind, Lane, pack_header
+from nexar.wire.frame import VERSION, Frame, Kind, Lane, pack_header
+from nexar.wire.messages import Unheard
+from nexar.wire.messages import encode as encode_message
 
 
 class Line:
@@ -168,6 +171,17 @@ class Line:
             0, transfer, length, 0, len(body),
         )  # fmt: skip
         self.router.outbox.add(self.carrier.send_frame, lane, communicator, header, body)
+
+    def tell_unheard(self, call: Frame) -> None:
+        """A remote call has come for a communicator that is closed here. Under the lock. A peer that calls again and
+        again, and reads none of the answers, gets no more of them.
+        """
+        body = encode_message(Unheard(communicator=call.communicator, generation=call.generation, number=call.tag))
+        try:
+            if self.carrier is not None and admits(Lane.CONTROL, self.carrier.queued_bytes(Lane.CONTROL), len(body)):
+                self.notice(Kind.CONTROL, 0, 0, length=len(body), body=body)
+        except CarrierLost:
+            return  # the link is told by the carrier itself
 
     def facts(self) -> dict[str, Any]:
         """The peer, as facts of an error."""

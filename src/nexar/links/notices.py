@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId
-from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Report
+from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Report, Unheard
 
-Notice: TypeAlias = Disagreed | GaveUp | Inquire | Report
+Notice: TypeAlias = Disagreed | GaveUp | Inquire | Report | Unheard
 
 _KEPT: Final = 256  # for communicators that are not open yet
 _LONGEST: Final = 1000  # characters of a text
@@ -74,7 +74,7 @@ class Notices:
 
     def arrived(self, speaker: Speaker, message: Message) -> None:
         """Any control message of a link; those that are about no communicator are dropped."""
-        if not isinstance(message, (Disagreed, GaveUp, Inquire, Report)):
+        if not isinstance(message, (Disagreed, GaveUp, Inquire, Report, Unheard)):
             self.dropped += 1
             return
         message = _bounded(message)

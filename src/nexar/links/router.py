@@ -138,7 +138,7 @@ class Router:
 
         Under the lock. False: too much is kept for this owner, whom it came from.
         """
-        if frame.generation < self._over.get(frame.communicator, 0):
+        if self.is_over(frame.communicator, frame.generation):
             self.stale_frames += 1
             return True
         size = HEADER_BYTES + frame.body
@@ -148,6 +148,10 @@ class Router:
         kept = _Kept(owner, size, deliver)
         self._unopened.setdefault((frame.communicator, frame.generation), []).append(kept)
         return True
+
+    def is_over(self, communicator: int, generation: int) -> bool:
+        """It was open here, or a later one was. Under the lock."""
+        return generation < self._over.get(communicator, 0)
 
     def forget(self, owner: object) -> None:
         """Drop what is kept for it: frames of a connection that is over belong to no flow any more. Under the lock."""

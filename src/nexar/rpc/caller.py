@@ -174,6 +174,12 @@ class Caller:
         if self.expects(source, number):
             self._pending.pop(number).finish(error)
 
+    def unheard(self, source: NodeId, number: int) -> None:
+        """The communicator was closed there before the call came."""
+        if self.expects(source, number):
+            pending = self._pending.pop(number)
+            pending.finish(RpcCancelled(**pending.whom.facts, reason="the communicator is closed there"))
+
     def lost(self, source: NodeId, error: NexarError) -> None:
         """No answer comes from there any more."""
         for number, pending in list(self._pending.items()):

@@ -37,6 +37,7 @@ class Post:
         with group.router.lock:
             self._desk.took(node, space, number, memoryview(bytearray(row)))  # its own copy, as on every other way
         group.router.outbox.flush()
+        group.progress.kick()  # who waits for it may lead, and sleep: nothing else would wake it
         return FINISHED
 
     def answer(self, node: NodeId, space: int, number: int, row: memoryview) -> None:

@@ -9,12 +9,14 @@ from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from nexar.group import Group
 from nexar.links.matching import Matching
+from nexar.links.notices import Notice, Speaker
 from nexar.rpc.caller import Caller, Values
 from nexar.rpc.exchange import ANSWER, CALL, Exchange, exchange_id
 from nexar.rpc.post import Post
 from nexar.rpc.registry import Registry
 from nexar.rpc.server import Server
 from nexar.types import NodeId
+from nexar.wire.messages import Unheard
 
 
 class RemoteCalls:
@@ -41,6 +43,7 @@ class RemoteCalls:
         self._exchange: Final = router.open(
             exchange_id(group.communicator), matching.generation, matching.members, make=partial(Exchange, self)
         )
+        router.notices.open(self._exchange.communicator, self._exchange.generation, self._noticed)
         self._forget: Final = router.tell_of_ends(self._group_ended)
         with router.lock:
             over = group.router.find(group.communicator, matching.generation) is not matching
@@ -59,9 +62,17 @@ class RemoteCalls:
             self._server.end(f"the communicator was closed there ({error})")
             self._group.router.outbox.add(self._end, error)
 
+    def _noticed(self, speaker: Speaker, notice: Notice) -> None:
+        """See Notices.open."""
+        if isinstance(notice, Unheard):
+            with self._group.router.lock:
+                self.caller.unheard(speaker.peer, notice.number)
+
     def _end(self, error: NexarError) -> None:
+        self._group.router.notices.close(self._exchange.communicator, self._exchange.generation)
         self._group.router.close(self._exchange, error)
         self._server.tell()
+        self._group.progress.kick()  # who waits for a call may lead, and sleep
 
     # -- Desk: under the node's lock -------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from nexar.wire.messages import (
     Report,
     Revoke,
     Suspect,
+    Unheard,
     Unknown,
     decode,
     encode,
@@ -50,6 +51,7 @@ doing = st.lists(st.builds(Doing, numbers, texts, numbers, numbers, seconds), ma
 messages = st.one_of(
     st.builds(Ping, numbers),
     st.builds(Pong, numbers),
+    st.builds(Unheard, numbers, numbers, numbers),
     st.builds(Goodbye, texts, st.one_of(st.none(), texts)),
     st.builds(Introduce, numbers, numbers),
     st.builds(Introduced, numbers, numbers, texts),
@@ -163,4 +165,5 @@ def test_tags_are_the_wire_format() -> None:
         "chosen",
         "revoke",
         "offer",
+        "unheard",
     ]

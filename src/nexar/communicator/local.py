@@ -15,6 +15,7 @@ from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.communicator.bootstrap import connected, wrapper
 from nexar.communicator.branch import WORLD
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.local_witness import LocalWitness, local_seed
 from nexar.communicator.presence import Presence
 from nexar.config import Config
 from nexar.errors import UsageError
@@ -35,9 +36,10 @@ def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator
         network = MemoryNetwork()
         nodes = [undo.enter_context(Node(config, network)) for _ in range(size)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
-        membership = Membership(_CLUSTER, 1, tuple(members))
-        places = [_presence(node, membership) for node in nodes]
-        made = [_communicator(presence, membership) for presence in places]
+        membership = Membership(_CLUSTER, 1, tuple(members), seed=local_seed())
+        witness = LocalWitness(membership)
+        places = [_presence(node, membership, witness) for node in nodes]
+        made = [_communicator(presence, membership, witness) for presence in places]
         for communicator in made:
             undo.callback(communicator.close)
         if size <= EAGER_WORLD:
@@ -51,15 +53,17 @@ def _open_all(meshes: list[Mesh], deadline: float) -> None:
             opened.result()
 
 
-def _presence(node: Node, membership: Membership) -> Presence:
+def _presence(node: Node, membership: Membership, witness: LocalWitness) -> Presence:
     mesh, board = connected(node)
     presence = Presence(node, mesh, board, membership)
+    presence.tell_seed = witness.introduce(node.id, presence.seed_said)
     mesh.adopt(membership)
     return presence
 
 
-def _communicator(presence: Presence, membership: Membership) -> Communicator:
+def _communicator(presence: Presence, membership: Membership, witness: LocalWitness) -> Communicator:
     def close() -> None:
+        witness.forget(presence.node.id)
         presence.close()
         presence.mesh.close()
 

@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SEEDS ?= 0:1000
+NODES ?= 5..50
 
 export PYTHON VENV
 bin := $(VENV)/bin
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format bench bench-peers fuzz wheels clean
+.PHONY: help setup demo test lint types format bench bench-peers fuzz simulate wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +52,9 @@ bench-peers: ## gloo, Open MPI and MPICH for nexar bench --against, in .venv-pee
 
 fuzz: setup ## hostile input, for as long as it takes
 	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
+
+simulate: setup ## whole clusters in virtual time, by seed: SEEDS=0:10000 NODES=5..50; prints the seeds that break a law
+	@$(bin)/python -m nexar.testing.simulator --seeds $(SEEDS) --nodes $(NODES)
 
 wheels: setup ## build the wheels of both packages into dist/
 	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

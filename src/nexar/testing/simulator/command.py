@@ -1,0 +1,98 @@
+"""Many runs: `python -m nexar.testing.simulator --seeds 0:10000 --nodes 5..50 --jobs 2`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from random import Random
+from typing import Final, TypeAlias
+
+from nexar.testing.simulator.simulation import Outcome, Simulation
+from nexar.testing.simulator.timeline import REMEMBERED
+
+_Going: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[Outcome]]
+
+_SHOWN: Final = 5
+"""So many broken runs are shown in full."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the process exits with: 0 if no law was broken."""
+    given = _parser().parse_args(arguments)
+    began = time.monotonic()
+    runs = [(seed, nodes_of(seed, *given.nodes), given.record) for seed in range(*given.seeds)]
+    summary = _Summary()
+    with _workers(given.jobs, len(runs)) as outcomes:
+        for outcome in outcomes(runs):
+            summary.add(outcome, wordy=given.verbose or given.record or len(runs) == 1)
+    _write(f"{summary} in {time.monotonic() - began:.0f} s")
+    return 1 if summary.broken else 0
+
+
+def nodes_of(seed: int, least: int, most: int) -> int:
+    """How many nodes the run of a seed has: the same whichever other seeds are run."""
+    return least if least == most else Random(f"nodes of {seed}").randint(least, most)
+
+
+def run_one(run: tuple[int, int, bool]) -> Outcome:
+    """One seed, with its number of nodes; with all events, if they are wanted."""
+    seed, nodes, recorded = run
+    return Simulation(seed, nodes, remembered=None if recorded else REMEMBERED).run()
+
+
+class _Summary:
+    def __init__(self) -> None:
+        self.broken = 0
+        self._runs = self._events = self._epochs = 0
+
+    def add(self, outcome: Outcome, *, wordy: bool) -> None:
+        self._runs += 1
+        self._events += outcome.events
+        self._epochs += outcome.epochs - 1
+        self.broken += bool(outcome.broken)
+        if wordy or (outcome.broken and self.broken <= _SHOWN):
+            _write(f"{outcome}\n" if outcome.broken else f"{outcome}")
+
+    def __str__(self) -> str:
+        return f"{self._runs} runs, {self._epochs} changes, {self._events} events; laws broken in {self.broken} runs"
+
+
+@contextmanager
+def _workers(jobs: int, runs: int) -> Iterator[_Going]:
+    """How to go through the runs: in order, in one process or several, whose end is seen to."""
+    if jobs == 1 or runs == 1:
+        yield lambda each: map(run_one, each)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield lambda each: pool.map(run_one, each, chunksize=8)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nexar.testing.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=_seeds, default=(0, 100), metavar="FIRST:END", help="or one number: 0:number")
+    parser.add_argument("--nodes", type=_nodes, default=(5, 50), metavar="LEAST..MOST", help="or one number")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="processes that share the work")
+    parser.add_argument("--verbose", action="store_true", help="a line for every run")
+    parser.add_argument("--record", action="store_true", help="every event of every run")
+    return parser
+
+
+def _seeds(text: str) -> tuple[int, int]:
+    first, colon, end = text.partition(":")
+    return (int(first), int(end)) if colon else (0, int(first))
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least, dots, most = text.partition("..")
+    return (int(least), int(most)) if dots else (int(least), int(least))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,149 @@
+"""One run: a cluster, what goes wrong, and whether the laws hold. A function of its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from nexar.cluster.change import Change
+from nexar.cluster.decisions.succession import Succession
+from nexar.cluster.membership import Membership
+from nexar.testing.simulator.cluster import Cluster, first_membership
+from nexar.testing.simulator.laws import Laws, Violation
+from nexar.testing.simulator.member import Making
+from nexar.testing.simulator.misfortunes import HARDEST, Misfortunes
+from nexar.testing.simulator.network import Network
+from nexar.testing.simulator.settling import complaints
+from nexar.testing.simulator.timeline import REMEMBERED, Timeline
+from nexar.testing.simulator.witness import Witnessing, witness
+from nexar.testing.simulator.world import PROBE_TIMEOUT, RECOVERY_TIMEOUT, World
+from nexar.types import NodeId
+
+PATIENCE: Final = 180.0
+"""Seconds, of virtual time, in which a cluster must settle when nothing goes wrong any more."""
+_LOOKS_EVERY: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run."""
+
+    seed: int
+    nodes: int
+    epochs: int
+    events: int
+    seconds: float
+    """Of virtual time."""
+    digest: int
+    """Of the whole record: equal for every run of this seed."""
+    broken: str = ""
+    """The law that was broken, and how; empty: none."""
+    record: tuple[str, ...] = ()
+    """The last lines, if one was broken."""
+
+    def __str__(self) -> str:
+        """For people, with what it takes to see it again."""
+        head = f"seed {self.seed}, {self.nodes} nodes: {self.epochs} epochs, {self.events} events"
+        again = f"python -m nexar.testing.simulator --seeds {self.seed}:{self.seed + 1} --nodes {self.nodes}"
+        lines = "".join(f"  {line}\n" for line in self.record)
+        broken = f"\nBROKEN {self.broken}\nagain: {again}" if self.broken else ""
+        return f"{lines}{head}, record {self.digest:08x}{broken}"
+
+
+class Simulation:
+    """One cluster and its misfortunes. `making` and `witnessing` make the machines: others than the product's, to see
+    that their faults are found.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        nodes: int,
+        *,
+        making: Making | None = None,
+        witnessing: Witnessing | None = None,
+        remembered: int | None = REMEMBERED,
+    ) -> None:
+        """`remembered`: so many of the last events are told if a law is broken; None: all, in any case."""
+        self.seed = seed
+        self.nodes = nodes
+        random = Random(f"{seed}/{nodes}")
+        first = first_membership(nodes, random, has_seed=random.random() < 0.9)
+        self._tells_all = remembered is None
+        self._is_manual = random.random() < 0.15
+        self._applied = Applied()
+        self._timeline = Timeline(remembered)
+        network = Network(self._timeline, Random(random.getrandbits(64)))
+        world = World(self._timeline, network, Laws(first), Random(random.getrandbits(64)))
+        self.cluster = Cluster(world, making or self._make, witnessing or witness, asked=self._is_manual)
+        self._misfortunes = Misfortunes(self.cluster, Random(random.getrandbits(64)))
+
+    def _make(self, node: NodeId, membership: Membership, random: Random) -> Succession:
+        return succession(node, membership, random, active=not self._is_manual, apply=self._applied)
+
+    def run(self) -> Outcome:
+        """From the beginning to the end."""
+        try:
+            self._live()
+        except Violation as violation:
+            return self._outcome(str(violation))
+        return self._outcome("")
+
+    def _live(self) -> None:
+        self.cluster.form(self._misfortunes.clock)
+        self._misfortunes.plan()
+        self._timeline.run_until(HARDEST)
+        self._misfortunes.end()
+        self._settle()
+
+    def _settle(self) -> None:
+        end = self._timeline.now + PATIENCE
+        while (open_matters := list(complaints(self.cluster))) and self._timeline.now < end:
+            self._timeline.run_until(self._timeline.now + _LOOKS_EVERY)
+        if open_matters:
+            more = f" (and {len(open_matters) - 3} more)" if len(open_matters) > 3 else ""
+            raise Violation("a live majority goes on, and everybody knows", "; ".join(open_matters[:3]) + more)
+
+    def _outcome(self, broken: str) -> Outcome:
+        timeline = self._timeline
+        record = timeline.last if broken or self._tells_all else ()
+        epochs = self.cluster.last.epoch
+        return Outcome(self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record)
+
+
+class Applied:
+    """Applies changes, and remembers what came of it: the machines of one process share equal memberships, which would
+    otherwise be most of the work of thousands of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], tuple[Membership, Membership]] = {}  # by the identity of the one before
+
+    def __call__(self, change: Change, membership: Membership) -> Membership:
+        """See Change.apply."""
+        key = (id(membership), change.encode())
+        if key not in self._known:
+            self._known[key] = (membership, change.apply(membership))  # both are kept, so no identity is used again
+        return self._known[key][1]
+
+
+def succession(
+    node: NodeId,
+    membership: Membership,
+    random: Random,
+    *,
+    active: bool = True,
+    apply: Callable[[Change, Membership], Membership] = Change.apply,
+) -> Succession:
+    """The machine of the product."""
+    return Succession(
+        node,
+        membership,
+        recovery_timeout=RECOVERY_TIMEOUT,
+        probe_timeout=PROBE_TIMEOUT,
+        active=active,
+        random=random,
+        apply=apply,
+    )

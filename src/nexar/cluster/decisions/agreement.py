@@ -16,7 +16,7 @@ What is added serves progress only:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.decisions.ballot import Ballot
 from nexar.cluster.decisions.electorate import majority
@@ -26,8 +26,13 @@ from nexar.errors import InternalError
 from nexar.types import NodeId
 from nexar.wire.messages import Accept, Accepted, Chosen, Instance, Number, Prepare, Promise, Rejected
 
-if TYPE_CHECKING:
-    from random import Random
+
+class Chance(Protocol):
+    """What a Random does: it is given, so that a story can be told again."""
+
+    def random(self) -> float:
+        """At least 0, less than 1."""
+
 
 Judge: TypeAlias = Callable[[Accept], Judgement]
 
@@ -45,7 +50,7 @@ class Agreement:
         me: NodeId,
         voters: Collection[NodeId],
         *,
-        random: Random | None = None,
+        random: Chance | None = None,
         vote: Vote | None = None,
         may_vote: bool = True,
         learners: Collection[NodeId] = (),

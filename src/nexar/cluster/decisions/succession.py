@@ -18,10 +18,10 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nexar.cluster.change import Change
-from nexar.cluster.decisions.agreement import Agreement
+from nexar.cluster.decisions.agreement import Agreement, Chance
 from nexar.cluster.decisions.complaints import Complaints
 from nexar.cluster.decisions.disputes import Disputes
 from nexar.cluster.decisions.electorate import Electorate
@@ -53,9 +53,6 @@ from nexar.errors import InternalError
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import Accept, Chosen, Prepare, Rejected, Suspect
 
-if TYPE_CHECKING:
-    from random import Random
-
 _STALLED_PAUSE: Final = 5.0
 
 
@@ -70,7 +67,7 @@ class Succession:
         recovery_timeout: float,
         probe_timeout: float = 1.0,
         active: bool = True,
-        random: Random,
+        random: Chance,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
     ) -> None:
         """`me` is a member. `active`: it proposes by itself to remove who is lost; else only after Recover, and always

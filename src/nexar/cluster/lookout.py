@@ -48,6 +48,7 @@ class Lookout:
         self._tell = tell
         self._noticed = noticed
         self._timeout = min(1.0, node.config.heartbeat_timeout / 2)
+        self._closed = False  # written by who closes
         self._lock = threading.Lock()
         self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
         self._goodbyes: dict[NodeId, Goodbye] = {}  # said by members that are about to end their link; under the lock
@@ -112,10 +113,15 @@ class Lookout:
 
     def probe(self, node: NodeId) -> None:
         """Find out whether a member can be reached, and tell by Probed. Never blocks."""
-        self._node.dialer.aside(lambda: self._tell(Probed(node, self._examine(node))))
+        if not self._closed:
+            self._node.dialer.aside(lambda: self._tell(Probed(node, self._examine(node))))
+
+    def close(self) -> None:
+        """Nothing is looked into any more. Idempotent."""
+        self._closed = True
 
     def _look_into(self, node: NodeId, hint: str) -> None:
-        if self._mesh.circle.find(node) is None:
+        if self._closed or self._mesh.circle.find(node) is None:
             return
         with self._lock:
             if node in self._examined:

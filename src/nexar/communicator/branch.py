@@ -32,7 +32,9 @@ class Branch:
         self.communicator: Final = assembly.group.communicator
         self.membership: Final[Membership] = assembly.group.membership
         self.fate: Final = Fate(assembly.group.progress.lock)
-        self.close: Final = close
+        self._close = close
+        self.when_closed: list[Callable[[], None]] = []
+        """Called when it is closed, once each. Written before anybody has it."""
         self.successor: Any = None
         """The next communicator, if there is one. Written before the fate is sealed."""
         self.gone: dict[Rank, str] = {}
@@ -41,6 +43,12 @@ class Branch:
         """All of them went by agreement: nobody was lost. Likewise."""
         self.interrupted = False
         """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
+
+    def close(self) -> None:
+        """Free what it stands on. Idempotent."""
+        self._close()
+        while self.when_closed:
+            self.when_closed.pop()()
 
     def inherit(self, old: Branch) -> None:
         """It succeeds this one: who has subscribed or registered there need not do so again."""

@@ -55,6 +55,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         self._quick = Quick(assembly)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
         self._remote_calls = RemoteCalls(assembly.group, VALUES, assembly.config, branch.registry)
+        branch.when_closed.append(self._remote_calls.close)
         self.start: Final = Starter(assembly, self._seconds, self, self._remote_calls)
         """Every verb once more: it returns a Request at once."""
 
@@ -190,7 +191,6 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
             if self.id == WORLD:
                 self._presence.say_goodbye(error, traceback)
             self._close()
-            self._remote_calls.close()
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,9 @@ from nexar.types import NodeId
 
 _log = logging.getLogger(__name__)
 
+_MOST_CHANGES: Final = 1024
+"""As many are remembered: a communicator that is being made may stand on an older membership, not on one so old."""
+
 
 class Lineage:
     """Of one node. Any thread. See cluster.recovery.Heir. Close it before the mesh."""
@@ -57,7 +60,7 @@ class Lineage:
         """Told of each branch before anybody uses it. Likewise."""
         self._changed = threading.Condition()  # over everything below
         self._world = membership
-        self._changes: list[Change] = []  # all that were chosen since this node is here
+        self._changes: list[Change] = []  # the newest that were chosen since this node is here
         self._branches: dict[Branch, None] = {}  # those whose fate is open, in the order of their making
         self._making: Group | None = None  # of the successor that is being made
         self._end: NexarError | None = None  # of all of them, for good
@@ -134,6 +137,7 @@ class Lineage:
         with self._changed:
             self._world = after
             self._changes.append(change)
+            del self._changes[:-_MOST_CHANGES]
             making = self._making
             concerned = [each for each in self._branches if each.next_membership(after, [change]) is not None]
         for branch in concerned:
@@ -221,19 +225,20 @@ class Lineage:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (branch := self._next()) is not None:
+        while (due := self._next()) is not None:
             try:
-                self._succeed(branch)
+                self._succeed(*due)
             except NexarError as error:
-                self._failed(branch, error)
+                self._failed(*due, error)
 
-    def _next(self) -> Branch | None:
-        """The next one that needs a successor; None: closed."""
+    def _next(self) -> tuple[Branch, Membership] | None:
+        """The next one that needs a successor, and who is in that; None: closed."""
         with self._changed:
             while not self._closed:
-                due = [each for each in self._branches if self._target(each) is not None]
-                if due and self._end is None:
-                    return min(due, key=lambda each: (each.communicator, each.membership.epoch))
+                targets = {each: target for each in self._branches if (target := self._target(each)) is not None}
+                if targets and self._end is None:
+                    first = min(targets, key=lambda each: (each.communicator, each.membership.epoch))
+                    return first, targets[first]
                 self._changed.wait()
             return None
 
@@ -241,11 +246,9 @@ class Lineage:
         """Under the lock."""
         return branch.next_membership(self._world, self._changes)
 
-    def _succeed(self, branch: Branch) -> None:
+    def _succeed(self, branch: Branch, target: Membership) -> None:
         with self._changed:
-            target, changes = self._target(branch), self._changes.copy()
-        if target is None:
-            return
+            changes = self._changes.copy()
         completed = branch.assembly.journal.completed
         deadline = time.monotonic() + self._config.recovery_timeout
         made, least = self._maker.make(target, branch.communicator, deadline, completed, self._begun)
@@ -296,22 +299,18 @@ class Lineage:
         with self._changed:
             self._changed.notify_all()
 
-    def _failed(self, branch: Branch, error: NexarError) -> None:
-        """It was not made. A later change, if there is one or comes soon, gives another chance."""
+    def _failed(self, branch: Branch, target: Membership, error: NexarError) -> None:
+        """It was not made. A later change, if there is one or comes in time, gives another chance."""
         _log.info("no successor yet of communicator %d: %s", branch.communicator, error)
         if isinstance(error, PeerLost) and error.node is not None:
             self.missed(error.node, error.cause)
-        limit = time.monotonic() + self._config.recovery_timeout
         with self._changed:
             self._making = None
-            seen = len(self._changes)
-            told = isinstance(error, (PeerLost, UsageError)) or branch.interrupted
-            if told:
-                self._changed.wait_for(
-                    lambda: self._closed or len(self._changes) > seen or self._end is not None,
-                    max(0.0, limit - time.monotonic()),
-                )
-            hopeless = len(self._changes) == seen and not self._closed and self._end is None
+            self._changed.wait_for(
+                lambda: self._closed or self._end is not None or self._target(branch) != target,
+                self._config.recovery_timeout,
+            )
+            hopeless = self._target(branch) == target and not self._closed and self._end is None
             if hopeless:
                 self._branches.pop(branch, None)
         if hopeless:

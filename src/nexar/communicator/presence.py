@@ -266,6 +266,7 @@ class Presence:
 
     def close(self) -> None:
         """Every communicator, and all that watches. Idempotent. The mesh is the caller's to close."""
+        self._lookout.close()
         self.recovery.close()
         self.ballots.close()
         if self.heartbeat is not None:

@@ -38,6 +38,10 @@ class Probing:
         elif begun is not None:
             self._reached[node] = begun
 
+    def found(self, node: NodeId) -> None:
+        """It was reached by other means: that a try has missed it means nothing any more."""
+        self._missed.pop(node, None)
+
     def reached_since(self, node: NodeId, moment: float) -> bool:
         """Whether a try that began at this moment or later has reached it."""
         return self._reached.get(node, float("-inf")) >= moment

@@ -217,6 +217,7 @@ class Succession:
         return self._rejudge(now)
 
     def _found(self, node: NodeId, now: float, *, severed: bool) -> list[Action]:
+        self._probing.found(node)
         self._cleared(node)
         if severed and node != self.me and self.membership.rank_of(node) is not None:
             self._wishes.sever(node, now)

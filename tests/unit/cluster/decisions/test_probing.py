@@ -43,3 +43,11 @@ def test_the_last_try_counts_and_another_epoch_forgets_all() -> None:
     assert not probing.reached_since(5, 0.0)
     probing.told(6, 3.0, reached=True)
     assert not probing.reached_since(6, 0.0), "nobody asked: it is not known when that began"
+
+
+def test_who_was_found_after_a_try_is_not_missed() -> None:
+    probing = Probing(1.0)
+    probing.ask(5, 1.0)
+    probing.told(5, 1.5, reached=False)
+    probing.found(5)
+    assert not probing.missed_since(5, 0.0)

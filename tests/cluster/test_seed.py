@@ -182,7 +182,7 @@ def test_a_seed_serves_a_task(knocker: Knocker) -> None:
 
 
 def test_at_the_end_of_the_time_everybody_learns_who_is_missing(knocker: Knocker) -> None:
-    with Seed(HERE, 3, formation_timeout=0.5) as seed:
+    with Seed(HERE, 3, formation_timeout=2.0) as seed:
         lines = [knocker.knock(seed, node) for node in (7, 8)]
         for line in lines:
             line.join()

@@ -1,19 +1,25 @@
-"""The peers of one node, each with the one link to it. No I/O, and not safe by itself: its owner has a lock."""
+"""The peers of one node, each with the one link to it: what those who dial and those who are dialed share. No I/O."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from nexar.cluster.circle import Circle
 from nexar.cluster.decisions.pairing import Pairing
 from nexar.cluster.introduction import Answering
 from nexar.cluster.membership import Member
-from nexar.errors import NexarError
+from nexar.errors import NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.router import Router
+from nexar.transport.base import Carrier
 from nexar.types import NodeId
 from nexar.wire.messages import Message
+
+CLOSED: Final = "this node is closed"
 
 
 @dataclass(slots=True)
@@ -27,7 +33,11 @@ class Pair:
 
 
 class Pairs:
-    """By node. A pair is made when it is first asked for, and forgotten when the peer has no place any more."""
+    """By node. A pair is made when it is first asked for, and forgotten when the peer has no place any more.
+
+    `changed` is the lock over all of it, and notified with each change. Methods are called under it, but for those that
+    say otherwise.
+    """
 
     def __init__(
         self,
@@ -39,14 +49,37 @@ class Pairs:
         self._router = router
         self._on_control = on_control
         self._on_lost = on_lost
+        self.changed: Final = threading.Condition()
+        self.closed = False
+        """Written once, under the lock."""
+        self.circle: Circle | None = None
+        """Whom this node may have links with; None: it does not know yet. Replaced under the lock, read by anybody."""
         self._pairs: dict[NodeId, Pair] = {}
+
+    def known(self) -> Circle:
+        """Whom this node may have links with. Also without the lock. UsageError before it knows."""
+        if self.circle is None:
+            raise UsageError("this node does not know its membership yet")
+        return self.circle
+
+    def check_open(self) -> None:
+        """UsageError once this node is closed."""
+        if self.closed:
+            raise UsageError(f"{CLOSED}; make a new one with nexar.init()")
+
+    def wait(self, true: Callable[[], bool], deadline: float) -> bool:
+        """Until it is, or the deadline. UsageError when this node is closed meanwhile."""
+        self.changed.wait_for(lambda: true() or self.closed, max(0.0, deadline - time.monotonic()))
+        self.check_open()
+        return true()
 
     def get(self, node: NodeId) -> Pair | None:
         """If there is one. Also without the lock."""
         return self._pairs.get(node)
 
     def of(self, circle: Circle, member: Member) -> Pair:
-        """With this member."""
+        """With this member. UsageError once this node is closed."""
+        self.check_open()
         pair = self._pairs.get(member.node)
         if pair is None:
             link = Link(
@@ -60,11 +93,21 @@ class Pairs:
             pair = self._pairs[member.node] = Pair(link, Pairing(lower=circle.me < member.node))
         return pair
 
-    def replace(self, pair: Pair, circle: Circle, number: int) -> Pair | None:
-        """The two begin anew, with their link of this number; None: the peer has no place any more."""
-        node = pair.link.peer
+    def of_carrier(self, carrier: Carrier) -> Pair | None:
+        """With who dialed. None: this node is closed and there never was one, or the peer has no place any more."""
+        node, circle = carrier.peer.node, self.known()
+        pair, member = self._pairs.get(node), circle.find(node)
+        return pair if pair is not None or self.closed or member is None else self.of(circle, member)
+
+    def replace(self, pair: Pair, number: int) -> Pair | None:
+        """The two begin anew, with their link of this number; None: the peer has no place any more. UsageError once
+        this node is closed.
+        """
+        self.check_open()
+        node, circle = pair.link.peer, self.known()
         del self._pairs[node]
         member = circle.find(node)
+        self.changed.notify_all()
         if member is None:
             return None
         fresh = self.of(circle, member)
@@ -73,6 +116,7 @@ class Pairs:
 
     def move(self, circle: Circle) -> list[Link]:
         """The members have changed. Returns the links of those who have no place any more: they are to be closed."""
+        self.circle = circle
         ended = []
         for node, pair in list(self._pairs.items()):
             if circle.find(node) is None:
@@ -80,6 +124,7 @@ class Pairs:
                 ended.append(pair.link)
             else:
                 pair.link.rerank(circle.rank_of(node))
+        self.changed.notify_all()
         return ended
 
     def listed(self) -> list[Pair]:

@@ -1,8 +1,8 @@
 """A node's standing with the seed, once it is in: the line is kept open, the certificate renewed in time, and what the
 seed says about the cluster passed on to who listens.
 
-None of it is needed for what members do among themselves. A seed that is gone is knocked at again, ever more rarely;
-one that came back with its state knows this node by its key.
+None of it is needed for what members do among themselves. A seed that is gone is knocked at again, ever more rarely,
+and soon when somebody has a word for it; one that came back with its state knows this node by its key.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 LONGEST_PAUSE: Final = 30.0
 """Seconds between two knocks at a seed that is gone."""
+_SOON: Final = 0.5
+"""Seconds at most, when somebody has a word for it."""
 _PATIENCE: Final = 10.0
 _LONGEST_WAIT: Final = 3600.0
 
@@ -101,6 +103,7 @@ class Standing:
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
         self._asked = False  # for a renewal, and not answered yet; the thread writes
         self._stop = threading.Event()
+        self._wanted = threading.Event()  # set by who had a word and found no line, and at the end
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
         self._thread.start()
 
@@ -111,6 +114,7 @@ class Standing:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._wanted.set()
         self._node.recall.make()
         self._line.interrupt()
         self._thread.join()
@@ -131,6 +135,7 @@ class Standing:
                 return False
             line.send(message)
         except LineLost:
+            self._wanted.set()
             return False
         return True
 
@@ -201,7 +206,7 @@ class Standing:
         self._line.close("the line is dead")
         self._listeners.on_lost(str(lost))
         bound = 1.0
-        while not self._stop.wait(self._random.uniform(0.0, bound)):
+        while self._pause(bound):
             bound = min(2 * bound, LONGEST_PAUSE)
             try:
                 self._line = self._knock()
@@ -217,3 +222,10 @@ class Standing:
                 self._listeners.on_back(self._line.epoch)
                 return True
         return False
+
+    def _pause(self, bound: float) -> bool:
+        """A while, of random length, so that not all knock at once. False: the node is closing."""
+        if self._wanted.wait(self._random.uniform(0.0, bound)):
+            self._stop.wait(self._random.uniform(0.0, _SOON))
+            self._wanted.clear()
+        return not self._stop.is_set()

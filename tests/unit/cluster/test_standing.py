@@ -288,6 +288,20 @@ def test_words_that_make_no_sense_cost_the_line_and_nothing_else(scene: Scene, n
     hear(new, Here)
 
 
+def test_a_seed_that_somebody_has_a_word_for_is_knocked_at_soon(scene: Scene) -> None:
+    class Patient(AtOnce):
+        def uniform(self, a: float, b: float) -> float:
+            return 0.0 if b < 1 else 1000.0
+
+    standing = scene.stand(random=Patient())
+    scene.seed.lose()
+    assert scene.next_told()[0] == "on_lost"
+    scene.again = Line
+    assert not standing.say(CHOSEN)
+    assert scene.next_told() == ("on_back", 0)
+    assert standing.say(CHOSEN)
+
+
 def test_the_loss_and_the_return_of_the_seed_are_told(scene: Scene) -> None:
     scene.again = Line
     scene.stand()

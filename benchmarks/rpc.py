@@ -173,7 +173,7 @@ def late_cancels(comm: nexar.Communicator) -> str:
 
 def late_overload(comm: nexar.Communicator) -> str:
     """With every place taken, from the call to the error."""
-    held = [comm.start.on(1).hold(5.0) for _ in range(comm.config.rpc_concurrency)]
+    held = [comm.start.on(1).hold(60.0) for _ in range(comm.config.rpc_concurrency)]
     figures = late(partial(comm.on(1).add, 1, 2), lambda _, begin: begin)
     for each in held:
         each.cancel()

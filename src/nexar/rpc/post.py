@@ -40,6 +40,12 @@ class Post:
         group.progress.kick()  # who waits for it may lead, and sleep: nothing else would wake it
         return FINISHED
 
+    def leave(self) -> None:
+        """A function has ended. If it has waited for something of ours it led, and leads no more: somebody has to look
+        for the next call before the progress thread would by itself.
+        """
+        self._group.progress.leave_behind()
+
     def answer(self, node: NodeId, space: int, number: int, row: memoryview) -> None:
         """To somebody who has a link to us, or had one: then nobody waits for it any more. Never blocks."""
         try:

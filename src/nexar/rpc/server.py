@@ -160,6 +160,7 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - whatever it raises is its caller's
             row = raised(_without_us(error))
         self._finish(job, row)
+        self._post.leave()
 
     def _start(self, loop: Loop, job: Job, begun: Coroutine[Any, Any, Any] | None) -> None:
         """In the loop's thread."""

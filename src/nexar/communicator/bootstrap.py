@@ -114,7 +114,11 @@ def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joi
         return Worker(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).line
 
     listeners = Listeners(
-        on_word=presence.seed_said, on_died=presence.seed_told_of, on_waiting=presence.seed_told_of_waiting
+        on_word=presence.seed_said,
+        on_died=presence.seed_told_of,
+        on_waiting=presence.seed_told_of_waiting,
+        on_lost=presence.seed_lost,
+        on_back=presence.seed_back,
     )
     return Standing(node, joined.line, joined.welcome, knock, listeners=listeners)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from nexar.cluster.ballots import Ballots
 from nexar.cluster.change import Change
 from nexar.cluster.death_lines import DeathLines
-from nexar.cluster.decisions.succession_events import Recover, Stall, Wanted, Word
+from nexar.cluster.decisions.succession_events import Found, Lost, Recover, Stall, Wanted, Word
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.lookout import LEFT, Lookout, Noticed
@@ -149,6 +149,19 @@ class Presence:
         seed = self.recovery.membership.seed
         if seed is not None and isinstance(message, Word):
             self.recovery.heard(seed.node, message)
+
+    def seed_lost(self, cause: str) -> None:
+        """There is no line to the seed: who counts votes need not wait for its."""
+        seed = self.recovery.membership.seed
+        if seed is not None:
+            self.recovery.put(Lost(seed.node, cause))
+
+    def seed_back(self, epoch: int) -> None:
+        """There is one again. The seed may have missed what was chosen since this epoch."""
+        seed = self.recovery.membership.seed
+        if seed is not None:
+            self.recovery.put(Found(seed.node))
+            self.recovery.behind(seed.node, epoch)
 
     def seed_told_of(self, node: NodeId, epoch: int, cause: str) -> None:
         """The seed, or a launcher by it, has seen a member's end."""

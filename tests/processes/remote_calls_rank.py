@@ -1,0 +1,55 @@
+"""One rank of a test of remote calls: rank 1 serves and may be killed in mid-call, rank 0 asks and says what it saw."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import nexar
+
+
+def serve(comm: nexar.Communicator) -> None:
+    @comm.serve
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @comm.serve
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @comm.serve
+    def leave_hanging() -> None:
+        threading.Event().wait()
+
+    @comm.serve
+    async def nap() -> None:
+        await asyncio.sleep(60)
+
+
+def lost(call: Callable[[], object]) -> int | None:
+    """The rank that the call has lost."""
+    try:
+        call()
+    except nexar.PeerLost as error:
+        return error.rank
+    raise SystemExit("no error came")
+
+
+with nexar.init(recovery_policy="manual") as comm:
+    serve(comm)
+    comm.barrier()
+    if comm.rank == 1:
+        threading.Event().wait(60)
+        raise SystemExit("rank 1 was to be killed")
+    assert all(comm.on(1).add(number, 1) == number + 1 for number in range(200))
+    held = comm.start.on(1).nap()
+    begin = time.monotonic()
+    for call in (comm.on(1).die, held.wait, partial(comm.on(1).add, 1, 2)):
+        assert lost(call) == 1
+    assert time.monotonic() - begin < 5, "the errors came late"
+    hanging = comm.start.on(0).leave_hanging()  # a function that never returns must not keep the process from ending
+    sys.stdout.write("lost and alive\n")

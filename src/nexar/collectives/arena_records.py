@@ -8,8 +8,9 @@ on the CPUs that we run on (see transport.shm.support) they become visible in th
     words 4..7  what it takes the operation to be, for the last even and the last odd slip: a fingerprint, two words
                 each. These are on the line of word 0, so that who looks at that has them as well.
     line pair 1 announcements of the last collectives, also of those that do not run here: a ring of entries, each
-    and on      with its sequence number at both ends. The writer stores it first at the front, last at the back, the
-                reader loads it first at the back: an entry that is overwritten meanwhile is seen to be.
+    and on      with its sequence number, and one, at both ends: new memory is zero and announces nothing. The writer
+                stores it first at the front, last at the back, the reader loads it first at the back: an entry that is
+                written meanwhile is seen to be.
 
 Why two words say all that was given up: a rank that completed an operation in between knows that everybody had passed
 all before it. Whoever still has to come therefore comes to operations in one row, from the first of them to the last.
@@ -31,9 +32,7 @@ GIVEN_UP_TO: Final = 2
 _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
-_ENTRY: Final = struct.Struct(
-    "@qqqBBBBiq"
-)  # sequence, arrival, count, operation, dtype, reduce op, way, root, sequence
+_ENTRY: Final = struct.Struct("@qqqBBBBiq")  # number, arrival, count, operation, dtype, reduce op, way, root, number
 _TAKEN: Final = struct.Struct("@BBBBiq")  # operation, dtype, reduce op, way, root, count
 
 _RECORD_WORDS: Final = _LINES + _RING * _ENTRY_WORDS
@@ -114,8 +113,8 @@ class Records:
         """This rank has come to its collective `sequence`."""
         operation, dtype, count, root, reduce_op, way = fingerprint
         at = (self.mine + _LINES + sequence % _RING * _ENTRY_WORDS) * _WORD
-        now = monotonic_ns()
-        _ENTRY.pack_into(self.bytes, at, sequence, now, count, operation, dtype, reduce_op, way, root, sequence)
+        now, number = monotonic_ns(), sequence + 1
+        _ENTRY.pack_into(self.bytes, at, number, now, count, operation, dtype, reduce_op, way, root, number)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
         """A rank that announced something else than this one did, and what."""
@@ -134,10 +133,10 @@ class Records:
     def announced(self, word: int, sequence: int) -> tuple[Fingerprint, int] | None:
         """What that rank announced, and when (monotonic_ns). None: it has not come, or it was too long ago."""
         at = word + _LINES + sequence % _RING * _ENTRY_WORDS
-        if self.words[at + _ENTRY.size // _WORD - 1] != sequence:
+        if self.words[at + _ENTRY.size // _WORD - 1] != sequence + 1:
             return None
         _, arrival, count, operation, dtype, reduce_op, way, root, _ = _ENTRY.unpack_from(self.bytes, at * _WORD)
-        if self.words[at] != sequence or not arrival:
+        if self.words[at] != sequence + 1:
             return None
         return Fingerprint(operation, dtype, count, root, reduce_op, way), arrival
 

@@ -70,6 +70,16 @@ def test_announcements_are_told_and_compared() -> None:
     assert left.announced(left.mine, 0) is None
 
 
+def test_the_first_announcement_is_not_believed_before_it_is_whole() -> None:
+    left, right = two()
+    left.announce(0, REDUCE)
+    last = left.mine + 16 + 4
+    whole, left.words[last] = left.words[last], 0  # as it is before the last store
+    assert right.announced(left.mine, 0) is None
+    left.words[last] = whole
+    assert right.announced(left.mine, 0) is not None
+
+
 def test_an_announcement_that_is_overwritten_meanwhile_is_not_believed() -> None:
     left, right = two()
     left.announce(3, REDUCE)

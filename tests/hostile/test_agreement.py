@@ -14,13 +14,8 @@ from nexar.cluster.decisions.vote import LATER, OK, Judgement, Verdict, Vote
 from nexar.wire.messages import Accept
 
 INSTANCE = (0, 1, 0)
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["deliver"] * 8 + ["repeat", "lose", "propose", "propose", "tick", "tick", "restart"]),
-        st.integers(0, 1000),
-    ),
-    max_size=150,
-)
+KINDS = ["deliver"] * 8 + ["lose"] * 4 + ["repeat", "propose", "tick", "tick", "tick", "restart"]
+steps = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1000)), max_size=150)
 
 
 @dataclass
@@ -90,4 +85,14 @@ def test_one_value_is_chosen_whatever_happens_to_the_words(
         bag.take(what, which)
     bag.settle()
     assert {each.chosen for each in bag.nodes.values()} == bag.chosen
+    assert len(bag.chosen) == 1
+
+
+@given(st.sampled_from([3, 3, 4, 5, 7]), st.booleans(), st.integers(0, 2**32))
+def test_nor_does_a_long_story_end_otherwise(size: int, moody: bool, chance: int) -> None:
+    """Chance alone finds more of them than the shortest story that can be told."""
+    bag, random = Bag(size, moody), Random(chance)
+    for _ in range(200):
+        bag.take(random.choice(KINDS), random.randrange(1000))
+    bag.settle()
     assert len(bag.chosen) == 1

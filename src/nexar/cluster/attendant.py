@@ -62,7 +62,8 @@ class Attendant:
     def _ask(self, proof: bytes) -> Reserve:
         request = make_request(self._node.id, self._node.key)
         host, first_rank = self._node.host, self.first_rank  # the same block, from a seed that began anew
-        return Reserve(proof=proof, request=request, host=host, count=self._count, first_rank=first_rank)
+        epoch = 1 if self.formed else 0  # a seed of another cluster must not take us for one of its own
+        return Reserve(proof=proof, request=request, host=host, count=self._count, first_rank=first_rank, epoch=epoch)
 
     def _knock(self) -> JoinLine:
         worker = Worker(self._node, self._invitation, timeout=self._config.join_auth_timeout)

@@ -134,6 +134,8 @@ class Reserve(_Base, frozen=True, tag="reserve"):
     count: _Count
     first_rank: _Rank | None = None
     """Where the block must begin, or None: the lowest place that is free."""
+    epoch: _Epoch = 0
+    """Of a membership that its children form already, and it lost its line; 0: of none."""
 
 
 class Welcome(_Base, frozen=True, tag="welcome"):

@@ -41,7 +41,7 @@ launchers = st.integers(0, 2**64 - 1)
 messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Challenge, nonces, proofs),
     st.builds(Apply, proofs, blobs, words, addresses, maybe_ranks, launchers, numbers),
-    st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks),
+    st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks, numbers),
     st.builds(Welcome, words, blobs, blobs, lines, counts, maybe_ranks, maybe_ranks),
     st.builds(Ready),
     st.builds(Committed, blobs),

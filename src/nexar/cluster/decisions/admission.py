@@ -248,7 +248,7 @@ class Admission:
         hello, asked = self._authenticate(guest, "candidate", event), event.application
         if self._formation is None:
             return self._after().applied(guest, hello, asked)
-        self._check_once(hello.node)
+        self._check_new(hello.node, asked.epoch)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
         self._formation.admit(member, asked.rank)
@@ -269,7 +269,7 @@ class Admission:
         hello, asked = self._authenticate(guest, "launcher", event), event.reservation
         if self._formation is None:
             return self._after().reserved(guest, hello, asked)
-        self._check_once(hello.node)
+        self._check_new(hello.node, asked.epoch)
         block = self._formation.reserve(Attendant(hello.node, guest.fingerprint), asked.count, asked.first_rank)
         self._launchers[hello.node] = guest
         admit = Admit(
@@ -282,7 +282,10 @@ class Admission:
         )
         return [admit, self._note("reserved", guest, f"ranks {block.ranks.start}..{block.ranks.stop - 1}")]
 
-    def _check_once(self, node: NodeId) -> None:
+    def _check_new(self, node: NodeId, epoch: int) -> None:
+        """Refusal for who has come already, and for members of the cluster of a seed that was here before."""
+        if epoch:
+            raise Refusal("its cluster has formed, and this seed does not know it: it was started without its state")
         present = self._members.get(node) or self._launchers.get(node)
         if present is not None:
             raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")

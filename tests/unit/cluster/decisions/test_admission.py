@@ -257,6 +257,15 @@ def test_saying_a_name_first_keeps_nobody_out() -> None:
     assert every(door.join(2, node=7), Commit)
 
 
+def test_members_of_a_seed_that_was_here_before_are_not_taken_for_new_ones() -> None:
+    door = a_door(2)
+    asked = Reserve(PROOF, b"request", "a", 1, None, 1)
+    launcher = door.greet(2, role="launcher") + door.tell(Reserved(2, asked, True, key(2)))
+    for actions in (door.join(1, epoch=3), launcher):
+        assert "started without its state" in only(actions, Refuse).reason
+    assert door.machine.joined == 0
+
+
 def test_nobody_is_the_seed() -> None:
     door = a_door(1)
     assert "is the seed" in only(door.join(1, node=SEED.node), Refuse).reason

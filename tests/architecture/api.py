@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import nexar
 from nexar.cluster.membership import Member
 from nexar.collectives.lateness import Straggler
+from nexar.communicator.calling import Calling, Remote, Serving
 from nexar.communicator.collecting import Collecting
 from nexar.communicator.messages import Source
 from nexar.communicator.messaging import Messaging
@@ -45,14 +46,16 @@ def _functions() -> Iterator[str]:
 
 
 def _classes() -> Iterator[str]:
-    verbs = {name for base in (Messaging, Collecting) for name in vars(base)}
+    verbs = {name for base in (Messaging, Collecting, Calling, Serving) for name in vars(base)}
     yield from _class("Communicator", nexar.Communicator, but=verbs)
     yield from _class("Communicator: messages", Messaging)
     yield from _class("Communicator: collectives", Collecting)
+    yield from _class("Communicator: serving calls", Serving)
+    yield from _class("Communicator: making calls", Calling)
     yield from _class("Request", Request)
     yield from _class("Seed", nexar.Seed.__mro__[1], made=True)
     yield from _class("Membership", nexar.Membership)
-    for kind in (Member, Source, Probed, Straggler, AwaitedPeer):
+    for kind in (Member, Source, Probed, Remote, Straggler, AwaitedPeer):
         yield from _class(f"Given back: {kind.__name__}", kind)
     yield "## Config"
     yield _text(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."

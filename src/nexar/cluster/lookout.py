@@ -147,15 +147,17 @@ class Lookout:
         cause = probe(self._node, member, link, self._pings, time.monotonic() + self._timeout)
         if cause is not None or (link is not None and link.failure is None):
             return cause
-        return self._dial(node)
+        return self._dial(node, severed=link is not None)
 
-    def _dial(self, node: NodeId) -> str | None:
+    def _dial(self, node: NodeId, *, severed: bool) -> str | None:
+        """`severed`: there was a link, and what was under way on it may be lost."""
         try:
             self._mesh.relink(node, time.monotonic() + min(_LONGEST_DIAL, self._node.config.heartbeat_timeout))
         except NexarError as error:
             return _cause(error)
-        self._noticed(node, "back", "its link was lost and made anew")
-        self._tell(Found(node, severed=True))
+        if severed:
+            self._noticed(node, "back", "its link was lost and made anew")
+            self._tell(Found(node, severed=True))
         return None
 
     def _left(self, node: NodeId, goodbye: Goodbye) -> None:

@@ -42,9 +42,18 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules a file imports, anywhere in it, type-checking blocks included."""
-    return {name for node in ast.walk(tree(path)) for name in _imported(node, path)}
+def imports(path: Path, *, running: bool = False) -> set[str]:
+    """Full names of all modules a file imports, anywhere in it; `running`: but not those that only annotate."""
+    annotating = set(_annotating(tree(path))) if running else set()
+    return {name for node in ast.walk(tree(path)) if node not in annotating for name in _imported(node, path)}
+
+
+def _annotating(module: ast.Module) -> Iterator[ast.AST]:
+    """What is read by type checkers only."""
+    for block in ast.walk(module):
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+            for statement in block.body:
+                yield from ast.walk(statement)
 
 
 def _imported(node: ast.AST, path: Path) -> Iterator[str]:

@@ -24,6 +24,7 @@ from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     MAX_STRANGER_BYTES,
     Apply,
+    AreYouThere,
     ChildDied,
     Here,
     JoinMessage,
@@ -187,8 +188,8 @@ class GuestLine:
                 return self._read_word(message)
             case Here():
                 return events.Answered(self.connection, message.number)
-            case Renew():
-                self._renew(message)
+            case Renew() | AreYouThere():
+                self._answer(message)
                 return None
         raise _Nonsense(f"it said {type(message).__name__}, which only a seed says")
 
@@ -209,14 +210,17 @@ class GuestLine:
         self._key = read_request(message.request, hello.node)
         return True, fingerprint(self._key)
 
-    def _renew(self, message: Renew) -> None:
+    def _answer(self, message: Renew | AreYouThere) -> None:
         if not self.admitted or self._key is None:
-            raise _Nonsense("it asked for a new certificate before it was let in")
-        if fingerprint(read_request(message.request, self.node)) != fingerprint(self._key):
-            raise _Nonsense("it asked for a certificate for another key than the one it joined with")
+            raise _Nonsense(f"it said {type(message).__name__} before it was let in")
         if self._unread_bytes() > MAX_JOIN_BYTES:
-            raise _Nonsense("it asks for certificates and does not read the answers")
-        self.send(Renewed(self._notary.certify(self.node, self._key)))
+            raise _Nonsense(f"it says {type(message).__name__} and does not read the answers")
+        self.send(Here(message.number) if isinstance(message, AreYouThere) else self._renew(message, self._key))
+
+    def _renew(self, message: Renew, key: RequestedKey) -> Renewed:
+        if fingerprint(read_request(message.request, self.node)) != fingerprint(key):
+            raise _Nonsense("it asked for a certificate for another key than the one it joined with")
+        return Renewed(self._notary.certify(self.node, key))
 
     def _unread_bytes(self) -> int:
         try:

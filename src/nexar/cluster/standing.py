@@ -7,7 +7,9 @@ and soon when somebody has a word for it; one that came back with its state know
 
 from __future__ import annotations
 
+import itertools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -102,6 +104,8 @@ class Standing:
         self._cluster, self._authority = welcome.cluster, welcome.authority
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
         self._asked = False  # for a renewal, and not answered yet; the thread writes
+        self._numbers = itertools.count(1)
+        self._inquiries: dict[int, queue.SimpleQueue[bool]] = {}  # who waits for a Here; dict methods are atomic
         self._stop = threading.Event()
         self._wanted = threading.Event()  # set by who had a word and found no line, and at the end
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
@@ -117,6 +121,7 @@ class Standing:
         self._wanted.set()
         self._node.recall.make()
         self._line.interrupt()
+        self._end_inquiries()
         self._thread.join()
         self._line.leave(reason)
 
@@ -138,6 +143,24 @@ class Standing:
             self._wanted.set()
             return False
         return True
+
+    def answers(self, timeout: float) -> bool:
+        """Whether the seed answers in time. False at once when there is no line, and when it is lost meanwhile. Any
+        thread, but not one that listens.
+        """
+        number = next(self._numbers)
+        answer = self._inquiries[number] = queue.SimpleQueue()
+        try:
+            return self.send(AreYouThere(number)) and answer.get(timeout=timeout)
+        except queue.Empty:
+            return False
+        finally:
+            self._inquiries.pop(number, None)
+
+    def _end_inquiries(self) -> None:
+        """Who asks from now on finds that there is no line."""
+        for answer in list(self._inquiries.values()):
+            answer.put(False)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -169,6 +192,10 @@ class Standing:
                 self._take(message.certificate)
             case AreYouThere():
                 self._line.send(Here(message.number))
+            case Here():
+                inquiry = self._inquiries.get(message.number)
+                if inquiry is not None:
+                    inquiry.put(True)
             case Word():
                 self._pass_on(message.body)
             case Died():
@@ -204,6 +231,7 @@ class Standing:
         """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""
         _log.info("%s; members go on without it", lost)
         self._line.close("the line is dead")
+        self._end_inquiries()
         self._listeners.on_lost(str(lost))
         bound = 1.0
         while self._pause(bound):

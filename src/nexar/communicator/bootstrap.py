@@ -53,6 +53,7 @@ def bootstrap(
         presence.state = receiver.state
         standing = _stand(presence, invitation, place, joined)
         presence.tell_seed = standing.say
+        presence.seed_answers = standing.answers
         undo.callback(standing.close)
         undo.callback(presence.close)
         if joined.membership.epoch == 1:

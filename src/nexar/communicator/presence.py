@@ -18,7 +18,7 @@ from typing import Any, Final
 from nexar.cluster.ballots import Ballots
 from nexar.cluster.change import Change
 from nexar.cluster.death_lines import DeathLines
-from nexar.cluster.decisions.succession_events import Found, Lost, Recover, Stall, Wanted, Word
+from nexar.cluster.decisions.succession_events import Event, Found, Lost, Recover, Stall, Wanted, Word
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.lookout import LEFT, Lookout, Noticed
@@ -37,7 +37,7 @@ from nexar.communicator.maker import Maker
 from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line
-from nexar.types import NodeId, Rank
+from nexar.types import NodeId, Rank, format_seconds
 from nexar.wire.messages import (
     MAX_CAUSE_CHARACTERS,
     Beat,
@@ -67,6 +67,8 @@ class Presence:
         self.tell_seed: Callable[[Message], bool] = _no_seed
         """Says a word to the seed; False: there is no line. Must not block. Written once, before the mesh adopts the
         membership."""
+        self.seed_answers: Callable[[float], bool] = _is_there
+        """Whether the seed answers within so many seconds. Blocks. Likewise."""
         self.node: Final = node
         self.mesh: Final = mesh
         self.lineage: Final = Lineage(Maker(node, mesh, node.config), membership)
@@ -148,6 +150,8 @@ class Presence:
         """A word of the seed about who comes next."""
         seed = self.recovery.membership.seed
         if seed is not None and isinstance(message, Word):
+            if seed.node in self.recovery.suspects():
+                self.recovery.put(Found(seed.node))
             self.recovery.heard(seed.node, message)
 
     def seed_lost(self, cause: str) -> None:
@@ -179,8 +183,16 @@ class Presence:
 
     # -- between the parts -------------------------------------------------------------------------------------
 
-    def _tell(self, event: object) -> None:
-        self.recovery.put(event)  # type: ignore[arg-type]
+    def _tell(self, event: Event) -> None:
+        """Where a member is lost, the vote of the seed may be needed: is it still there? A line need not show that."""
+        self.recovery.put(event)
+        if isinstance(event, Lost) and not event.willing and self.recovery.membership.seed is not None:
+            self.node.dialer.aside(self._look_for_seed)
+
+    def _look_for_seed(self) -> None:
+        timeout = self.node.config.heartbeat_timeout
+        if not self.seed_answers(timeout):
+            self.seed_lost(f"it does not answer within {format_seconds(timeout)}")
 
     def _notice(self, node: NodeId, state: Noticed, cause: str) -> None:
         for branch in self.lineage.branches():
@@ -299,6 +311,10 @@ def _say(link: Link, message: Message) -> None:
 
 def _no_seed(_: Message) -> bool:
     return False
+
+
+def _is_there(_: float) -> bool:
+    return True
 
 
 def _lost_in(node: NodeId, cause: str, branch: Branch) -> NexarError:

@@ -13,8 +13,7 @@
           ←───────────────────────────────── Renewed
           ←───────────────────────────────── Waiting      to members: who would like to come in
           ←───────────────────────────────── Died         to members: a hint
-          ←───────────────────────────────── AreYouThere
-    Here ──────────────────────────────────→
+    AreYouThere, Here ←────────────────────→ AreYouThere, Here
     Word ←─────────────────────────────────→ Word         what members say to one another when they agree on something
           ←───────────────────────────────── Refused      at any time; the line is closed behind it
 
@@ -236,7 +235,9 @@ class Died(_Base, frozen=True, tag="died"):
 
 
 class AreYouThere(_Base, frozen=True, tag="are_you_there"):
-    """Somebody says that the other side of this line is gone. Answer with Here of the same number."""
+    """Somebody says that the other side of this line is gone, or its vote is needed. Answer with Here of the same
+    number.
+    """
 
     number: _Number
 

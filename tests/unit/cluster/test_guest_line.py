@@ -123,6 +123,13 @@ def test_who_was_let_in_may_renew(scene: Scene) -> None:
     assert isinstance(scene.carrier.sent[-1], Renewed)
 
 
+def test_who_was_let_in_is_told_that_the_seed_is_there(scene: Scene) -> None:
+    scene.apply()
+    scene.line.admit()
+    scene.carrier.say_message(AreYouThere(7))
+    assert scene.carrier.sent[-1] == Here(7)
+
+
 def test_who_renews_and_never_reads_is_thrown_out(scene: Scene) -> None:
     scene.apply()
     scene.line.admit()
@@ -141,7 +148,12 @@ def test_who_renews_and_is_gone_costs_nothing(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("message", "part"),
-    [(Renew(REQUEST), "before it was let in"), (Welcome("c", b"x", b"x", "", 1), "only a seed"), (Refused(""), "only")],
+    [
+        (Renew(REQUEST), "before it was let in"),
+        (AreYouThere(1), "before it was let in"),
+        (Welcome("c", b"x", b"x", "", 1), "only a seed"),
+        (Refused(""), "only"),
+    ],
 )
 def test_what_makes_no_sense_is_a_bad_message(scene: Scene, message: Renew, part: str) -> None:
     scene.greet()
@@ -229,7 +241,7 @@ def test_a_word_of_the_future_is_passed_over_and_nonsense_is_not(scene: Scene) -
 
 def test_what_only_a_seed_says_is_refused(scene: Scene) -> None:
     scene.apply()
-    for message in (Waiting(), Died(1, 1, "gone"), AreYouThere(1), Current(b"x")):
+    for message in (Waiting(), Died(1, 1, "gone"), Current(b"x")):
         scene.carrier.say_message(message)
         said = scene.said()
         assert isinstance(said, events.BadMessage)

@@ -264,6 +264,35 @@ def test_who_is_asked_whether_it_is_there_says_so(scene: Scene) -> None:
     assert hear(scene.seed, Here) == Here(5)
 
 
+def test_a_seed_that_answers_is_there(scene: Scene) -> None:
+    standing = scene.stand()
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    asking = threading.Thread(target=lambda: answers.put(standing.answers(PATIENCE)))
+    asking.start()
+    inquiry = hear(scene.seed, AreYouThere)
+    assert isinstance(inquiry, AreYouThere)
+    scene.seed.say_message(Here(inquiry.number + 1))  # of nobody's
+    scene.seed.say_message(Here(inquiry.number))
+    assert answers.get(timeout=PATIENCE)
+    asking.join(PATIENCE)
+
+
+@pytest.mark.parametrize("end", ["silence", "loss", "close"])
+def test_a_seed_that_does_not_answer_is_not_there(scene: Scene, end: str) -> None:
+    standing = scene.stand()
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    timeout = 0.0 if end == "silence" else PATIENCE
+    asking = threading.Thread(target=lambda: answers.put(standing.answers(timeout)))
+    asking.start()
+    hear(scene.seed, AreYouThere)
+    if end == "loss":
+        scene.seed.lose()
+    elif end == "close":
+        standing.close()
+    assert not answers.get(timeout=PATIENCE)
+    asking.join(PATIENCE)
+
+
 def test_a_word_to_the_seed_is_sent_while_there_is_a_line_that_is_read(scene: Scene) -> None:
     standing = scene.stand(random=Random(1))
     assert standing.say(CHOSEN)

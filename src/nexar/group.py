@@ -139,6 +139,7 @@ class Group:
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
         self.router.close(self.matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
+        self.progress.kick()  # who waits may lead, and sleep
 
     def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""

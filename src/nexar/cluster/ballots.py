@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.decisions.agreement import Agreement
@@ -57,13 +57,24 @@ class Agreed(Operation):
         return self._value
 
 
+class Waking(Protocol):
+    """What is asked of a Progress."""
+
+    @property
+    def lock(self) -> threading.Lock:
+        """The node's."""
+
+    def kick(self) -> None:
+        """See Progress."""
+
+
 class Ballots:
     """Of one node. Any thread. Close it before the mesh."""
 
-    def __init__(self, me: NodeId, lock: threading.Lock, say: Callable[[NodeId, Word], None]) -> None:
-        """`lock` is the node's; `say` must not block, and what it says may be lost."""
+    def __init__(self, me: NodeId, progress: Waking, say: Callable[[NodeId, Word], None]) -> None:
+        """`progress` is the node's; `say` must not block, and what it says may be lost."""
         self._me = me
-        self._node_lock = lock
+        self._progress = progress
         self._say = say
         self._lock = threading.Lock()  # over everything below
         self._voters: OrderedDict[tuple[int, int], frozenset[NodeId]] = OrderedDict()  # by communicator and generation
@@ -80,7 +91,7 @@ class Ballots:
     def propose(self, instance: Instance, value: bytes) -> Agreed:
         """Bring a value; the operation gives the one that is chosen, perhaps another's. The communicator is known."""
         now = time.monotonic()
-        agreed = Agreed(self._node_lock, instance)
+        agreed = Agreed(self._progress.lock, instance)
         with self._lock:
             agreement = self._agreement(instance)
             assert agreement is not None  # whoever calls has made the communicator known
@@ -134,9 +145,10 @@ class Ballots:
             chosen = None if agreement is None else agreement.chosen
             waiting = [] if chosen is None else self._waiting.pop(instance, [])
         if chosen is not None:
-            with self._node_lock:
+            with self._progress.lock:
                 for agreed in waiting:
                     agreed.settle(chosen)
+            self._progress.kick()  # who waits may lead, and sleep
 
     def _ring(self, now: float) -> float | None:
         words: list[Say] = []

@@ -51,6 +51,7 @@ class Lookout:
         self._closed = False  # written by who closes
         self._lock = threading.Lock()
         self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
+        self._lost: set[NodeId] = set()  # found to be gone, and not found again; under the lock
         self._goodbyes: dict[NodeId, Goodbye] = {}  # said by members that are about to end their link; under the lock
         self._words: dict[NodeId, str] = {}  # of launchers and of the seed, about how a member ended; under the lock
 
@@ -68,6 +69,9 @@ class Lookout:
         """A link ended without this side's will."""
         with self._lock:
             goodbye = self._goodbyes.get(link.peer)
+            known = link.peer in self._lost
+        if known:
+            return  # that is why its link ended
         if goodbye is not None:
             self._left(link.peer, goodbye)
         else:
@@ -91,7 +95,7 @@ class Lookout:
             self._noticed(finding.node, "stuck", finding.cause)
         else:
             self._noticed(finding.node, "back", finding.cause)
-            self._tell(Found(finding.node))
+            self._find(finding.node)
 
     def missed(self, node: NodeId, cause: str) -> None:
         """Somebody here needs a member that is gone: it does not matter that it left of its own will."""
@@ -105,6 +109,7 @@ class Lookout:
     def adopt(self, membership: Membership) -> None:
         """Who is no member any more is forgotten."""
         with self._lock:
+            self._lost = {node for node in self._lost if membership.rank_of(node) is not None}
             for known in (self._goodbyes, self._words):
                 for node in [each for each in known if membership.rank_of(each) is None]:
                     known.pop(node)
@@ -121,7 +126,8 @@ class Lookout:
         self._closed = True
 
     def _look_into(self, node: NodeId, hint: str) -> None:
-        if self._closed or self._mesh.circle.find(node) is None:
+        """Not into this node itself: others may have lost it, and it knows better."""
+        if self._closed or node == self._node.id or self._mesh.circle.find(node) is None:
             return
         with self._lock:
             if node in self._examined:
@@ -157,8 +163,13 @@ class Lookout:
             return _cause(error)
         if severed:
             self._noticed(node, "back", "its link was lost and made anew")
-            self._tell(Found(node, severed=True))
+            self._find(node, severed=True)
         return None
+
+    def _find(self, node: NodeId, *, severed: bool = False) -> None:
+        with self._lock:
+            self._lost.discard(node)
+        self._tell(Found(node, severed))
 
     def _left(self, node: NodeId, goodbye: Goodbye) -> None:
         if goodbye.traceback is None:
@@ -169,8 +180,14 @@ class Lookout:
             self._lose(node, _RAISED + goodbye.traceback[-room:])  # its last lines say most
 
     def _lose(self, node: NodeId, cause: str) -> None:
+        """Everything that waits for it ends now: QUIC would not say for a long time that nobody is there."""
+        with self._lock:
+            self._lost.add(node)
         self._noticed(node, "lost", cause)
         self._tell(Lost(node, cause[:MAX_CAUSE_CHARACTERS]))
+        link = self._mesh.links().get(node)
+        if link is not None:
+            link.lose(cause)
 
 
 def _cause(error: NexarError) -> str:

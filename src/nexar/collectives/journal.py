@@ -233,7 +233,7 @@ class Journal:
             self._heard_gave_up(rank, notice)
         elif isinstance(notice, Inquire):
             self._asked(speaker, notice)
-        else:
+        elif isinstance(notice, Report):
             self.patience.answered(rank, notice)
         self._outbox.flush()
 

@@ -31,7 +31,7 @@ class Branch:
         self.group: Final = assembly.group
         self.communicator: Final = assembly.group.communicator
         self.membership: Final[Membership] = assembly.group.membership
-        self.fate: Final = Fate(assembly.group.progress.lock)
+        self.fate: Final = Fate(assembly.group.progress)
         self._close = close
         self.when_closed: list[Callable[[], None]] = []
         """Called when it is closed, once each. Written before anybody has it."""

@@ -6,6 +6,7 @@ from copy import copy
 
 from nexar.errors import NexarError
 from nexar.links.operation import Operation
+from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
 
 
@@ -14,7 +15,11 @@ class Fate(Operation):
     wait ends it.
     """
 
-    __slots__ = ()
+    __slots__ = ("_progress",)
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress.lock)
+        self._progress = progress
 
     @property
     def name(self) -> str:
@@ -37,6 +42,7 @@ class Fate(Operation):
                 self.error = error
             else:
                 self.finish(error)
+        self._progress.kick()  # who waits for it may lead, and sleep
 
     def check(self) -> None:
         """Raise why it is over, if it is."""

@@ -35,6 +35,7 @@ from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
 from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
+from nexar.group import Group
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank, format_seconds
@@ -85,7 +86,7 @@ class Presence:
         """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
         self.lineage.opened = self._opened
-        self.ballots: Final = Ballots(node.id, node.progress.lock, self.recovery.say)
+        self.ballots: Final = Ballots(node.id, node.progress, self.recovery.say)
         self.heartbeat: Heartbeat | None = None
         self._lines: DeathLines | None = None
         board.on_lost = self._lookout.link_lost
@@ -317,6 +318,6 @@ def _is_there(_: float) -> bool:
     return True
 
 
-def _lost_in(node: NodeId, cause: str, branch: Branch) -> NexarError:
-    rank = branch.membership.rank_of(node)
+def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:
+    rank = group.membership.rank_of(node)
     return PeerLost(rank=rank, node=node, cause=f"{cause} (the policy is abort: nobody goes on)")

@@ -225,6 +225,7 @@ class Link:
         with self._lock:
             carriers = self._drop(error)
         self._after_loss(error, cause, carriers, report=bool(carriers))
+        self._progress.kick()  # who waits may lead, and sleep
 
     def _unregister(self) -> None:
         for forget in self._forget:

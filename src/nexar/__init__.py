@@ -43,7 +43,9 @@ from nexar.types import ANY_SOURCE, ANY_TAG
 if TYPE_CHECKING:
     from nexar.cluster.membership import Membership
     from nexar.communicator.communicator import Communicator
+    from nexar.communicator.events import FailureEvent, MembershipEvent
     from nexar.communicator.request import Request, wait_all
+    from nexar.communicator.resilient import Team
     from nexar.launch.init import connect, init
     from nexar.launch.local import local
     from nexar.launch.seed import Seed
@@ -63,12 +65,14 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "Expelled",
+    "FailureEvent",
     "FormationTimeout",
     "InternalError",
     "JoinRefused",
     "LinkClosed",
     "Membership",
     "MembershipChanged",
+    "MembershipEvent",
     "NexarError",
     "NoQuorum",
     "OperationTimeout",
@@ -85,6 +89,7 @@ __all__ = [
     "RpcTimeout",
     "Seed",
     "SeedUnreachable",
+    "Team",
     "UnknownFunction",
     "UsageError",
     "VersionMismatch",
@@ -97,9 +102,12 @@ __all__ = [
 
 _ROOMS = {
     "Communicator": "nexar.communicator.communicator",
+    "FailureEvent": "nexar.communicator.events",
     "Membership": "nexar.cluster.membership",
+    "MembershipEvent": "nexar.communicator.events",
     "Request": "nexar.communicator.request",
     "Seed": "nexar.launch.seed",
+    "Team": "nexar.communicator.resilient",
     "connect": "nexar.launch.init",
     "init": "nexar.launch.init",
     "local": "nexar.launch.local",

@@ -11,10 +11,14 @@ from nexar.cluster.membership import Member
 from nexar.collectives.lateness import Straggler
 from nexar.communicator.calling import Calling, Remote, Serving
 from nexar.communicator.collecting import Collecting
+from nexar.communicator.events import Subscription
+from nexar.communicator.growing import Checkpoint, Growing
+from nexar.communicator.health import Health
 from nexar.communicator.messages import Source
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.point_to_point import Probed
 from nexar.communicator.request import Request, wait_all
+from nexar.communicator.surviving import Surviving
 from nexar.types import AwaitedPeer
 
 _WIDTH = 118
@@ -24,6 +28,8 @@ settings that `nexar.Config` and every `**settings` take: [configuration](config
 communicator is also one of `comm.start`, which returns a `Request` at once."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
+_FOR_THE_FEED = {"begin", "put", "end", "join"}  # a subscription's other side
+_MENTIONED = "See "  # so begins what a method says of itself that is described elsewhere
 
 
 def api(made: str) -> str:
@@ -52,10 +58,16 @@ def _classes() -> Iterator[str]:
     yield from _class("Communicator: collectives", Collecting)
     yield from _class("Communicator: serving calls", Serving)
     yield from _class("Communicator: making calls", Calling)
+    yield from _class("Communicator: losing members", Surviving)
+    yield from _class("Communicator: members that come and go", Growing)
+    yield from _class("Team", nexar.Team)
     yield from _class("Request", Request)
     yield from _class("Seed", nexar.Seed.__mro__[1], made=True)
     yield from _class("Membership", nexar.Membership)
-    for kind in (Member, Source, Probed, Remote, Straggler, AwaitedPeer):
+    yield from _class("FailureEvent", nexar.FailureEvent)
+    yield from _class("MembershipEvent", nexar.MembershipEvent)
+    yield from _class("Given back: Subscription", Subscription, but=_FOR_THE_FEED)
+    for kind in (Checkpoint, Health, Member, Source, Probed, Remote, Straggler, AwaitedPeer):
         yield from _class(f"Given back: {kind.__name__}", kind)
     yield "## Config"
     yield _text(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."
@@ -75,8 +87,13 @@ def _class(title: str, kind: type, *, but: set[str] = frozenset(), made: bool = 
     if facts:
         yield "\n".join(f"- `{name}`: {text}" if text else f"- `{name}`" for name, text in facts)
     for each in methods:
-        if not each.name.startswith("_") and each.name not in but and not _has(each, "property", "overload"):
+        if each.name not in but and _is_told(each):
             yield _described(each)
+
+
+def _is_told(method: _Definition) -> bool:
+    public = not method.name.startswith("_") and not _has(method, "property", "overload")
+    return public and not (ast.get_docstring(method) or "").startswith(_MENTIONED)
 
 
 def _body(kind: type) -> list[ast.stmt]:

@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 class Growing(ABC):
-    """Of one communicator: that of a whole cluster."""
+    """Members that come and go by agreement: of the communicator that `nexar.init()` gave, and its successors."""
 
     _branch: Branch
     _presence: Presence

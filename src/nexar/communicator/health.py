@@ -13,8 +13,6 @@ from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.messages import Doing
 
 State: TypeAlias = Literal["self", "alive", "stuck", "silent", "lost", "unwatched"]
-"""Stuck: it lives, and does not go on. Silent: nothing has come for the heartbeat timeout. Lost: it cannot be reached,
-and the others are asked whether they can. Unwatched: others look after it, and nothing bad was heard of it."""
 
 _CHARACTERS: Final = 120
 """Of what a peer says of itself."""
@@ -27,6 +25,9 @@ class Health:
     rank: Rank
     node: NodeId
     state: State
+    """Stuck: it lives, and does not go on. Silent: nothing has come for the heartbeat timeout. Lost: it cannot be
+    reached, and the others are asked whether they can. Unwatched: others look after it, and nothing bad was heard of
+    it."""
     host: str
     """Its id, as in `comm.host`."""
     address: str | None

@@ -27,7 +27,7 @@ _LARGEST_VALUE: Final = MAX_MESSAGE_BYTES - (64 << 10)
 
 
 class Surviving(ABC):
-    """Of one communicator."""
+    """What is known of the members of a communicator, and how to go on when some are lost."""
 
     _branch: Branch
     _presence: Presence

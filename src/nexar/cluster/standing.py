@@ -58,7 +58,9 @@ def _ignore(*_: Any) -> None:
 
 
 def _warn(reason: str) -> None:
-    _log.warning("the seed refused this node, which goes on without it: %s", reason)
+    """Who left by its own will, and has not closed yet, is not surprised."""
+    level = logging.INFO if reason.startswith("left in epoch ") else logging.WARNING
+    _log.log(level, "the seed refused this node, which goes on without it: %s", reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

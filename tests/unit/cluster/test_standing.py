@@ -382,3 +382,10 @@ def test_closing_while_somebody_knocks_calls_it_back(scene: Scene) -> None:
     assert not standing._thread.is_alive()
     with pytest.raises(Recalled):
         scene.node.recall.pause(0)
+
+
+@pytest.mark.parametrize(("reason", "level"), [("left in epoch 3: done", "INFO"), ("expelled in epoch 3", "WARNING")])
+def test_a_refusal_that_nobody_listens_for_is_logged(reason: str, level: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        Listeners().on_refused(reason)
+    assert [record.levelname for record in caplog.records] == [level]

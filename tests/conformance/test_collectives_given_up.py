@@ -13,7 +13,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.errors import Cancelled, CollectiveMismatch, CollectiveTimeout, NexarError
-from tests.conformance.collectives.flight import LARGE, awaited, raises_naming, works
+from tests.conformance.collectives.flight import LARGE, await_news, awaited, raises_naming, works
 from tests.conformance.worlds import ranks_over
 from tests.ranks import PATIENCE, on_every
 
@@ -35,6 +35,7 @@ def test_a_request_that_one_rank_cancels_raises_on_all_and_names_it(world: list[
         mine.wait()
     with raises_naming(0):
         other.wait(PATIENCE)
+    await_news(world[2:], 0)
     with raises_naming(0):
         world[2].all_reduce(np.ones(count), timeout=PATIENCE)
     assert works(world)
@@ -58,11 +59,13 @@ def test_a_request_started_after_its_call_was_given_up_fails_when_it_is_waited_f
     """It has taken its number all the same: what is started after it is what the others start after it."""
     first, *others = world
     first.start.all_reduce(1.0).cancel()
+    await_news(others, 0)
     for comm in others:
         with raises_naming(0):
-            comm.all_reduce(1.0, timeout=PATIENCE)  # now it knows
+            comm.all_reduce(1.0, timeout=PATIENCE)
     given_up, good = (first.start.all_reduce(value) for value in (1.0, 2.0))
     given_up.cancel()
+    await_news(others, 1)
     pairs = [(comm.start.all_reduce(1.0), comm.start.all_reduce(2.0)) for comm in others]
     for failing, working in pairs:
         with raises_naming(0):
@@ -75,6 +78,7 @@ def test_buckets_that_one_rank_gives_up_are_over_for_all(world: list[Communicato
     arrays = [np.ones(1000) for _ in range(5)]
     first, *others = world
     first.start.all_reduce_bucketed(arrays, bucket_bytes=8000).cancel()
+    await_news(others, 0)
     for comm in others:
         with raises_naming(0):
             comm.all_reduce_bucketed([array.copy() for array in arrays], bucket_bytes=8000, timeout=PATIENCE)

@@ -1,6 +1,7 @@
 """What tests of collectives in flight ask for again and again."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request
 from nexar.errors import Cancelled
-from tests.ranks import on_every
+from tests.ranks import PATIENCE, on_every
 
 LARGE = 300_000
 """Elements: far more than travels whole."""
@@ -26,6 +27,16 @@ def raises_naming(rank: int) -> Iterator[None]:
     with pytest.raises(Cancelled) as raised:
         yield
     assert raised.value.rank == rank
+
+
+def await_news(world: Sequence[Communicator], sequence: int) -> None:
+    """Until these have heard that this call was given up. Before, they may have all they need of a small one: then they
+    get its result.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while not all(sequence in comm._assembly.journal._given_up for comm in world):
+        assert time.monotonic() < deadline, f"not everybody has heard that #{sequence} was given up"
+        time.sleep(0.001)
 
 
 async def awaited(request: Request) -> Any:

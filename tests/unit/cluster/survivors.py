@@ -1,0 +1,130 @@
+"""Recoveries of several nodes, without links: a test carries their words, and says who can be reached."""
+
+from collections import deque
+from typing import Any, cast
+
+from nexar.cluster.change import Change
+from nexar.cluster.decisions.succession_events import Lost, Probed, Stall, Word
+from nexar.cluster.membership import Membership
+from nexar.cluster.recovery import Recovery
+from nexar.config import Config
+from nexar.errors import PeerLost
+from nexar.wire.messages import Message
+from tests.unit.cluster.memory_mesh import eventually
+
+
+class Survivor:
+    """One node: its recovery, its heir, and what it asks of node and mesh."""
+
+    def __init__(self, world: "Survivors", node: int, membership: Membership, config: Config) -> None:
+        self.world = world
+        self.id = node
+        self.config = config
+        self.dialer = self
+        self.failure = None
+        self.unlinked: set[int] = set()
+        """To whom there is no link yet."""
+        self.dialed: list[int] = []
+        self.seed: list[Message] = []
+        self.story: list[Any] = []
+        """What was done here, in order."""
+        self.recovery = Recovery(
+            cast(Any, self), cast(Any, self), membership, heir=self, probe=self.probe, tell_seed=self.tell_seed
+        )
+
+    # -- node and mesh
+
+    def aside(self, task: Any) -> None:
+        task()
+
+    def links(self) -> dict[int, "Way"]:
+        return {node: Way(self, node) for node in self.world.nodes if node not in {self.id, *self.unlinked}}
+
+    def link(self, node: int, deadline: float) -> "Way":
+        self.dialed.append(node)
+        if node in self.world.dead:
+            raise PeerLost(node=node, cause="it does not answer")
+        return Way(self, node)
+
+    def adopt(self, membership: Membership, change: Change) -> None:
+        self.story.append(("mesh", membership.epoch))
+
+    def probe(self, node: int) -> None:
+        """The answer is there before the question has been finished."""
+        self.recovery.put(Probed(node, "it does not answer" if node in self.world.dead else None))
+
+    def tell_seed(self, word: Message) -> bool:
+        self.seed.append(word)
+        return True
+
+    # -- heir
+
+    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+        assert self.recovery.membership is after
+        self.story.append((change, [member.node for member in before.members], [m.node for m in after.members]))
+
+    def stalled(self, stall: Stall) -> None:
+        self.story.append(stall)
+
+    def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
+        self.story.append(("expelled", epoch, reason, willing))
+
+    @property
+    def members(self) -> list[int]:
+        return [member.node for member in self.recovery.membership.members]
+
+
+class Way:
+    """The link from one node to another."""
+
+    failure = None
+
+    def __init__(self, here: Survivor, there: int) -> None:
+        self._here, self._there = here, there
+
+    def send_control(self, word: Word) -> None:
+        if self._here.id in self._here.world.broken:
+            raise PeerLost(node=self._there, cause="the link was lost")
+        self._here.world.words.append((self._here.id, self._there, word))
+
+
+class Survivors:
+    """All of them. Close it."""
+
+    def __init__(self, membership: Membership, **settings: Any) -> None:
+        config = Config(**settings)
+        self.words: deque[tuple[int, int, Word]] = deque()
+        self.dead: set[int] = set()
+        """They hear and say nothing, and do not answer a probe."""
+        self.broken: set[int] = set()
+        """Their links break when they speak."""
+        self.nodes = {member.node: Survivor(self, member.node, membership, config) for member in membership.members}
+
+    def carry(self) -> None:
+        """Everything that was said, and what is said about it."""
+        while self.words:
+            sender, node, word = self.words.popleft()
+            if not {sender, node} & self.dead:
+                self.nodes[node].recovery.heard(sender, word)
+
+    def carry_until(self, true: Any, what: str) -> None:
+        def done() -> bool:
+            self.carry()
+            return bool(true())
+
+        eventually(done, what)
+
+    def kill(self, *nodes: int) -> None:
+        """All others notice."""
+        self.dead |= set(nodes)
+        for survivor in self.alive():
+            for node in nodes:
+                survivor.recovery.put(Lost(node, f"node {node} was killed"))
+
+    def alive(self) -> list[Survivor]:
+        return [self.nodes[node] for node in self.nodes if node not in self.dead]
+
+    def close(self) -> None:
+        for survivor in self.nodes.values():
+            survivor.recovery.close()
+            survivor.recovery.close()

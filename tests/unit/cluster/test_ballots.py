@@ -1,0 +1,137 @@
+"""Values agreed on by ballot, among nodes whose words a test carries, drops or delays."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster.ballots import _KEPT, Agreed, Ballots
+from nexar.cluster.decisions.succession_events import Word
+from nexar.wire.messages import Chosen, Prepare, Suspect
+from nexar.wire.messages import Number as BallotNumber
+from tests.unit.cluster.memory_mesh import eventually
+
+NODES = frozenset({1, 2, 3})
+FIRST = (0, 1, 1)
+
+
+class Drive:
+    """What ballots ask of a node's progress."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kicks = 0
+
+    def kick(self) -> None:
+        assert not self.lock.locked()
+        self.kicks += 1
+
+
+class Assembly:
+    """Three nodes. Words wait until they are carried; who is absent hears none."""
+
+    def __init__(self) -> None:
+        self.words: deque[tuple[int, int, Word]] = deque()
+        self.absent: set[int] = set()
+        self.drives = {node: Drive() for node in NODES}
+        self.ballots = {node: Ballots(node, cast(Any, self.drives[node]), self._sayer(node)) for node in NODES}
+        for node in NODES:
+            self.ballots[node].know(0, 1, NODES)
+
+    def _sayer(self, sender: int) -> Callable[[int, Word], None]:
+        def say(node: int, word: Word) -> None:
+            self.words.append((sender, node, word))
+
+        return say
+
+    def carry(self) -> None:
+        """Everything that was said, and what is said about it."""
+        while self.words:
+            sender, node, word = self.words.popleft()
+            if not {sender, node} & self.absent:
+                self.ballots[node].hear(sender, word)
+
+    def carry_until(self, agreed: Agreed) -> bytes:
+        """Words that were lost are repeated after a while."""
+
+        def done() -> bool:
+            self.carry()
+            return agreed.done
+
+        eventually(done, "a value")
+        return agreed.value()
+
+
+@pytest.fixture
+def assembly() -> Iterator[Assembly]:
+    made = Assembly()
+    yield made
+    for each in made.ballots.values():
+        each.close()
+        each.close()
+
+
+def test_one_value_is_chosen_for_all_who_propose(assembly: Assembly) -> None:
+    proposed = {node: assembly.ballots[node].propose(FIRST, b"of %d" % node) for node in NODES}
+    values = {assembly.carry_until(agreed) for agreed in proposed.values()}
+    assert len(values) == 1
+    assert values <= {b"of 1", b"of 2", b"of 3"}
+    assert all(drive.kicks for drive in assembly.drives.values())  # who waits may lead, and sleep
+
+
+def test_a_majority_is_enough_and_who_comes_late_gets_the_same(assembly: Assembly) -> None:
+    assembly.absent = {3}
+    chosen = assembly.carry_until(assembly.ballots[1].propose(FIRST, b"without 3"))
+    assert chosen == b"without 3"
+    assembly.absent = set()
+    assert assembly.carry_until(assembly.ballots[3].propose(FIRST, b"too late")) == b"without 3"
+
+
+def test_who_proposes_again_gets_the_same_at_once(assembly: Assembly) -> None:
+    assembly.carry_until(assembly.ballots[1].propose(FIRST, b"first"))
+    again = assembly.ballots[1].propose(FIRST, b"second")
+    assert again.done
+    assert again.result() == b"first"
+
+
+def test_without_a_majority_nothing_is_chosen_and_who_is_missing_is_known(assembly: Assembly) -> None:
+    assembly.absent = {2, 3}
+    agreed = assembly.ballots[1].propose(FIRST, b"alone")
+    assembly.carry()
+    assert not agreed.done
+    assert sorted(assembly.ballots[1].missing(FIRST)) == [2, 3]
+    agreed.cancel()  # who waits no longer changes nothing
+    assembly.absent = {3}
+    assert assembly.carry_until(agreed) == b"alone"
+    assert assembly.ballots[1].missing((9, 9, 9)) == []
+
+
+def test_instances_do_not_know_of_one_another(assembly: Assembly) -> None:
+    one, other = assembly.ballots[1].propose(FIRST, b"one"), assembly.ballots[2].propose((0, 1, 2), b"other")
+    assert (assembly.carry_until(one), assembly.carry_until(other)) == (b"one", b"other")
+
+
+def test_words_of_strangers_and_about_unknown_communicators_mean_nothing(assembly: Assembly) -> None:
+    ballots = assembly.ballots[1]
+    ballots.hear(9, Chosen(FIRST, b"forged"))
+    ballots.hear(2, Prepare((5, 1, 1), BallotNumber(1, 2)))
+    ballots.hear(2, Suspect(1, 3, 2, "another matter"))
+    assert not assembly.words
+    assert assembly.carry_until(ballots.propose(FIRST, b"genuine")) == b"genuine"
+
+
+def test_it_says_what_it_is_and_what_it_waits_for(assembly: Assembly) -> None:
+    assembly.absent = {2, 3}
+    agreed = assembly.ballots[1].propose((0, 1, 7), b"x")
+    assert agreed.name == "agree #7"
+    assert agreed.awaited().missing == "the vote of a majority"
+
+
+def test_only_the_newest_instances_are_remembered(assembly: Assembly) -> None:
+    ballots = assembly.ballots[1]
+    for sequence in range(1, _KEPT + 3):
+        ballots.hear(2, Chosen((0, 1, sequence), b"%d" % sequence))
+    assert len(ballots._agreements) == _KEPT
+    assert ballots.propose((0, 1, _KEPT + 2), b"mine").result() == b"%d" % (_KEPT + 2)

@@ -19,7 +19,7 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.presence import Presence
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.config import Config
-from nexar.errors import PeerLost, UsageError
+from nexar.errors import LinkClosed, PeerLost, UsageError
 from nexar.group import deadline_after
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
@@ -90,21 +90,21 @@ def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch],
 
 def begin_world(presence: Presence, membership: Membership, deadline: float) -> Branch:
     """The first communicator. Whoever dies while it is made is removed like anybody else, under the automatic policy,
-    and the others begin with the next membership.
+    and the others begin with the next membership. So does who finds that a change has come first.
     """
-    joining = membership.epoch > 1
+    joining, config = membership.epoch > 1, presence.node.config
     while True:
         try:
             return presence.lineage.begin(membership, WORLD, deadline, joining=joining)
-        except PeerLost:
-            config = presence.node.config
-            patience = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
-            if config.recovery_policy != "automatic":
+        except (PeerLost, LinkClosed) as error:
+            if isinstance(error, PeerLost) and config.recovery_policy != "automatic":
                 raise
+            patience = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
             later = presence.lineage.wait_for_epoch(membership.epoch + 1, time.monotonic() + patience)
             if later is None:
                 raise
             membership, joining = later, True
+            deadline = max(deadline, deadline_after(config.recovery_timeout))
 
 
 def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joined) -> Standing:
@@ -120,6 +120,7 @@ def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joi
         on_waiting=presence.seed_told_of_waiting,
         on_lost=presence.seed_lost,
         on_back=presence.seed_back,
+        on_refused=presence.seed_refused,
     )
     return Standing(node, joined.line, joined.welcome, knock, listeners=listeners)
 

@@ -8,6 +8,7 @@ Each part knows the next one only by a function that it was given; they are put 
 from __future__ import annotations
 
 import logging
+import re
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
@@ -52,6 +53,9 @@ from nexar.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+_EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
+"""How the seed begins when it refuses who was a member: see decisions.register."""
 
 
 class Presence:
@@ -172,6 +176,12 @@ class Presence:
         """The seed, or a launcher by it, has seen a member's end."""
         del epoch  # a node that has ended has ended, whatever the epoch is by now
         self._lookout.told_of(node, cause)
+
+    def seed_refused(self, reason: str) -> None:
+        """The seed wants nothing more to do with this node: if the others went on without it, all is over here."""
+        found = _EXPELLED.match(reason)
+        if found is not None:
+            self.expelled(int(found["epoch"]), reason)
 
     def seed_told_of_waiting(self, members: tuple[Member, ...]) -> None:
         """The seed says who waits to come in."""

@@ -1,0 +1,259 @@
+"""Every hint is looked into: what turns out wrong harms nobody, what turns out right is told once with its cause."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster import lookout as lookout_room
+from nexar.cluster.circle import Circle
+from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.succession_events import Found, Lost, Probed
+from nexar.cluster.lookout import LEFT, Lookout
+from nexar.cluster.pings import Pings
+from nexar.config import Config
+from nexar.errors import LinkClosed, NexarError, PeerLost
+from nexar.links.link import Link
+from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye
+from tests.unit.cluster.test_circle import members
+
+ME, PEER, OTHER, STRANGER = 7, 5, 9, 11
+SILENT = "no answer for 1 s"
+
+
+class FakeLink:
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.failure: NexarError | None = None
+        self.lost: list[str] = []
+
+    def lose(self, cause: str) -> None:
+        self.lost.append(cause)
+
+
+class Scene:
+    """Node and mesh, as far as they are asked; what is done aside waits until the test wants it."""
+
+    def __init__(self) -> None:
+        self.id = ME
+        self.config = Config()
+        self.dialer = self
+        self.circle = Circle(ME, members(PEER, ME, OTHER))
+        self.link = FakeLink(PEER)
+        self.tasks: deque[Callable[[], None]] = deque()
+        self.reachable: str | None = None
+        """What a probe says."""
+        self.refusal: NexarError | None = None
+        """What a dial raises."""
+        self.dialed = 0
+        self.told: list[Any] = []
+        self.noticed: list[tuple[int, str, str]] = []
+        self.lookout = Lookout(
+            cast(Any, self),
+            cast(Any, self),
+            Pings(),
+            self.told.append,
+            lambda node, state, cause: self.noticed.append((node, state, cause)),
+        )
+
+    def aside(self, task: Callable[[], None]) -> None:
+        self.tasks.append(task)
+
+    def links(self) -> dict[int, FakeLink]:
+        return {PEER: self.link}
+
+    def relink(self, node: int, deadline: float) -> Link:
+        self.dialed += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return cast(Link, self.link)
+
+    def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float) -> str | None:
+        return self.reachable
+
+    def work(self) -> None:
+        while self.tasks:
+            self.tasks.popleft()()
+
+    def lose_link(self, cause: str = "connection reset") -> None:
+        self.link.failure = PeerLost(node=PEER, cause=cause)
+        self.lookout.link_lost(cast(Link, self.link), self.link.failure)
+
+    def say(self, goodbye: Goodbye) -> None:
+        self.lookout.said_goodbye(cast(Link, self.link), goodbye)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene()
+    monkeypatch.setattr(lookout_room, "probe", made.probe)
+    return made
+
+
+# ---------------------------------------------------------------- hints
+
+
+def test_a_lost_link_to_who_does_not_answer_is_a_loss_with_both_causes(scene: Scene) -> None:
+    scene.reachable = SILENT
+    scene.lose_link()
+    assert scene.told == []  # not before it was looked into
+    scene.work()
+    assert scene.told == [Lost(PEER, f"connection reset; {SILENT}")]
+    assert scene.noticed == [(PEER, "lost", f"connection reset; {SILENT}")]
+    assert scene.dialed == 0
+
+
+def test_a_lost_link_to_who_answers_is_made_anew_and_nobody_is_lost(scene: Scene) -> None:
+    scene.lose_link()
+    scene.work()
+    assert scene.dialed == 1
+    assert scene.told == [Found(PEER, severed=True)]
+    assert scene.noticed == [(PEER, "back", "its link was lost and made anew")]
+
+
+def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
+    scene.refusal = PeerLost(node=PEER, cause="a firewall")
+    scene.lose_link()
+    scene.work()
+    assert scene.told == [Lost(PEER, "connection reset; a firewall")]
+
+
+def test_a_hint_about_who_answers_on_its_link_changes_nothing(scene: Scene) -> None:
+    scene.lookout.line_ended(PEER, "its death line ended")
+    scene.lookout.missed(PEER, "somebody could not send")
+    scene.work()
+    assert (scene.told, scene.noticed, scene.dialed) == ([], [], 0)
+
+
+def test_the_word_of_a_launcher_is_checked_and_then_is_the_cause(scene: Scene) -> None:
+    scene.lookout.told_of(PEER, "it was killed by SIGKILL")
+    scene.work()
+    assert scene.told == []  # it answers: another process of that number, say
+    scene.reachable = "connection refused"
+    scene.lookout.line_ended(PEER, "its death line ended")
+    scene.work()
+    assert scene.told == [Lost(PEER, "it was killed by SIGKILL")]
+
+
+def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
+    scene.reachable = SILENT
+    scene.lose_link()
+    scene.lookout.line_ended(PEER, "its death line ended")
+    scene.lookout.missed(PEER, "somebody could not send")
+    assert len(scene.tasks) == 1
+    scene.work()
+    assert scene.told == [Lost(PEER, f"connection reset; {SILENT}")]
+
+
+def test_nobody_looks_into_strangers_or_itself(scene: Scene) -> None:
+    scene.lookout.line_ended(STRANGER, "gone")
+    scene.lookout.told_of(ME, "somebody lost me")
+    assert not scene.tasks
+
+
+def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_news(scene: Scene) -> None:
+    scene.reachable = SILENT
+    scene.lookout.line_ended(PEER, "its death line ended")
+    scene.work()
+    assert scene.link.lost == [f"its death line ended; {SILENT}"]
+    scene.lose_link()
+    assert not scene.tasks
+    assert len(scene.told) == 1
+
+
+# ---------------------------------------------------------------- goodbyes
+
+
+def test_who_raised_is_lost_at_once_with_its_traceback(scene: Scene) -> None:
+    scene.say(Goodbye("ValueError: no data", traceback="Traceback …\nValueError: no data"))
+    (loss,) = scene.told
+    assert loss.node == PEER
+    assert loss.cause == "it raised an exception and left:\nTraceback …\nValueError: no data"
+    assert not loss.willing
+
+
+def test_of_a_long_traceback_the_end_is_kept(scene: Scene) -> None:
+    scene.say(Goodbye("ValueError", traceback="x" * MAX_CAUSE_CHARACTERS + "ValueError: the end"))
+    (loss,) = scene.told
+    assert len(loss.cause) == MAX_CAUSE_CHARACTERS
+    assert loss.cause.startswith("it raised an exception and left:\n")
+    assert loss.cause.endswith("ValueError: the end")
+
+
+def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scene) -> None:
+    scene.say(Goodbye(LEFT))
+    assert scene.told == []
+    scene.lookout.link_lost(cast(Link, scene.link), LinkClosed(node=PEER))
+    assert scene.told == [Lost(PEER, LEFT, willing=True)]
+    assert scene.noticed == [(PEER, "left", LEFT)]
+    assert not scene.tasks
+
+
+def test_who_is_needed_after_it_left_is_lost_like_anybody_else(scene: Scene) -> None:
+    scene.say(Goodbye(LEFT))
+    scene.lookout.missed(PEER, "the link was lost")
+    assert scene.told == [Lost(PEER, LEFT)]
+
+
+def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
+    scene.say(Goodbye(LEFT))
+    scene.lookout.told_of(PEER, "killed")
+    scene.lookout.adopt(members(ME, OTHER, epoch=2))
+    scene.lookout.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
+    scene.tasks.clear()
+    scene.lookout._examined.clear()
+    scene.lookout.missed(PEER, "somebody could not send")
+    scene.work()
+    assert scene.told == []  # it answers
+
+
+# ---------------------------------------------------------------- findings
+
+
+def test_silence_is_a_loss_whatever_the_link_looks_like(scene: Scene) -> None:
+    scene.lookout.found(Finding(PEER, "silent", 0.0, None, "nothing heard for 5 s"))
+    assert scene.told == [Lost(PEER, "nothing heard for 5 s")]
+
+
+def test_who_is_stuck_is_reported_and_stays(scene: Scene) -> None:
+    scene.lookout.found(Finding(PEER, "stuck", 0.0, None, "in all_reduce #12 for 9 s"))
+    assert scene.told == []
+    assert scene.noticed == [(PEER, "stuck", "in all_reduce #12 for 9 s")]
+    scene.lookout.found(Finding(PEER, "alive", 0.0, None, "it goes on"))
+    assert scene.told == [Found(PEER)]
+    assert scene.noticed[1:] == [(PEER, "back", "it goes on")]
+
+
+# ---------------------------------------------------------------- probes
+
+
+@pytest.mark.parametrize("answer", [None, SILENT])
+def test_a_probe_is_answered_aside(scene: Scene, answer: str | None) -> None:
+    scene.reachable = answer
+    scene.lookout.probe(PEER)
+    assert scene.told == []
+    scene.work()
+    assert scene.told == [Probed(PEER, answer)]
+
+
+def test_who_is_no_member_cannot_be_reached(scene: Scene) -> None:
+    scene.lookout.probe(STRANGER)
+    scene.work()
+    assert scene.told == [Probed(STRANGER, "it is no member any more")]
+
+
+def test_a_first_link_that_a_probe_opens_is_not_called_a_severed_one(scene: Scene) -> None:
+    scene.lookout.probe(OTHER)
+    scene.work()
+    assert scene.dialed == 1
+    assert scene.told == [Probed(OTHER, None)]
+    assert scene.noticed == []
+
+
+def test_once_closed_nothing_is_looked_into(scene: Scene) -> None:
+    scene.lookout.close()
+    scene.lookout.close()
+    scene.lose_link()
+    scene.lookout.probe(PEER)
+    assert not scene.tasks

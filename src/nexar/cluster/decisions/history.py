@@ -29,7 +29,9 @@ class History:
             del self._chosen[next(iter(self._chosen))]
 
     def tell(self, node: NodeId, epoch: int) -> list[Say]:
-        """Bring a node that is in `epoch` nearer, if what followed is known."""
+        """Bring a node that is in `epoch` nearer; nothing if what followed is not known: the rest would not help it."""
+        if epoch not in self._chosen:
+            return []
         near = range(epoch, epoch + _TOLD)
         return [Say(node, Chosen((0, each, 0), self._chosen[each])) for each in near if each in self._chosen]
 
@@ -39,11 +41,15 @@ class History:
             return []
         return [value for made_in, value in self._chosen.items() if made_in >= epoch]
 
-    def keep_for_later(self, epoch: int, value: bytes) -> None:
-        """Chosen after an epoch that this node has not reached. Kept if it is near: the others come again."""
+    def keep_for_later(self, epoch: int, value: bytes) -> bool:
+        """Chosen after an epoch that this node has not reached. Kept if it is near: the others come again. Whether that
+        is news: only then it is worth a question, or each answer would bring as many questions as it has words.
+        """
+        is_new = epoch not in self._ahead
         self._ahead[epoch] = value
         if len(self._ahead) > _AHEAD:
             del self._ahead[max(self._ahead)]
+        return is_new
 
     def take(self, epoch: int) -> bytes | None:
         """What was kept for this epoch, now that it is reached."""

@@ -267,8 +267,8 @@ class Succession:
 
     def _hear_from_ahead(self, sender: NodeId, word: Word, epoch: int) -> list[Action]:
         """The others went on, and the news has not come here."""
-        if isinstance(word, Chosen):
-            self._history.keep_for_later(epoch, word.value)
+        if isinstance(word, Chosen) and not self._history.keep_for_later(epoch, word.value):
+            return []
         return [ask(self.me, sender, self.membership.epoch)]
 
     def _told_late(self, event: Event) -> list[Action]:

@@ -105,8 +105,8 @@ class Witness:
 
     def _hear_from_ahead(self, sender: NodeId, word: Word, epoch: int) -> list[Action]:
         """The members went on, and the news has not come here: it was away."""
-        if isinstance(word, Chosen):
-            self._history.keep_for_later(epoch, word.value)
+        if isinstance(word, Chosen) and not self._history.keep_for_later(epoch, word.value):
+            return []
         return [ask(self.me, sender, self.membership.epoch)]
 
     def _adopt(self, value: bytes, now: float) -> list[Action]:

@@ -15,6 +15,7 @@ def a_history(first: int, last: int) -> History:
 def test_who_is_behind_is_told_what_followed_in_order() -> None:
     assert a_history(1, 3).tell(9, 2) == [Say(9, Chosen((0, 2, 0), b"2")), Say(9, Chosen((0, 3, 0), b"3"))]
     assert a_history(1, 3).tell(9, 4) == []
+    assert a_history(5, 6).tell(9, 4) == [], "the next one is not known, so the others do not help"
     assert len(a_history(1, 100).tell(9, 1)) == 16, "the rest when it asks again"
 
 
@@ -37,6 +38,11 @@ def test_what_comes_too_early_waits_and_the_nearest_are_kept() -> None:
     assert history.take(1) == b"1"
     assert history.take(1) is None
     assert history.take(100) is None
+
+
+def test_what_came_too_early_is_news_once() -> None:
+    history = History()
+    assert [history.keep_for_later(epoch, b"x") for epoch in (5, 5, 6)] == [True, False, True]
 
 
 def test_to_ask_is_a_ballot_that_nobody_else_has() -> None:

@@ -85,6 +85,7 @@ def test_what_was_chosen_later_waits_for_what_was_chosen_before() -> None:
     witness = a_witness(3)
     later = Change(3, left=(Departure(3, "silence"),)).encode()
     assert hear(witness, Chosen((0, 2, 0), later)) == [Say(1, Prepare(HERE, Number(0, SEED)))]
+    assert hear(witness, Chosen((0, 2, 0), later)) == [], "it has asked"
     adopted = [action.change.epoch for action in hear(witness, Chosen(HERE, REMOVE_2)) if isinstance(action, Adopt)]
     assert adopted == [2, 3]
 

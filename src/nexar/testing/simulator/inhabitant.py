@@ -124,6 +124,8 @@ class Inhabitant:
             return
         world = self._world
         world.timeline.record(tell(self.node, event))
+        if world.timeline.events > world.most_events:
+            raise Violation("a cluster comes to rest", f"more than {world.most_events} events")
         world.laws.told(self.node, event)
         actions = self._think(mind, event)
         world.laws.seen(self.node, event, actions)

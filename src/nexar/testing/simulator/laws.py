@@ -10,8 +10,8 @@
   choice.
 - Nobody joins who was not let in.
 
-Votes are counted when they are said, so the count is never lower than what the machines can know. A proposer does not
-say its own vote: where its value is counted, it is taken to have voted.
+Who is first to call a value chosen must have heard the votes for it, in this ballot of this epoch. A proposer does not
+say its own vote: it is taken to have voted.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Laws:
         self._chosen: dict[int, bytes] = {}  # by the epoch that it makes
         self._values: dict[tuple[int, Number], bytes] = {}
         self._votes: defaultdict[tuple[int, Number], set[NodeId]] = defaultdict(set)
+        self._heard: defaultdict[tuple[NodeId, int, Number], set[NodeId]] = defaultdict(set)
         self._promised: dict[tuple[NodeId, int], Number] = {}
         self._grounds: defaultdict[NodeId, set[NodeId]] = defaultdict(set)
         self._willing: set[NodeId] = set()
@@ -98,6 +99,8 @@ class Laws:
     def told(self, node: NodeId, event: Event) -> None:
         """Call it before a node takes a step: what the node now knows about others."""
         match event:
+            case Heard(sender=sender, word=Accepted(instance=instance, ballot=ballot)):
+                self._heard[node, instance[1], ballot].add(sender)
             case Lost(node=lost, willing=willing):
                 self._grounds[node].add(lost)
                 self._willing |= {lost} if willing else set()
@@ -232,7 +235,7 @@ class Laws:
         """The first to say so: count."""
         electorate = self._electorates[epoch - 1]
         ballots = [key for key, known in self._values.items() if key[0] == epoch - 1 and known == value]
-        counts = [len((self._votes[key] | {key[1].node}) & electorate.voters) for key in ballots]
+        counts = [len((self._heard[node, *key] | ({node} & {key[1].node})) & electorate.voters) for key in ballots]
         most = max(counts, default=0)
         if most < electorate.majority and electorate.voters != {node}:
             raise Violation(

@@ -30,10 +30,14 @@ class Misfortunes:
         self._drifts = random.random() < 0.3
 
     def plan(self) -> None:
-        """Put them on the timeline."""
-        kinds = random_kinds(self._random)
-        for _ in range(self._random.randint(1, 7)):
-            self._world.timeline.at(self._random.uniform(0.2, HARDEST), getattr(self, self._random.choice(kinds)))
+        """Put them on the timeline. Half of them come right after another one: while that is being dealt with."""
+        kinds, when = random_kinds(self._random), 0.0
+        for _ in range(self._random.randint(1, 10)):
+            right_after = when > 0.0 and self._random.random() < 0.5
+            when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, HARDEST)
+            self._world.timeline.at(min(when, HARDEST), getattr(self, self._random.choice(kinds)))
+        if self._random.random() < 0.2:
+            self._worsen()  # and nothing clears it up before the end
 
     def clock(self) -> tuple[float, float]:
         """The rate of a node's clock, and how far it is ahead."""
@@ -72,6 +76,11 @@ class Misfortunes:
         most = living if self._reckless else (self._cluster.last.size - 1) // 2 - self._missing()
         self._kill(self._some(self._random.randint(1, max(1, most))))
 
+    def one_after_another_dies(self) -> None:
+        """Each as soon as the others may have gone on."""
+        for number in range(self._random.randint(2, 4)):
+            self._world.timeline.after(number * self._random.uniform(0.05, 1.0), self.one_dies)
+
     def proposer_dies_speaking(self) -> None:
         """One dies, and who proposes to remove it dies between two of its words."""
         living = self._cluster.running()
@@ -108,10 +117,13 @@ class Misfortunes:
 
     def weather_is_bad(self) -> None:
         """Words are lost, doubled, and overtake one another."""
-        draw = self._random.random
-        self._world.network.weather = Weather(0.4 * draw() ** 2, 0.3 * draw(), 0.01 + 1.5 * draw() ** 3)
-        self._world.timeline.record(f"{self._world.network.weather}")
+        self._worsen()
         self._later(self._world.network.clear_up)
+
+    def _worsen(self) -> None:
+        draw = self._random.random
+        self._world.network.weather = Weather(0.4 * draw() ** 2, 0.5 * draw(), 0.01 + 1.5 * draw() ** 3)
+        self._world.timeline.record(f"{self._world.network.weather}")
 
     # -- ways
 
@@ -206,7 +218,8 @@ class Misfortunes:
 
 
 _KINDS: Final = (
-    "one_dies", "lowest_dies", "many_die", "proposer_dies_speaking", "one_is_stopped", "one_is_slow", "weather_is_bad",
+    "one_dies", "lowest_dies", "many_die", "one_after_another_dies", "proposer_dies_speaking", "one_is_stopped",
+    "one_is_slow", "weather_is_bad",
     "network_splits", "one_way_closes", "one_is_alone", "link_breaks", "link_is_cut", "seed_dies", "somebody_joins",
     "somebody_leaves",
 )  # fmt: skip

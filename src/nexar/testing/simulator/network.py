@@ -17,6 +17,7 @@ from nexar.types import NodeId
 
 _FASTEST: Final = 0.0002
 _USUAL: Final = 0.01
+_COPIES: Final = (0.1, 1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Network:
         self._deliver(source, destination, weather.slowest, arrive)
         if weather.doubled and random.random() < weather.doubled:
             # The copy may come very late: into another ballot, or another epoch.
-            self._deliver(source, destination, 5.0, arrive)
+            self._deliver(source, destination, random.choice(_COPIES), arrive)
 
     def _deliver(self, source: NodeId, destination: NodeId, slowest: float, arrive: Callable[[], None]) -> None:
         share = self._random.random()

@@ -24,6 +24,9 @@ from nexar.types import NodeId
 PATIENCE: Final = 180.0
 """Seconds, of virtual time, in which a cluster must settle when nothing goes wrong any more."""
 _LOOKS_EVERY: Final = 2.0
+_MOST_EVENTS: Final = 50_000
+_MOST_EVENTS_EACH: Final = 4_000
+"""Of a node: many times what usual runs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class Simulation:
         self._applied = Applied()
         self._timeline = Timeline(remembered)
         network = Network(self._timeline, Random(random.getrandbits(64)))
-        world = World(self._timeline, network, Laws(first), Random(random.getrandbits(64)))
+        most = _MOST_EVENTS + nodes * _MOST_EVENTS_EACH
+        world = World(self._timeline, network, Laws(first), Random(random.getrandbits(64)), most)
         self.cluster = Cluster(world, making or self._make, witnessing or witness, asked=self._is_manual)
         self._misfortunes = Misfortunes(self.cluster, Random(random.getrandbits(64)))
 

@@ -46,6 +46,8 @@ class World:
     network: Network
     laws: Laws
     random: Random
+    most_events: int = 1_000_000
+    """A run that has more does not come to rest."""
     inhabitants: dict[NodeId, Neighbour] = field(default_factory=dict)
 
     def say(self, source: NodeId, destination: NodeId, word: Word) -> None:

@@ -42,6 +42,7 @@ def votes(laws: Laws, node: int, ballot: Number, change: Change = GOES) -> None:
         laws.told(node, Probed(departure.node, "no answer"))
     accept = Accept(INSTANCE, ballot, change.encode())
     does(laws, node, Say(ballot.node, Accepted(INSTANCE, ballot)), event=Heard(ballot.node, accept))
+    laws.told(ballot.node, Heard(node, Accepted(INSTANCE, ballot)))
 
 
 def decided(laws: Laws, change: Change = GOES) -> Laws:
@@ -150,6 +151,7 @@ def test_an_expelled_node_that_is_a_member_again_is_noticed() -> None:
     does(laws, 1, Say(2, Accept(instance, FIRST, back)))
     for node in (2, 3, SEED):
         does(laws, node, Say(1, Accepted(instance, FIRST)))
+        laws.told(1, Heard(node, Accepted(instance, FIRST)))
     with pytest.raises(Violation, match="who is expelled takes no part"):
         does(laws, 1, Adopt(Change.decode(back)))
 
@@ -176,6 +178,7 @@ def test_who_resigns_may_be_voted_out_by_those_who_reach_it() -> None:
     does(laws, 5, Say(2, Accept(INSTANCE, ballot, GOES.encode())))
     for node in (2, 3):
         does(laws, node, Say(5, Accepted(INSTANCE, ballot)))
+        laws.told(5, Heard(node, Accepted(INSTANCE, ballot)))
     does(laws, 5, Expel(2, "it wanted to"), Say(1, Chosen(INSTANCE, GOES.encode())))
     assert laws.last.rank_of(5) is None
 

@@ -1,0 +1,134 @@
+"""One generation of one communicator: who comes next, and what those who are gone left behind."""
+
+import threading
+
+from nexar.cluster.change import Change, Departure
+from nexar.communicator.branch import WORLD
+from nexar.errors import NexarError, Revoked
+from tests.unit.communicator.branches import branch, interruptions
+from tests.unit.communicator.scripted import membership
+
+
+def gone(*nodes: int) -> tuple[Departure, ...]:
+    return tuple(Departure(node, f"cause of {node}") for node in nodes)
+
+
+PART = 7  # the id of a communicator that was split off
+
+
+def nodes(of: object) -> list[int] | None:
+    return None if of is None else [member.node for member in of.members]  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- who comes next
+
+
+def test_the_world_goes_on_as_the_newest_membership_whatever_changed() -> None:
+    world = branch([1, 2, 3])
+    assert world.communicator == WORLD
+    assert world.next_membership(membership([1, 2, 3], 1), []) is None
+    later = membership([1, 3, 4], 3)
+    assert world.next_membership(later, [Change(2, left=gone(2)), Change(3)]) is later
+
+
+def test_a_part_that_lost_nobody_goes_on_as_it_is() -> None:
+    part = branch([1, 3], communicator=PART)
+    assert part.next_membership(membership([1, 3, 4], 2), [Change(2, left=gone(2))]) is None
+
+
+def test_a_part_that_lost_a_member_goes_on_without_it_in_the_old_order() -> None:
+    part = branch([3, 1, 2], communicator=PART)
+    following = part.next_membership(membership([2, 3], 2), [Change(2, left=gone(1))])
+    assert (nodes(following), following and following.epoch) == ([3, 2], 2)
+
+
+def test_of_several_changes_the_epoch_is_that_of_the_last_one_that_concerns_it() -> None:
+    """So members that look at different moments come to the same answer."""
+    part = branch([1, 2, 3], communicator=PART)
+    changes = [
+        Change(2, left=gone(4)),  # somebody else
+        Change(3, left=gone(2)),
+        Change(4, severed=((1, 5),)),  # a line of ours to somebody else
+        Change(5, left=gone(6)),
+    ]
+    for seen in (changes[:2], changes[:3], changes):
+        following = part.next_membership(membership([1, 3], 9), seen)
+        assert (nodes(following), following and following.epoch) == ([1, 3], 3)
+
+
+def test_several_losses_add_up_and_a_cut_between_who_is_gone_and_who_stays_is_no_further_step() -> None:
+    part = branch([1, 2, 3, 4], communicator=PART)
+    changes = [Change(2, left=gone(2)), Change(3, severed=((2, 3),)), Change(4, left=gone(4))]
+    following = part.next_membership(membership([1, 3], 4), changes)
+    assert (nodes(following), following and following.epoch) == ([1, 3], 4)
+    following = part.next_membership(membership([1, 3], 4), changes[:2])
+    assert (nodes(following), following and following.epoch) == ([1, 3, 4], 2)
+
+
+def test_a_cut_between_two_of_its_members_gives_it_a_successor_of_the_same_members() -> None:
+    part = branch([1, 2, 3], communicator=PART)
+    following = part.next_membership(membership([1, 2, 3, 4], 2), [Change(2, severed=((2, 3),))])
+    assert (nodes(following), following and following.epoch) == ([1, 2, 3], 2)
+
+
+def test_one_that_is_renewed_gets_a_successor_of_the_same_members() -> None:
+    part = branch([1, 2], communicator=PART)
+    assert nodes(part.next_membership(membership([1, 2], 2), [Change(2, renewed=(PART,))])) == [1, 2]
+    assert part.next_membership(membership([1, 2], 2), [Change(2, renewed=(8,))]) is None
+
+
+def test_what_was_chosen_before_it_was_made_does_not_concern_it() -> None:
+    part = branch([1, 2], epoch=4, communicator=PART)
+    changes = [Change(3, left=gone(9)), Change(4, severed=((1, 2),))]
+    assert part.next_membership(membership([1, 2], 4), changes) is None
+
+
+def test_why_members_are_gone_is_told_by_their_ranks_in_it() -> None:
+    part = branch([3, 1, 2], communicator=PART)
+    changes = [Change(2, left=gone(2)), Change(3, left=gone(9, 3))]
+    assert part.lost(changes) == {0: "cause of 3", 2: "cause of 2"}
+    assert list(part.lost(changes)) == [0, 2]
+
+
+# ---------------------------------------------------------------- its end
+
+
+def test_an_interruption_ends_every_call_with_what_was_given_or_that_its_members_change() -> None:
+    world = branch([1, 2])
+    assert not world.interrupted
+    world.interrupt()
+    assert world.interrupted
+    (raised,) = interruptions(world)
+    assert isinstance(raised, Revoked)
+    error = NexarError("a reason of its own")
+    world.interrupt(error)
+    assert interruptions(world)[1] is error
+
+
+def test_a_successor_has_the_functions_and_the_listeners_of_the_one_before() -> None:
+    heard: list[object] = []
+    came = threading.Event()
+
+    def listen(event: object) -> None:
+        heard.append(event)
+        came.set()
+
+    old, new = branch([1, 2]), branch([1], epoch=2)
+    subscription = old.failures.subscribe(listen)
+    new.inherit(old)
+    assert new.registry is old.registry
+    new.failures.publish("an event")  # type: ignore[arg-type]
+    assert came.wait(20)
+    assert heard == ["an event"]
+    subscription.close()
+    new.end()
+
+
+def test_where_there_is_no_successor_nothing_more_is_told_and_what_it_stands_on_is_free() -> None:
+    world = branch([1, 2])
+    heard: list[object] = []
+    world.memberships.subscribe(heard.append)
+    world.end()
+    world.memberships.publish("too late")  # type: ignore[arg-type]
+    assert heard == []
+    assert world.group.closed.is_set()  # type: ignore[attr-defined]

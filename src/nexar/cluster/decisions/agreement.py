@@ -5,8 +5,8 @@ among a majority of promises proposes the one of the highest ballot. So a value 
 is the only one that any later ballot proposes, whatever is lost, repeated or reordered, and whoever dies.
 
 What is added serves progress only:
-- Of the promises at hand the proposer takes the majority that binds it least: any majority will do for the proof. A
-  value that one voter accepted and no other agrees to does then not stand in the way of all others.
+- If a majority of the promises at hand binds to nothing, the others do not count: any majority will do for the proof.
+  A value that one voter accepted and no other agrees to does then not stand in the way of all others.
 - The proposer's own vote comes last, when it completes the majority. So what is accepted anywhere, a second node has
   judged: nobody's word alone binds later ballots.
 - A voter is asked for its judgement before it accepts. A value that it has accepted before is not judged again, and
@@ -38,6 +38,7 @@ Judge: TypeAlias = Callable[[Accept], Judgement]
 
 _RETRY: Final = 0.1  # seconds until unanswered words are repeated; doubles
 _SETTLE: Final = 0.03  # seconds for promises that bind less, once a majority binds
+_MOST_FAILURES: Final = 16  # that are counted: by then pauses are as long as they get
 _OUTBID: Final = 0.02  # of the pause after a higher ballot was met; doubles, and is drawn at random
 
 
@@ -139,7 +140,8 @@ class Agreement:
         if self._wanted is None:
             return []
         self._round += 1
-        ballot = self._ballot = Ballot(Number(self._round, self._me), again=now + _RETRY, interval=_RETRY)
+        retry = min(_RETRY * 2**self._failures, self.longest_pause)
+        ballot = self._ballot = Ballot(Number(self._round, self._me), again=now + retry, interval=retry)
         if self._votes:
             ballot.promised(self._me, self.vote.accepted, self.vote.value)
             self.vote = self.vote.promising(ballot.number)
@@ -147,6 +149,9 @@ class Agreement:
         return said + self._promises_counted(ballot, now)
 
     def _repeat(self, ballot: Ballot, now: float) -> list[Say]:
+        if self._votes and self.vote.promised is not None and self.vote.promised != ballot.number:
+            self._outbid(self.vote.promised, now)  # by a promise of our own: we cannot vote for our ballot any more
+            return []
         ballot.interval = min(2 * ballot.interval, self.longest_pause)
         ballot.again = now + ballot.interval
         word: Word = Prepare(self.instance, ballot.number) if ballot.value is None else self._accept(ballot)
@@ -263,6 +268,6 @@ class Agreement:
     def _outbid(self, promised: Number, now: float) -> None:
         """Somebody else proposes: let it, for a while that is random and grows, or two would outbid each other."""
         self._round = max(self._round, promised.round)
-        self._failures += 1
+        self._failures = min(self._failures + 1, _MOST_FAILURES)
         longest = min(_OUTBID * 2**self._failures, self.longest_pause)
         self.give_way(now, longest * (1.0 if self._random is None else self._random.random()))

@@ -45,12 +45,11 @@ class Ballot:
         return len(self.promises) - self._bound >= needed
 
     def binding(self, needed: int) -> bytes | None:
-        """What must be proposed, by the majority of the promises that binds least; None: anything may be."""
-        if self.is_free(needed):
-            return None
-        lightest = sorted(self.promises.values())[:needed]
-        number, value = lightest[-1]
-        return None if number == _NOTHING else value
+        """What must be proposed; None: anything may be, as a majority of the promises binds to nothing.
+
+        Otherwise the highest ballot of all decides, so that proposers come to want the same.
+        """
+        return None if self.is_free(needed) else max(self.promises.values())[1]
 
     def ask(self, value: bytes, *, inherited: bool, again: float, interval: float) -> None:
         """The second phase begins."""
@@ -73,6 +72,6 @@ class Ballot:
         return {node for reachable in self.rejected.values() for node in reachable}
 
     def unanswered(self, voters: Collection[NodeId]) -> list[NodeId]:
-        """Who has not answered in this phase."""
-        done: Collection[NodeId] = self.promises if self.value is None else self.accepted | self.rejected.keys()
+        """Who has not given what this phase asks for. Who refused may think better of it."""
+        done: Collection[NodeId] = self.promises if self.value is None else self.accepted
         return [voter for voter in voters if voter not in done]

@@ -23,6 +23,9 @@ from nexar.wire.messages import Accept, Number
 PATIENCE: Final = 3.0
 """Seconds of asking after which a voter yields to an inherited change."""
 
+_REMEMBERED: Final = 8  # inherited changes: two would be many
+_FRESH: Final = 2.0  # seconds that what was found out for a ballot counts, if it is asked about again
+
 
 def read_change(value: bytes, membership: Membership) -> Change | None:
     """The change of this membership that these bytes are; None if they are none. Cheap unless somebody joins."""
@@ -56,7 +59,7 @@ class Judging:
         self._is_gone = is_gone
         self._is_welcome = is_welcome
         self._ballot: tuple[Number, float] | None = None  # the newest one asked about, and when
-        self._inherited: tuple[bytes, float] | None = None  # the newest such change, and when it was first asked about
+        self._inherited: dict[bytes, float] = {}  # such changes, and when each was first asked about; the newest few
 
     def judge(self, accept: Accept, now: float) -> Judgement:
         """What to answer. Tries that it takes are asked of the probing."""
@@ -84,12 +87,12 @@ class Judging:
         return node == self._me or self._probing.reached_since(node, since)
 
     def _first_asked(self, ballot: Number, now: float) -> float:
-        """What was reached before this ballot may have died since."""
-        if self._ballot is None or self._ballot[0] != ballot:
+        """What was reached before this ballot may have died since; as may what was reached long ago."""
+        if self._ballot is None or self._ballot[0] != ballot or now >= self._ballot[1] + _FRESH:
             self._ballot = (ballot, now)
         return self._ballot[1]
 
     def _yields(self, value: bytes, now: float) -> bool:
-        if self._inherited is None or self._inherited[0] != value:
-            self._inherited = (value, now)
-        return now >= self._inherited[1] + PATIENCE
+        if value not in self._inherited and len(self._inherited) == _REMEMBERED:
+            del self._inherited[next(iter(self._inherited))]
+        return now >= self._inherited.setdefault(value, now) + PATIENCE

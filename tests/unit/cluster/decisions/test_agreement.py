@@ -193,6 +193,26 @@ def test_a_proposer_that_promised_a_higher_ballot_cannot_add_its_vote_to_its_own
     assert one.chosen == b"v", "two others are a majority without it"
 
 
+def test_a_proposer_that_cannot_vote_for_its_ballot_any_more_begins_a_higher_one() -> None:
+    one = an_agreement(1)
+    one.propose(b"v", 0.0)
+    one.hear(2, Promise(HERE, ballot(1)), 0.0)
+    one.hear(3, Prepare(HERE, ballot(2, 3)), 0.0)  # and 3 dies
+    one.hear(2, Accepted(HERE, ballot(1)), 0.0)
+    assert one.tick(0.1) == [], "a pause, at random"
+    assert words(one.tick(1.0))[2] == Prepare(HERE, ballot(3))
+
+
+def test_who_refused_is_asked_again_and_may_agree() -> None:
+    one = an_agreement(1)
+    one.propose(b"v", 0.0)
+    one.hear(2, Promise(HERE, ballot(1)), 0.0)
+    one.hear(2, Rejected(HERE, ballot(1), None, (3,)), 0.0)
+    assert words(one.tick(0.1))[2] == Accept(HERE, ballot(1), b"v")
+    one.hear(2, Accepted(HERE, ballot(1)), 0.2)
+    assert one.chosen == b"v"
+
+
 def test_a_vote_that_was_kept_binds_who_comes_back_with_it() -> None:
     two = an_agreement(2)
     two.hear(1, Accept(HERE, ballot(3), b"v"), 0.0)

@@ -61,6 +61,14 @@ def test_who_is_reached_is_not_removed_and_named() -> None:
     assert bench.probing.drain() == [Probe(4)]
 
 
+def test_whom_it_reached_long_ago_it_looks_for_again() -> None:
+    bench = Bench()
+    bench.judge(REMOVE_4)
+    bench.probing.told(4, 0.1, reached=True)
+    assert bench.judge(REMOVE_4, 1.9) == Judgement(Verdict.NO, (4,))
+    assert bench.judge(REMOVE_4, 2.0) is LATER
+
+
 def test_who_wants_to_go_may_and_who_removes_itself_too() -> None:
     bench = Bench()
     assert bench.judge(Change(2, left=(Departure(4, "bye", willing=True),))) is OK
@@ -108,6 +116,7 @@ def test_the_patience_with_one_change_is_not_the_patience_with_another() -> None
     bench.judge(REMOVE_4, inherited=True)
     other = Change(2, left=(Departure(3, "silence"),))
     assert bench.judge(other, PATIENCE, inherited=True) is LATER
+    assert bench.judge(REMOVE_4, PATIENCE, inherited=True) is OK, "nor does the other end it"
 
 
 def test_the_seed_is_never_removed() -> None:

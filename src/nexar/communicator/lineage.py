@@ -42,6 +42,8 @@ from nexar.types import NodeId
 
 _log = logging.getLogger(__name__)
 
+_CLOSED: Final = "this node is closed; make a new one with nexar.init()"
+
 _MOST_CHANGES: Final = 1024
 """As many are remembered: a communicator that is being made may stand on an older membership, not on one so old."""
 
@@ -62,7 +64,7 @@ class Lineage:
         self._world = membership
         self._changes: list[Change] = []  # the newest that were chosen since this node is here
         self._branches: dict[Branch, None] = {}  # those whose fate is open, in the order of their making
-        self._making: Group | None = None  # of the successor that is being made
+        self._making: dict[Group, None] = {}  # of those that are being made
         self._end: NexarError | None = None  # of all of them, for good
         self._closed = False
         self._thread: threading.Thread | None = None  # made with the first change
@@ -71,14 +73,25 @@ class Lineage:
 
     def begin(self, membership: Membership, communicator: int, deadline: float, *, joining: bool = False) -> Branch:
         """The first generation of a communicator that this node has, together with its members; `joining`: others of
-        them may have had an earlier one. PeerLost, OperationTimeout.
+        them may have had an earlier one. PeerLost, OperationTimeout; LinkClosed: a change came first, and some of them
+        may have heard of it while they made this. Raises what ended all of them.
         """
-        branch, _ = self._maker.make(membership, communicator, deadline, ANYTHING if joining else None)
+        try:
+            branch, _ = self._make(membership, communicator, deadline, ANYTHING if joining else None)
+        except LinkClosed:
+            with self._changed:
+                if self._end is not None:
+                    raise copy(self._end) from None
+            raise
         self.opened(branch)
         with self._changed:
-            end, changes = self._end, list(self._changes)
-            self._branches[branch] = None
+            end, changes, closed = self._end, list(self._changes), self._closed
+            if not closed:
+                self._branches[branch] = None
             late = branch.next_membership(self._world, changes) is not None
+        if closed:
+            branch.end()
+            raise UsageError(_CLOSED)
         if end is not None:
             branch.interrupt(end)
             branch.fate.seal(end)
@@ -138,12 +151,12 @@ class Lineage:
             self._world = after
             self._changes.append(change)
             del self._changes[:-_MOST_CHANGES]
-            making = self._making
+            making = [each for each in self._making if self._is_stale(each)]
             concerned = [each for each in self._branches if each.next_membership(after, [change]) is not None]
         for branch in concerned:
             branch.interrupt()
-        if making is not None and (making.communicator == WORLD or change.touches(making.communicator, _nodes(making))):
-            making.close()  # it comes too late: whoever makes it begins anew
+        for group in making:
+            group.close()  # it comes too late: whoever makes it begins anew
         self._wake()
 
     def stalled(self, stall: Stall) -> None:
@@ -164,20 +177,20 @@ class Lineage:
 
     def expelled(self, epoch: int, reason: str) -> None:
         """See Heir."""
-        self.end_all(lambda branch: Expelled(epoch=epoch, reason=reason, rank=branch.group.rank))
+        self.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
 
-    def end_all(self, error_of: Callable[[Branch], NexarError]) -> None:
+    def end_all(self, error_of: Callable[[Group], NexarError]) -> None:
         """Every communicator is over, for good."""
         with self._changed:
-            branches = list(self._branches)
-            making = self._making
-            if branches:
-                self._end = error_of(branches[0])
+            branches, making = list(self._branches), list(self._making)
+            groups = [*(branch.group for branch in branches), *making]
+            if groups:
+                self._end = error_of(groups[0])
         for branch in branches:
             branch.interrupt()
-            branch.fate.seal(error_of(branch))
-        if making is not None:
-            making.close()
+            branch.fate.seal(error_of(branch.group))
+        for group in making:
+            group.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -251,11 +264,10 @@ class Lineage:
             changes = self._changes.copy()
         completed = branch.assembly.journal.completed
         deadline = time.monotonic() + self._config.recovery_timeout
-        made, least = self._maker.make(target, branch.communicator, deadline, completed, self._begun)
+        made, least = self._make(target, branch.communicator, deadline, completed)
         self.opened(made)
         changes = [each for each in changes if branch.membership.epoch < each.epoch <= target.epoch]
         with self._changed:
-            self._making = None
             self._branches.pop(branch, None)
             self._branches[made] = None
             late = self._target(made) is not None
@@ -263,15 +275,45 @@ class Lineage:
             made.interrupt()
         self._hand_over(branch, made, changes, None if least in (NOTHING, ANYTHING) else least)
 
-    def _begun(self, group: Group) -> None:
-        """A successor is being made, with this group: closing it ends that."""
-        with self._changed:
-            self._making = group
-            stale = self._closed or self._end is not None
-            current = group.membership
-            stale = stale or (group.communicator == WORLD and self._world.epoch > current.epoch)
-        if stale:
-            group.close()
+    def _make(
+        self, membership: Membership, communicator: int, deadline: float, completed: int | None
+    ) -> tuple[Branch, int]:
+        """See Maker. Ends with LinkClosed when a change comes that concerns it: those who have heard of that change do
+        not take part any more, and nobody is to wait for them.
+        """
+        begun: list[Group] = []
+
+        def began(group: Group) -> None:
+            begun.append(group)
+            with self._changed:
+                self._making[group] = None
+                over = self._is_over(group)
+            if over:
+                group.close()
+
+        try:
+            return self._maker.make(membership, communicator, deadline, completed, began)
+        except NexarError as error:
+            with self._changed:
+                if not any(self._is_over(group) for group in begun):
+                    raise
+            raise LinkClosed(owner="the communicator that was being made") from error
+        finally:
+            with self._changed:
+                for group in begun:
+                    self._making.pop(group, None)
+
+    def _is_over(self, group: Group) -> bool:
+        """Whether nobody is to make this one any more. Under the lock."""
+        return self._closed or self._end is not None or self._is_stale(group)
+
+    def _is_stale(self, group: Group) -> bool:
+        """Whether a change that was chosen concerns it. Under the lock."""
+        epoch = group.membership.epoch
+        if group.communicator == WORLD:
+            return self._world.epoch > epoch
+        later = (change for change in self._changes if change.epoch > epoch)
+        return any(change.touches(group.communicator, _nodes(group)) for change in later)
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
         new.inherit(old)
@@ -305,7 +347,6 @@ class Lineage:
         if isinstance(error, PeerLost) and error.node is not None:
             self.missed(error.node, error.cause)
         with self._changed:
-            self._making = None
             self._changed.wait_for(
                 lambda: self._closed or self._end is not None or self._target(branch) != target,
                 self._config.recovery_timeout,
@@ -322,16 +363,17 @@ class Lineage:
         """No successor is made any more; whoever waits for one raises. Idempotent."""
         with self._changed:
             self._closed = True
-            thread, making = self._thread, self._making
-            branches = list(self._branches)
-            self._branches.clear()
+            thread, making = self._thread, list(self._making)
             self._changed.notify_all()
-        if making is not None:
-            making.close()
+        for group in making:
+            group.close()
         if thread is not None:
             thread.join()
+        with self._changed:  # only now: the thread may have made one more
+            branches = list(self._branches)
+            self._branches.clear()
         for branch in branches:
-            branch.fate.seal(UsageError("this node is closed; make a new one with nexar.init()"))
+            branch.fate.seal(UsageError(_CLOSED))
             branch.end()
 
 

@@ -1,0 +1,72 @@
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.lineage import Lineage
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import Expelled, LinkClosed, NexarError
+from nexar.group import deadline_after
+from tests.ranks import PATIENCE, on_every
+
+OTHER = 77
+
+
+@pytest.fixture
+def four() -> Iterator[list[Communicator]]:
+    with local_communicators(4, Config()) as made:
+        yield made
+
+
+def lineage_of(comm: Communicator) -> Lineage:
+    return comm._presence.lineage
+
+
+class Making:
+    """One rank makes a communicator with others, who never take part; begun when this has returned."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.raised: NexarError | None = None
+        self._thread = threading.Thread(target=self._make)
+        self._thread.start()
+        while not lineage_of(comm)._making:
+            self._thread.join(0.001)
+
+    def _make(self) -> None:
+        comm = self._comm
+        try:
+            lineage_of(comm).begin(comm.membership, OTHER, deadline_after(10 * PATIENCE), joining=True)
+        except NexarError as error:
+            self.raised = error
+
+    def end(self) -> NexarError | None:
+        self._thread.join(PATIENCE)
+        return self.raised
+
+
+def meanwhile(comm: Communicator, happening: Callable[[], None]) -> NexarError | None:
+    making = Making(comm)
+    happening()
+    return making.end()
+
+
+def test_who_makes_a_communicator_does_not_wait_for_those_that_a_change_has_called_away(
+    four: list[Communicator],
+) -> None:
+    """The first rank waits for the last, which has heard of the change and will never take part."""
+    assert isinstance(meanwhile(four[0], four[2].close), LinkClosed)
+    survivors = [four[0], four[1], four[3]]
+    successors = on_every(survivors, lambda comm: comm.shrink())
+    assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
+    assert lineage_of(four[0])._making == {}
+
+
+def test_who_is_expelled_before_its_first_communicator_hears_why(four: list[Communicator]) -> None:
+    lineage = lineage_of(four[0])
+    lineage.forget(four[0]._branch)
+    raised = meanwhile(four[0], lambda: lineage.expelled(2, "nobody could reach it"))
+    assert isinstance(raised, Expelled)
+    assert raised.reason == "nobody could reach it"

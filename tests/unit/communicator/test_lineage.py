@@ -1,0 +1,393 @@
+"""The communicators of one node, from change to change: who is interrupted, what follows, and what calls raise."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster.change import Change, Departure
+from nexar.cluster.decisions.succession_events import Stall
+from nexar.cluster.membership import Membership
+from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.events import MembershipEvent
+from nexar.communicator.lineage import Lineage
+from nexar.communicator.settling import NOTHING
+from nexar.errors import (
+    CollectiveTimeout,
+    Expelled,
+    LinkClosed,
+    MembershipChanged,
+    NexarError,
+    NoQuorum,
+    PeerLost,
+    RecoveryTimeout,
+    Revoked,
+    UsageError,
+)
+from tests.unit.cluster.memory_mesh import eventually, soon
+from tests.unit.communicator.branches import FakeMaker, interruptions
+from tests.unit.communicator.scripted import membership
+
+PART = 7
+
+
+class Story:
+    """A lineage of node 1, in a world of three, and what it tells others."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.maker = FakeMaker(**settings)
+        self.world = membership([1, 2, 3], 1)
+        self.lineage = Lineage(cast(Any, self.maker), self.world)
+        self.lineage.wrap = lambda branch: ("communicator of", branch)
+        self.missed: list[int] = []
+        self.lineage.missed = lambda node, _: self.missed.append(node)
+        self.opened: list[Branch] = []
+        self.lineage.opened = self.opened.append
+
+    def begin(self, *nodes: int, communicator: int = WORLD) -> Branch:
+        members = membership(list(nodes), self.world.epoch) if nodes else self.world
+        return self.lineage.begin(members, communicator, soon())
+
+    def change(self, *gone: int, joined: tuple[int, ...] = (), willing: bool = False, **facts: Any) -> Change:
+        """The world has chosen."""
+        change = Change(
+            self.world.epoch + 1,
+            left=tuple(Departure(node, f"node {node} was killed", willing) for node in gone),
+            joined=membership(list(joined), 1).members if joined else (),
+            **facts,
+        )
+        before, self.world = self.world, change.apply(self.world)
+        self.lineage.changed(change, before, self.world)
+        return change
+
+    def successor(self, of: Branch) -> Branch:
+        """Wait for it."""
+        given = self.lineage.wait_for_successor(of, soon())
+        assert given is not None
+        return cast(Branch, given[1])
+
+    def raised(self, branch: Branch, error: NexarError | None = None) -> BaseException:
+        """What a call on it raises that was interrupted."""
+        return self.lineage.judge(branch, error or Revoked(communicator="0", reason="its members change"))
+
+
+@pytest.fixture
+def tell() -> Iterator[Callable[..., Story]]:
+    made: list[Story] = []
+
+    def make(**settings: Any) -> Story:
+        made.append(Story(**settings))
+        return made[-1]
+
+    yield make
+    for story in made:
+        story.lineage.close()
+        story.lineage.close()
+
+
+@pytest.fixture
+def story(tell: Callable[..., Story]) -> Story:
+    return tell()
+
+
+def nodes(branch: Branch) -> list[int]:
+    return [member.node for member in branch.membership.members]
+
+
+# ---------------------------------------------------------------- successors
+
+
+def test_a_loss_interrupts_the_world_and_its_calls_raise_with_the_successor(story: Story) -> None:
+    world = story.begin()
+    story.change(2)
+    assert interruptions(world)
+    successor = story.successor(world)
+    assert (nodes(successor), successor.membership.epoch) == ([1, 3], 2)
+    change = story.raised(world)
+    assert isinstance(change, MembershipChanged)
+    assert change.communicator == ("communicator of", successor)
+    assert (change.lost, change.joined) == ({1: "node 2 was killed"}, ())
+    assert story.opened == [world, successor]
+    assert story.lineage.branches() == [successor]
+
+
+def test_who_joined_is_told_by_its_new_rank(story: Story) -> None:
+    world = story.begin()
+    story.change(2, joined=(8, 9))
+    story.successor(world)
+    change = story.raised(world)
+    assert isinstance(change, MembershipChanged)
+    assert (change.lost, change.joined) == ({1: "node 2 was killed"}, (2, 3))
+
+
+@pytest.mark.parametrize(("mine", "others", "told"), [(4, 3, 3), (4, 9, 4), (4, NOTHING, None), (NOTHING, 4, None)])
+def test_the_last_call_that_all_completed_is_told(story: Story, mine: int, others: int, told: int | None) -> None:
+    world = story.begin()
+    cast(Any, world.assembly).completed = mine
+    story.maker.least = others
+    story.change(2)
+    story.successor(world)
+    change = story.raised(world)
+    assert isinstance(change, MembershipChanged)
+    assert change.completed_by_all == told
+
+
+def test_a_part_that_lost_nobody_is_left_alone(story: Story) -> None:
+    world, part = story.begin(), story.begin(1, 3, communicator=PART)
+    story.change(2)
+    story.successor(world)
+    assert not interruptions(part)
+    assert not part.fate.done
+    assert part in story.lineage.branches()
+    assert not story.lineage.is_concerned(part)
+
+
+def test_each_communicator_that_is_concerned_gets_its_own_in_the_order_of_their_ids(story: Story) -> None:
+    later, part, world = (story.begin(1, 2, communicator=each) for each in (PART + 1, PART, WORLD))
+    story.maker.begun.clear()
+    story.change(2)
+    for branch in (world, part, later):
+        story.successor(branch)
+    assert [group.communicator for group in story.maker.begun] == [WORLD, PART, PART + 1]
+
+
+def test_a_change_that_comes_while_a_successor_is_made_ends_that_and_the_last_one_counts(story: Story) -> None:
+    world = story.begin()
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.change(3)
+    assert story.maker.begun[1].closed.is_set()
+    story.maker.held.set()
+    successor = story.successor(world)
+    assert (nodes(successor), successor.membership.epoch) == ([1], 3)
+    change = story.raised(world)
+    assert isinstance(change, MembershipChanged)
+    assert change.lost == {1: "node 2 was killed", 2: "node 3 was killed"}
+
+
+def test_a_change_that_does_not_concern_a_part_lets_its_successor_be_made(story: Story) -> None:
+    story.world = membership([1, 2, 3, 4], 1)
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.change(4)
+    assert not story.maker.begun[1].closed.is_set()
+    story.maker.held.set()
+    assert (nodes(story.successor(part)), story.successor(part).membership.epoch) == ([1, 3], 2)
+
+
+def test_a_communicator_that_was_made_while_a_member_died_is_interrupted_at_once(story: Story) -> None:
+    part = _begin_before_hearing(story)
+    assert interruptions(part)
+    assert nodes(story.successor(part)) == [1, 3]
+
+
+def _begin_before_hearing(story: Story) -> Branch:
+    """All were there when it was made; the change was heard before it was handed out."""
+    story.world = membership([1, 3], 2)
+    changed: list[Branch] = []
+
+    def opened(branch: Branch) -> None:
+        if not changed:
+            changed.append(branch)
+            story.lineage.changed(
+                Change(3, left=(Departure(2, "killed"),)), membership([1, 2, 3], 2), membership([1, 3], 3)
+            )
+
+    story.lineage.opened = opened
+    return story.lineage.begin(membership([1, 2, 3], 2), PART, soon())
+
+
+def test_one_that_cannot_be_made_names_who_is_missed_and_waits_for_the_next_change(story: Story) -> None:
+    world = story.begin()
+    story.maker.failures = [PeerLost(rank=1, node=3, cause="it died as well")]
+    story.change(2)
+    eventually(lambda: story.missed == [3], "a word about who is missed")
+    assert not world.fate.done
+    story.change(3)
+    assert nodes(story.successor(world)) == [1]
+
+
+def test_where_no_other_change_comes_there_is_none(tell: Callable[..., Story]) -> None:
+    story = tell(recovery_timeout=0.05)
+    world = story.begin()
+    story.maker.failures = [PeerLost(rank=1, node=3, cause="it died as well")]
+    story.change(2)
+    assert isinstance(story.raised(world), RecoveryTimeout)
+    assert world not in story.lineage.branches()
+
+
+def test_listeners_hear_of_each_step_and_go_on_with_the_successor(story: Story) -> None:
+    world = story.begin()
+    steps: list[MembershipEvent] = []
+    with world.memberships.subscribe(steps.append):
+        story.change(2)
+        successor = story.successor(world)
+        story.change(3)
+        story.successor(successor)
+        eventually(lambda: len(steps) == 2, "two events")
+    assert [(step.epoch, step.old_size, step.size, step.rank) for step in steps] == [(2, 3, 2, 0), (3, 2, 1, 0)]
+    assert steps[1].left == {1: "node 3 was killed"}
+
+
+def test_one_that_the_user_has_closed_gets_none(story: Story) -> None:
+    story.begin()
+    part = story.begin(1, 2, communicator=PART)
+    assert story.lineage.find(PART, 1) is part
+    story.lineage.forget(part)
+    assert story.lineage.find(PART, 1) is None
+    story.change(2)
+    assert not part.interrupted
+
+
+def test_who_waits_for_the_next_epoch_gets_the_membership_or_none_in_time(story: Story) -> None:
+    assert story.lineage.wait_for_epoch(2, time.monotonic() + 0.01) is None
+    threading.Timer(0.01, story.change, (2,)).start()
+    found = story.lineage.wait_for_epoch(2, soon())
+    assert isinstance(found, Membership)
+    assert found.epoch == 2
+
+
+# ---------------------------------------------------------------- what calls raise
+
+
+def test_what_is_no_consequence_of_a_change_is_raised_as_it_is(story: Story) -> None:
+    world = story.begin()
+    for error in (
+        UsageError("a mistake"),
+        CollectiveTimeout(operation="barrier", sequence=1, waiting_for=[], timeout=1),
+    ):
+        assert story.lineage.judge(world, error) is error
+    story.change(2)
+    story.successor(world)
+    assert story.lineage.judge(world, error) is error
+
+
+def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:
+    world = story.begin()
+    threading.Timer(0.02, story.change, (3,)).start()
+    change = story.raised(world, PeerLost(rank=2, cause="connection reset"))
+    assert story.missed == [3]
+    assert isinstance(change, MembershipChanged)
+    assert change.lost == {2: "node 3 was killed"}
+
+
+def test_a_lost_peer_of_somebody_else_is_raised_as_it_is(story: Story) -> None:
+    world = story.begin()
+    for error in (
+        PeerLost(node=99, cause="a stranger"),
+        PeerLost(rank=9, cause="no such rank"),
+        PeerLost(cause="who?"),
+    ):
+        assert story.raised(world, error) is error
+    assert story.missed == []
+
+
+@pytest.mark.parametrize("policy", ["manual", "abort"])
+def test_under_the_other_policies_a_lost_peer_is_raised_at_once(tell: Callable[..., Story], policy: str) -> None:
+    story = tell(recovery_policy=policy)
+    error = PeerLost(rank=1, node=2, cause="connection reset")
+    assert story.raised(story.begin(), error) is error
+    assert story.missed == []
+
+
+def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(tell: Callable[..., Story]) -> None:
+    story = tell(recovery_policy="manual")
+    world = story.begin()
+    story.change(2)
+    story.successor(world)
+    error = story.raised(world)
+    assert isinstance(error, PeerLost)
+    assert (error.rank, error.node) == (1, 2)
+    assert "comm.shrink()" in error.cause
+
+
+def test_without_a_quorum_who_needs_the_lost_is_told_and_others_are_not(story: Story) -> None:
+    world, part = story.begin(), story.begin(1, 3, communicator=PART)
+    story.lineage.stalled(Stall(alive=(1, 3), needed=3))
+    error = story.raised(world)
+    assert isinstance(error, NoQuorum)
+    assert (list(error.alive), error.needed) == ([0, 2], 3)
+    assert not part.fate.done
+    assert not part.interrupted
+
+
+def test_who_has_no_quorum_may_still_hear_that_the_others_went_on(story: Story) -> None:
+    world = story.begin()
+    story.lineage.stalled(Stall(alive=(1,), needed=2))
+    assert isinstance(story.raised(world), NoQuorum)
+    story.change(2)
+    story.successor(world)
+    assert isinstance(story.raised(world), MembershipChanged)
+
+
+def test_votes_that_are_missing_are_named(story: Story) -> None:
+    world = story.begin()
+    story.lineage.stalled(Stall(alive=(1, 2), needed=2, missing_votes=(2, 99)))
+    error = story.raised(world)
+    assert isinstance(error, RecoveryTimeout)
+    assert list(error.missing_votes) == [1]
+
+
+def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story: Story) -> None:
+    world, part = story.begin(), story.begin(3, 1, communicator=PART)
+    story.lineage.expelled(4, "it was silent")
+    for branch, rank in ((world, 0), (part, 1)):
+        error = story.raised(branch)
+        assert isinstance(error, Expelled)
+        assert (error.epoch, error.reason, error.rank) == (4, "it was silent", rank)
+    with pytest.raises(Expelled):
+        story.lineage.wait_for_successor(world, soon())
+    assert story.lineage.wait_for_epoch(9, soon()) is None
+
+
+def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -> None:
+    story.begin()
+    story.maker.held = threading.Event()
+    threading.Timer(0.02, story.lineage.expelled, (4, "it was silent")).start()
+    with pytest.raises((Expelled, LinkClosed)):
+        story.begin(1, 2, communicator=PART)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_closing_ends_every_communicator_and_whoever_waits(story: Story) -> None:
+    world = story.begin()
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.lineage.close()
+    assert story.lineage.wait_for_successor(world, soon()) is None
+    with pytest.raises(UsageError, match="closed"):
+        world.fate.check()
+    assert story.lineage.branches() == []
+
+
+def test_what_is_made_in_the_very_moment_of_closing_is_closed_too(story: Story) -> None:
+    world = story.begin()
+    closing: list[threading.Thread] = []
+
+    def close_meanwhile(branch: Branch) -> None:
+        if branch is not world:
+            closing.append(threading.Thread(target=story.lineage.close))
+            closing[0].start()
+            eventually(lambda: story.lineage._closed, "it closes")
+
+    story.lineage.opened = close_meanwhile
+    story.change(2)
+    eventually(lambda: closing and not closing[0].is_alive(), "it has closed")
+    closing[0].join()
+    assert [cast(Any, made.group).closed.is_set() for made in story.maker.made] == [True, True]
+    assert story.lineage.branches() == []
+
+
+def test_what_a_user_makes_in_the_very_moment_of_closing_is_closed_too(story: Story) -> None:
+    story.lineage.opened = lambda _: story.lineage.close()
+    with pytest.raises(UsageError, match="closed"):
+        story.begin()
+    assert [cast(Any, made.group).closed.is_set() for made in story.maker.made] == [True]

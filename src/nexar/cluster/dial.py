@@ -12,7 +12,7 @@ from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.introduction import Dialed
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
-from nexar.cluster.recall import Recalled
+from nexar.cluster.recall import Recall, Recalled
 from nexar.links.link import Link
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.types import NodeId, format_node
@@ -56,6 +56,8 @@ class Dial:
         self._over = False  # from now on no answer is taken
         self.opened = False
         """The link has a carrier."""
+        self.recall = Recall()
+        """Make it when nobody wants this link any more: the dial ends at once."""
         self._answered = threading.Event()
         self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
 
@@ -63,7 +65,7 @@ class Dial:
         """Raises DialFailed or Superseded. Whatever it raises: the carrier is the link's (`opened`), or it is gone."""
         carrier = self._connect(deadline)
         try:
-            with self._node.recall.waking(self._answered.set):
+            with self._node.recall.waking(self._answered.set), self.recall.waking(self._answered.set):
                 self._answered.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self._end(carrier)
@@ -91,8 +93,7 @@ class Dial:
 
     def _explain(self, answer: Introduced | Declined | CarrierLost | None) -> DialFailed | Superseded:
         if answer is None:
-            closed = self._node.recall.made
-            return DialFailed(str(Recalled()) if closed else "it accepted the connection and did not answer")
+            return DialFailed(self._recalled() or "it accepted the connection and did not answer")
         if isinstance(answer, Introduced):
             return DialFailed(self._fault_of(self._member.node, answer) or "it answered too late")
         if isinstance(answer, Declined) and answer.expelled:
@@ -110,13 +111,19 @@ class Dial:
         except TimeoutError as error:
             raise DialFailed(f"cannot connect: {error}") from error
         except Recalled as recalled:
-            raise DialFailed(str(recalled)) from recalled
+            raise DialFailed(self._recalled() or str(recalled)) from recalled
         return carrier
+
+    def _recalled(self) -> str | None:
+        """Why nobody wants the link any more; None: somebody does."""
+        if self._node.recall.made:
+            return str(Recalled())
+        return "it is no member any more" if self.recall.made else None
 
     def _reach(self, deadline: float) -> Carrier:
         """Connect. ConnectRefused, TimeoutError, Recalled."""
         expected = Expected(self._member.node, self._member.fingerprint)
-        return self._node.dialer.dial(self._node.ways_to(self._member), expected, deadline)
+        return self._node.dialer.dial(self._node.ways_to(self._member), expected, deadline, self.recall)
 
     def _adopt(self, carrier: Carrier) -> None:
         """The peer is who it should be."""

@@ -30,10 +30,16 @@ class Dialer:
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
+    def dial(
+        self,
+        addresses: Mapping[str, Sequence[str]],
+        expected: Expected,
+        deadline: float,
+        recall: Recall | None = None,
+    ) -> Carrier:
         """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred.
         ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic), Recalled when the node
-        closes. May run in several threads at once.
+        closes, or when `recall`, that of this dial, is made. May run in several threads at once.
         """
         schemes = [scheme for scheme in addresses if addresses[scheme] and scheme in self._transports]
         if not schemes:
@@ -41,7 +47,7 @@ class Dialer:
             raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")
         race = _Race()
         try:
-            with self._recall.waking(race.recall):
+            with self._recall.waking(race.recall), (recall or self._recall).waking(race.recall):
                 for scheme in schemes:
                     self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
                     is_last = scheme == schemes[-1]

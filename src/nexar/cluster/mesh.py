@@ -142,12 +142,17 @@ class Mesh:
             if member is None:
                 return False
             pair = self._pairs.of(circle, member)
-            return self._pairs.wait(lambda: pair.state.open, until)
+            self._pairs.wait(lambda: pair.state.open or self._pairs.known().find(node) is None, until)
+            return pair.state.open
 
     def _dial(self, pair: Pair, member: Member, deadline: float) -> None:
         introduce = replace(self._pairs.known().introduction(), number=pair.number)
         dial = Dial(self._node, member, pair.link, introduce, self._fault_of)
         cause: str | None = "it was interrupted"
+        with self._pairs.changed:
+            pair.recall = dial.recall
+            if self._pairs.known().find(member.node) is None:  # since it was asked for
+                dial.recall.make()
         try:
             longest = _LONGEST_DIAL if self._node.id < member.node else 2 * _LONGEST_DIAL
             dial.run(min(deadline, time.monotonic() + longest))
@@ -162,6 +167,7 @@ class Mesh:
             cause = str(failed)
         finally:
             with self._pairs.changed:
+                pair.recall = None
                 sentences = pair.state.dialed(opened=dial.opened, cause=None if dial.opened else cause)
                 self._pairs.changed.notify_all()
             for sentence in sentences:

@@ -12,6 +12,7 @@ from nexar.cluster.circle import Circle
 from nexar.cluster.decisions.pairing import Pairing
 from nexar.cluster.introduction import Answering
 from nexar.cluster.membership import Member
+from nexar.cluster.recall import Recall
 from nexar.errors import NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.router import Router
@@ -30,6 +31,8 @@ class Pair:
     state: Pairing[Answering]
     number: int = 1
     """How many links the two have had, with this one."""
+    recall: Recall | None = None
+    """Ends the dial that is under way. Written by who dials, under the lock."""
 
 
 class Pairs:
@@ -122,6 +125,8 @@ class Pairs:
             if circle.find(node) is None:
                 del self._pairs[node]
                 ended.append(pair.link)
+                if pair.recall is not None:
+                    pair.recall.make()
             else:
                 pair.link.rerank(circle.rank_of(node))
         self.changed.notify_all()

@@ -53,7 +53,9 @@ class Surroundings:
     def ways_to(self, member: Member) -> Mapping[str, Sequence[str]]:
         return member.addresses
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
+    def dial(
+        self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float, recall: Recall
+    ) -> Carrier:
         self.expected = expected
         if isinstance(self._answer, Exception):
             raise self._answer
@@ -191,4 +193,13 @@ def test_a_node_that_closes_ends_the_wait_for_the_answer() -> None:
     threading.Timer(0.02, where.recall.make).start()
     with pytest.raises(DialFailed, match="this node is closed"):
         dial(where).run(soon())
+    assert peer.aborted is not None
+
+
+def test_nobody_waits_for_the_answer_of_who_is_no_member_any_more() -> None:
+    peer = Answerer()
+    dialing = dial(Surroundings(peer))
+    dialing.recall.make()
+    with pytest.raises(DialFailed, match="it is no member any more"):
+        dialing.run(soon())
     assert peer.aborted is not None

@@ -181,6 +181,19 @@ def test_a_recall_ends_a_dial_that_hangs_and_what_it_still_brings_is_aborted(sce
     assert ended.wait(PATIENCE)
 
 
+def test_one_dial_can_be_recalled_and_the_others_go_on(scene: Scene) -> None:
+    hanging, recall = Told().hangs_then(FakeCarrier), Recall()
+    dialer = scene.dialer(hanging, Told())
+    with ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dialer.dial, WHERE, WHOM, soon(), recall)
+        assert hanging.begun.wait(PATIENCE)
+        recall.make()
+        with pytest.raises(Recalled):
+            dialing.result(PATIENCE)
+    hanging.go.set()
+    assert dialer.dial(WHERE, WHOM, soon()) is not None
+
+
 def test_after_a_recall_nobody_gets_through(scene: Scene) -> None:
     scene.recall.make()
     with pytest.raises(Recalled):

@@ -34,6 +34,7 @@ from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.errors import NexarError
+from nexar.links.link import Link
 from nexar.types import NodeId
 from nexar.wire.messages import Chosen, Message
 
@@ -161,13 +162,18 @@ class Recovery:
             self._tell_seed(word)
             return
         link = self._mesh.links().get(node)
-        if link is None or link.failure is not None:
+        if link is None:
             self._node.dialer.aside(lambda: self._say_anew(node, word))
-            return
+        elif link.failure is not None:
+            self._probe(node)  # where the network is mended, there is a link when the word is repeated
+        else:
+            self._send(link, word)
+
+    def _send(self, link: Link, word: Word) -> None:
         try:
             link.send_control(word)
         except NexarError as error:
-            _log.debug("not said to node %x: %s", node, error)
+            _log.debug("not said to node %x: %s", link.peer, error)
 
     def _say_anew(self, node: NodeId, word: Word) -> None:
         """To somebody we have no link to yet: control may dial anyone."""

@@ -1,0 +1,230 @@
+"""A node as a member: what it tells the others, what it hears of them, and what its communicators make of it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from nexar.communicator import presence as presence_room
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.events import FailureEvent
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import Expelled, MembershipChanged, NexarError, NoQuorum, PeerLost, Revoked
+from nexar.links.link import Link
+from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message, Revoke
+from tests.ranks import PATIENCE, on_every
+from tests.unit.cluster.memory_mesh import eventually
+
+World = Callable[..., list[Communicator]]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as undo:
+
+        def make(size: int, **settings: Any) -> list[Communicator]:
+            return undo.enter_context(local_communicators(size, Config(**settings)))
+
+        yield make
+
+
+def raised(call: Callable[..., Any], *args: Any) -> NexarError:
+    with pytest.raises(NexarError) as found:
+        call(*args)
+    return found.value
+
+
+def waiting(comm: Communicator) -> Callable[[], NexarError]:
+    """Let it wait for a message of rank 0 that never comes; gives what it raised."""
+    raised_there: list[NexarError] = []
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        raised_there.append(raised(lambda: comm.recv(source=0, tag=99, timeout=PATIENCE)))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    begun.wait(PATIENCE)
+
+    def end() -> NexarError:
+        thread.join(PATIENCE)
+        return raised_there[0]
+
+    return end
+
+
+# ---------------------------------------------------------------- revoking
+
+
+def test_a_communicator_that_is_revoked_is_over_for_all_with_the_reason_and_the_rank(world: World) -> None:
+    ranks = world(3)
+    ends = [waiting(comm) for comm in ranks[1:]]
+    ranks[0].revoke("the data is wrong")
+    for error in (end() for end in ends):
+        assert isinstance(error, Revoked)
+        assert (error.rank, error.reason) == (0, "the data is wrong")
+    for comm in ranks:
+        assert isinstance(raised(comm.barrier), Revoked)
+
+
+def test_it_is_passed_on_once_however_often_it_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, Message]] = []
+    say = presence_room._say
+
+    def counting(link: Link, message: Message) -> None:
+        said.append((link.peer, message))
+        say(link, message)
+
+    monkeypatch.setattr(presence_room, "_say", counting)
+    ranks = world(3)
+    ranks[0].revoke("once")
+    eventually(lambda: all(comm._branch.fate.done for comm in ranks), "all have heard")
+    eventually(lambda: len(said) == 6, "all have passed it on")  # each to two others
+    ranks[0].revoke("twice")
+    ranks[1].revoke("three times")
+    assert len(said) == 6
+    assert {message for _, message in said} == {Revoke(0, 1, 0, "once")}
+
+
+def test_a_part_may_be_revoked_and_the_world_goes_on(world: World) -> None:
+    ranks = world(2)
+    parts = on_every(ranks, lambda comm: comm.split(0))
+    assert parts[0] is not None
+    assert parts[1] is not None
+    parts[1].revoke("enough")
+    error = raised(lambda: parts[0].recv(source=1, timeout=PATIENCE))  # type: ignore[union-attr]
+    assert isinstance(error, Revoked)
+    assert error.rank == 1
+    assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_what_strangers_or_nobody_revoked_goes_on(world: World) -> None:
+    ranks = world(3)
+    part = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 2 else None))[0]
+    assert part is not None
+    presence = ranks[0]._presence
+    links = {rank: presence.mesh.links()[ranks[rank]._presence.node.id] for rank in (1, 2)}
+    presence._revoked(links[2], Revoke(part.id, part.epoch, 0, "I am no member of it"))
+    presence._revoked(links[1], Revoke(part.id, part.epoch, 7, "a rank that is not there"))
+    presence._revoked(links[1], Revoke(part.id, part.epoch + 1, 1, "another generation"))
+    part._branch.fate.check()
+    presence._revoked(links[1], Revoke(part.id, part.epoch, 1, "two\nlines"))
+    error = raised(part.barrier)
+    assert isinstance(error, Revoked)
+    assert "\n" not in error.reason
+
+
+# ---------------------------------------------------------------- leaving
+
+
+def test_who_raised_says_so_with_its_traceback_and_of_a_long_one_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Goodbye] = []
+    monkeypatch.setattr(presence_room, "_say", lambda _, message: said.append(message))
+    (left, *_) = world(2)
+    try:
+        raise ValueError("x" * 2 * MAX_CAUSE_CHARACTERS + " the end")
+    except ValueError as error:
+        left._presence.say_goodbye(error, error.__traceback__)
+    left._presence.say_goodbye()
+    raised_one, plain = said
+    assert raised_one.traceback is not None
+    assert len(raised_one.traceback) == MAX_CAUSE_CHARACTERS
+    assert raised_one.traceback.endswith(" the end\n")
+    assert raised_one.reason.startswith("ValueError: xxx")
+    assert plain == Goodbye("it left")
+
+
+def test_who_leaves_is_told_of_as_an_event_and_who_raised_as_lost(world: World) -> None:
+    ranks = world(4)
+    events: list[FailureEvent] = []
+    with ranks[0].failure_events(events.append):
+        ranks[3].close()
+        eventually(lambda: events, "it left")
+        with pytest.raises(ZeroDivisionError), ranks[2]:
+            raise ZeroDivisionError("a step too far")
+        eventually(lambda: any(event.state == "lost" for event in events), "it raised")
+    assert [(event.rank, event.state, event.epoch) for event in events[:2]] == [(3, "left", 1), (2, "lost", 1)]
+    assert "a step too far" in events[1].cause
+
+
+# ---------------------------------------------------------------- losing
+
+
+def test_of_two_one_goes_on_because_there_is_a_witness(world: World) -> None:
+    left, right = world(2)
+    right.close()
+    change = raised(lambda: left.recv(source=1, timeout=PATIENCE))
+    assert isinstance(change, MembershipChanged)
+    assert change.communicator.size == 1
+    assert left._presence.is_gone(right._presence.node.id)
+
+
+def test_where_everybody_aborts_one_loss_ends_all_with_its_cause(world: World) -> None:
+    ranks = world(3, recovery_policy="abort")
+    ends = [waiting(comm) for comm in ranks[1:]]
+    with pytest.raises(ZeroDivisionError), ranks[0]:
+        raise ZeroDivisionError("a step too far")
+    for error in (end() for end in ends):
+        assert isinstance(error, PeerLost)
+        assert error.rank == 0
+        assert "a step too far" in error.cause
+        assert "the policy is abort" in error.cause
+    assert isinstance(raised(ranks[1].barrier), PeerLost)
+
+
+def test_who_was_expelled_is_told_since_when_and_why(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = world(3)
+    ranks[2]._presence.expelled(5, "it was silent")
+    error = raised(ranks[2].barrier)
+    assert isinstance(error, Expelled)
+    assert (error.epoch, error.reason) == (5, "it was silent")
+    assert "expelled in epoch 5" in caplog.text
+
+
+def test_who_asked_to_leave_is_not_warned(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = world(2)
+    ranks[1]._presence.expelled(2, "as agreed", willing=True)
+    assert ranks[1]._presence.has_left
+    assert "expelled" not in caplog.text
+
+
+# ---------------------------------------------------------------- what it does
+
+
+def test_it_says_which_calls_it_is_in_and_which_it_finished_last(world: World) -> None:
+    left, right = world(2)
+    presence = left._presence
+    assert presence.doing() == ((), "")
+    on_every([left, right], Communicator.barrier)
+    assert presence.doing()[1].startswith("barrier #0")
+    request = left.start.all_reduce(1.0)
+    (doing,) = presence.doing()[0]
+    assert (doing.communicator, doing.operation, doing.sequence) == (0, "all_reduce", 1)
+    right.all_reduce(1.0)
+    assert request.wait(PATIENCE) == 2.0
+
+
+# ---------------------------------------------------------------- going on
+
+
+def test_a_successor_that_nobody_needs_has_the_same_members(world: World) -> None:
+    ranks = world(3)
+    following = on_every(ranks, lambda comm: comm.shrink(timeout=PATIENCE))
+    assert [(comm.rank, comm.size, comm.epoch) for comm in following] == [(0, 3, 2), (1, 3, 2), (2, 3, 2)]
+    assert on_every(following, lambda comm: comm.all_reduce(1)) == [3] * 3
+
+
+def test_where_there_is_no_majority_there_is_no_successor(world: World) -> None:
+    ranks = world(3, recovery_policy="manual", recovery_timeout=2.0)
+    for comm in ranks[1:]:
+        comm.close()
+    assert isinstance(raised(lambda: ranks[0].recv(source=1, timeout=PATIENCE)), PeerLost)
+    error = raised(ranks[0].shrink)
+    assert isinstance(error, NoQuorum)
+    assert list(error.alive) == [0]

@@ -69,6 +69,17 @@ def test_the_protocol_that_is_not_named_still_passes(raw_terms):
             pair.results()
 
 
+def test_who_is_deaf_to_one_hears_the_others(raw_terms):
+    impatient = Terms(schemes=["tls"], assembly=RAW, timeout=3)
+    with NetworkNamespaces(3) as network:
+        network.deafen(0, 1)
+        first, second, third = network.places
+        with PeerPair(addresses, addresses, terms=raw_terms, places=(first, third)) as pair:
+            pair.results()
+        with pytest.raises(PeerFailed), PeerPair(addresses, addresses, terms=impatient, places=(first, second)) as pair:
+            pair.results(timeout=10)
+
+
 def test_a_dead_end_is_listed_before_the_wire_and_leads_nowhere():
     with NetworkNamespaces(dead_end=True) as network:
         listed = _inside(network, 0, "ip", "-4", "-brief", "address").stdout

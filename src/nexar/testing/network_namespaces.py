@@ -96,6 +96,11 @@ class NetworkNamespaces:
         """Let nothing of this protocol arrive there."""
         self._rule(number, protocol, "drop")
 
+    def deafen(self, number: int, other: int) -> None:
+        """Let nothing arrive there that comes from the other one. The other hears it as before."""
+        for match in (f"ip saddr {_ipv4(other)}", f"ip6 saddr {_ipv6(other)}"):
+            self._rule(number, "any", f"{match} drop")
+
     def clear(self, number: int) -> None:
         """Fair weather again."""
         self._run("netns", "exec", self.names[number], "nft", f"flush chain {_TABLE} arriving")

@@ -1,0 +1,104 @@
+"""Hosts that cannot reach one another: at most one side goes on, and the other is told when the network is mended."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from nexar.testing.network_namespaces import NetworkNamespaces
+from tests.processes.story import Story
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(120)]
+SETTINGS = {"heartbeat_interval": 0.2, "heartbeat_timeout": 2.0, "recovery_timeout": 10.0}
+
+
+class Partition:
+    """A story on several hosts, with the seed on the first one, and what lies between them."""
+
+    def __init__(self, story: Story, network: NetworkNamespaces) -> None:
+        self.story = story
+        self._network = network
+
+    def split(self, *pairs: tuple[int, int]) -> None:
+        """These hosts do not hear each other; without any: no host hears another."""
+        for pair in pairs or combinations(range(len(self._network.names)), 2):
+            for here, there in (pair, pair[::-1]):
+                self._network.deafen(here, there)
+
+    def heal(self) -> None:
+        for number in range(len(self._network.names)):
+            self._network.clear(number)
+
+
+@contextmanager
+def hosts(folder: Path, *ranks: int) -> Iterator[Partition]:
+    """So many ranks on each host."""
+    with NetworkNamespaces(len(ranks)) as network:
+        prefixes = [network.places[host].prefix for host, count in enumerate(ranks) for _ in range(count)]
+        with Story(folder, sum(ranks), prefixes=prefixes, **SETTINGS) as story:
+            yield Partition(story, network)
+
+
+def assert_told(story: Story, left_out: Sequence[int]) -> None:
+    for rank in left_out:
+        told = story.await_error(rank, "Expelled")
+        assert told["epoch"] > 1  # the first or the second change: they may have been removed one after the other
+        assert told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [(2, 2), (3, 2)],
+    ids=["2|2 with the seed on one side", "3|2"],
+)
+def test_one_side_goes_on_and_the_other_is_told_when_it_is_reached_again(near: int, far: int, tmp_path: Path) -> None:
+    here, there = range(near), range(near, near + far)
+    with hosts(tmp_path, near, far) as partition:
+        story = partition.story
+        partition.split()
+        story.await_sum(here)
+        for rank in there:
+            story.await_error(rank, "NoQuorum")
+        story.await_more(here)
+        partition.heal()
+        assert_told(story, there)
+        story.await_more(here)
+        story.finish()
+
+
+def test_the_side_with_the_majority_goes_on_where_the_seed_is_on_the_other(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2, 3) as partition:
+        story = partition.story
+        partition.split()
+        story.await_sum([2, 3, 4])
+        for rank in (0, 1):
+            story.await_error(rank, "NoQuorum")
+        partition.heal()
+        assert_told(story, (0, 1))
+        story.finish()
+
+
+def test_nobody_goes_on_where_each_is_alone(tmp_path: Path) -> None:
+    with hosts(tmp_path, 1, 1, 1) as partition:
+        story = partition.story
+        partition.split()
+        begin = time.monotonic()
+        raised = [story.await_error(rank, "NoQuorum") for rank in range(3)]
+        assert [line["alive"] for line in raised] == [[0], [1], [2]]
+        assert max(line["at"] for line in raised) - begin < 30
+        assert not any(story.told(rank, "changed") for rank in range(3))
+        story.finish()
+
+
+def test_of_two_that_cannot_reach_each_other_the_higher_one_leaves_and_knows_why(tmp_path: Path) -> None:
+    with hosts(tmp_path, 1, 1, 1) as partition:
+        story = partition.story
+        partition.split((1, 2))
+        story.await_sum([0, 1])
+        told = story.await_error(2, "Expelled")
+        assert told["reason"] == "rank 2 cannot reach rank 1, which the others reach"
+        story.await_more([0, 1])
+        story.finish()

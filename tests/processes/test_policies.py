@@ -1,0 +1,52 @@
+"""What follows the loss of a rank, as the policy says; and what the others hear of one that raised."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.nexar_command import Nexar
+from tests.processes.story import PACE, RANK, Story, await_diaries, causes
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_under_the_manual_policy_calls_raise_peer_lost_and_shrink_gives_the_next_communicator(tmp_path: Path) -> None:
+    with Story(tmp_path, 4, recovery_policy="manual") as story:
+        story.kill(1)
+        story.await_sum([0, 2, 3])
+        story.await_more([0, 2, 3])
+        story.finish()
+        for rank in (0, 2, 3):
+            assert story.told(rank, "raised", error="PeerLost"), story.tell()
+            (change,) = story.told(rank, "changed")
+            assert (change["epoch"], change["ranks"]) == (2, [0, 2, 3])
+
+
+def test_under_the_policy_abort_all_stop_with_the_reason_and_the_launcher_ends(tmp_path: Path) -> None:
+    variables = {"NEXAR_RECOVERY_POLICY": "abort"}
+    with Nexar("run", "-n", 3, RANK, PACE, cwd=tmp_path, **variables) as running:
+        diaries = await_diaries(tmp_path, 3, "right")
+        os.kill(diaries[1][0]["pid"], signal.SIGKILL)
+        code = running.end()
+    assert code != 0
+    raised = [line for lines in await_diaries(tmp_path, 3, "right").values() for line in lines if "error" in line]
+    assert raised, running.stderr
+    assert all(line["error"] == "PeerLost" and line["text"].startswith("lost rank 1 ") for line in raised)
+
+
+def test_the_others_hear_the_traceback_of_a_rank_that_raised(tmp_path: Path) -> None:
+    with Story(tmp_path, 3) as story:
+        story.order(2, "fail")
+        story.await_sum([0, 1])
+        story.await_more([0, 1])
+        story.finish([0, 1])
+        assert story.ranks[2].end() == 1
+        assert "ZeroDivisionError: ordered by the test" in story.ranks[2].stderr
+        for rank in (0, 1):
+            (change,) = story.told(rank, "changed")
+            cause = causes(change)[2]
+            assert cause.startswith("it raised an exception and left:\nTraceback (most recent call last):")
+            assert "do_fail" in cause
+            assert cause.rstrip().endswith("ZeroDivisionError: ordered by the test")

@@ -1,0 +1,76 @@
+"""People come and go, and the machines of the others go on."""
+
+from nexar.testing.simulator.settling import complaints
+from tests.unit.testing.simulator.scene import a_cluster, passes
+
+
+def test_in_fine_weather_nothing_happens() -> None:
+    cluster = a_cluster(5)
+    passes(cluster, 60.0)
+    assert cluster.last.epoch == 1
+    assert list(complaints(cluster)) == []
+
+
+def test_who_is_killed_is_removed_at_once_and_who_dies_silently_after_the_timeout() -> None:
+    cluster = a_cluster(5)
+    cluster.crash(1)
+    passes(cluster, 1.0)
+    assert [cluster.last.epoch, cluster.last.rank_of(1)] == [2, None]
+    cluster.crash(2, silent=True)
+    passes(cluster, 3.0)
+    assert cluster.last.epoch == 2
+    passes(cluster, 10.0)
+    assert [cluster.last.epoch, cluster.last.rank_of(2)] == [3, None]
+
+
+def test_newcomers_begin_with_the_membership_that_has_them() -> None:
+    cluster = a_cluster(4)
+    assert cluster.is_calm()
+    cluster.join(2, lambda: (1.0, 0.0))
+    passes(cluster, 5.0)
+    assert cluster.last.size == 6
+    assert {member.epoch for member in cluster.members.values()} == {2}
+
+
+def test_who_leaves_is_removed_whichever_way_it_goes() -> None:
+    cluster = a_cluster(7)
+    cluster.release([1])
+    passes(cluster, 5.0)
+    cluster.resign(2)
+    passes(cluster, 5.0)
+    cluster.leave(3)
+    passes(cluster, 10.0)
+    assert set(cluster.world.laws.removed) == {1, 2, 3}
+    assert list(complaints(cluster)) == []
+    assert [cluster.members[node].is_expelled for node in (1, 2)] == [True, True]
+
+
+def test_who_was_stopped_for_long_learns_that_the_others_went_on() -> None:
+    cluster = a_cluster(5)
+    stopped = cluster.members[1]
+    stopped.pause()
+    passes(cluster, 30.0)
+    assert cluster.last.rank_of(1) is None
+    assert not stopped.is_expelled
+    stopped.resume()
+    passes(cluster, 20.0)
+    assert stopped.is_expelled
+
+
+def test_who_was_stopped_for_a_moment_stays() -> None:
+    cluster = a_cluster(5, rate=1.2)
+    cluster.members[1].pause()
+    passes(cluster, 2.0)
+    cluster.members[1].resume()
+    passes(cluster, 20.0)
+    assert cluster.last.epoch == 1
+
+
+def test_who_dies_in_mid_sentence_says_no_more_than_it_was_given() -> None:
+    cluster = a_cluster(5)
+    speaker = cluster.running()[0]
+    speaker.last_words = 1
+    cluster.crash(cluster.running()[-1].node)
+    passes(cluster, 30.0)
+    assert not speaker.alive
+    assert cluster.last.size == 3

@@ -178,7 +178,7 @@ class Growing(ABC):
     def _carry_out_plan(self, plan: Resize, seconds: float) -> NoReturn:
         """Raises what becomes of this communicator: it is over."""
         presence, branch = self._presence, self._branch
-        presence.recovery.put(Wanted(joined=plan.joined, left=plan.left))
+        presence.recovery.put(Wanted(joined=plan.joined, left=plan.left, epoch=branch.membership.epoch))
         presence.lineage.wait_for_successor(branch, deadline_after(seconds))
         branch.fate.check()
         raise RecoveryTimeout(missing_votes=[], timeout=seconds)

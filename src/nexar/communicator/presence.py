@@ -54,6 +54,7 @@ from nexar.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
+_ASK_AGAIN: Final = 1.0  # seconds
 _EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
 """How the seed begins when it refuses who was a member: see decisions.register."""
 
@@ -257,18 +258,28 @@ class Presence:
 
     def succeed(self, branch: Branch, deadline: float, timeout: float) -> Any:
         """The communicator after this one: without who is lost; if nobody is, the same members once more."""
-        if branch.successor is None:
-            suspects = self.recovery.suspects()
-            if suspects.keys() & branch.nodes:
-                self.recovery.put(Recover())
-            elif not self.lineage.is_concerned(branch):
-                self.recovery.put(Wanted(renewed=(branch.communicator,)))
-        found = self.lineage.wait_for_successor(branch, deadline)
-        if found is not None:
-            return found
+        while True:
+            self._ask_for_successor(branch)
+            found = self.lineage.wait_for_successor(branch, min(deadline, time.monotonic() + _ASK_AGAIN))
+            if found is not None:
+                return found
+            if time.monotonic() >= deadline:
+                break
         if isinstance(branch.fate.error, (NoQuorum, RecoveryTimeout)):
             branch.fate.check()
         raise RecoveryTimeout(missing_votes=[], timeout=timeout)
+
+    def _ask_for_successor(self, branch: Branch) -> None:
+        """Again and again: what was asked for in one epoch is forgotten in the next, which may come for other reasons
+        and not concern this communicator.
+        """
+        epoch = self.recovery.membership.epoch  # before the look at what has come: a change between them is not missed
+        if branch.successor is not None or self.lineage.is_concerned(branch):
+            return
+        if self.recovery.suspects().keys() & branch.nodes:
+            self.recovery.put(Recover())
+        else:
+            self.recovery.put(Wanted(renewed=(branch.communicator,), epoch=epoch))
 
     def revoke(self, branch: Branch, rank: Rank, reason: str) -> None:
         """This communicator is over, for all its members. Any thread."""

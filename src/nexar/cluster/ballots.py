@@ -1,8 +1,8 @@
 """Values that some members agree on by ballot, whatever happens to the others: the shell of `decisions.agreement`.
 
 Each instance is a conversation of its own, known by (communicator, generation, sequence). Who is asked for its vote
-gives it, whether or not it has a proposal itself; so a majority that is alive is enough, and who comes late is told what
-was chosen.
+gives it, whether or not it has a proposal itself; so a majority that is alive is enough, and who comes late is told
+what was chosen.
 """
 
 from __future__ import annotations

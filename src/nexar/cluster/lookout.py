@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
-from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.failure_detector import Finding, Known
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Probed
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
@@ -21,7 +21,7 @@ from nexar.cluster.pings import Pings
 from nexar.cluster.probe import probe
 from nexar.errors import NexarError, PeerError
 from nexar.links.link import Link
-from nexar.types import NodeId
+from nexar.types import NodeId, format_seconds
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message
 
 Noticed: TypeAlias = Literal["lost", "stuck", "left", "back"]
@@ -38,16 +38,23 @@ class Lookout:
         node: Node,
         mesh: Mesh,
         pings: Pings,
+        *,
         tell: Callable[[Event], None],
         noticed: Callable[[NodeId, Noticed, str], None],
+        known: Callable[[NodeId], Known | None],
     ) -> None:
-        """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause."""
+        """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause. `known` is
+        what the heartbeat knows of a node; None: it does not watch it.
+        """
+        self._known = known
         self._node = node
         self._mesh = mesh
         self._pings = pings
         self._tell = tell
         self._noticed = noticed
         self._timeout = min(1.0, node.config.heartbeat_timeout / 2)
+        self._hung_after = node.config.stuck_timeout - min(node.config.heartbeat_timeout, node.config.stuck_timeout / 2)
+        """Seconds without a beat after which it is agreed that a node hangs: not all notice at the same moment."""
         self._closed = False  # written by who closes
         self._lock = threading.Lock()
         self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
@@ -94,8 +101,8 @@ class Lookout:
         elif finding.state == "stuck":
             self._noticed(finding.node, "stuck", finding.cause)
         else:
-            self._noticed(finding.node, "back", finding.cause)
             self._find(finding.node)
+            self._noticed(finding.node, "back", finding.cause)
 
     def missed(self, node: NodeId, cause: str) -> None:
         """Somebody here needs a member that is gone: it does not matter that it left of its own will."""
@@ -149,8 +156,11 @@ class Lookout:
         member = self._mesh.circle.find(node)
         if member is None:
             return "it is no member any more"
-        link = self._mesh.links().get(node)
-        cause = probe(self._node, member, link, self._pings, time.monotonic() + self._timeout)
+        link, known = self._mesh.links().get(node), self._known(node)
+        if known is not None and known.beat_age >= self._hung_after:
+            return f"alive but stuck: no beat for {format_seconds(known.beat_age)}"
+        deadline = time.monotonic() + self._timeout
+        cause = probe(self._node, member, link, self._pings, deadline, packets=known is not None)
         if cause is not None or (link is not None and link.failure is None):
             return cause
         return self._dial(node, severed=link is not None)
@@ -162,8 +172,8 @@ class Lookout:
         except NexarError as error:
             return _cause(error)
         if severed:
-            self._noticed(node, "back", "its link was lost and made anew")
             self._find(node, severed=True)
+            self._noticed(node, "back", "its link was lost and made anew")
         return None
 
     def _find(self, node: NodeId, *, severed: bool = False) -> None:

@@ -33,23 +33,27 @@ _MOMENT: Final = 0.02
 """Seconds that a connection must last to be no farewell of a process that ends."""
 
 
-def probe(node: Node, member: Member, link: Link | None, pings: Pings, deadline: float) -> str | None:
+def probe(
+    node: Node, member: Member, link: Link | None, pings: Pings, deadline: float, *, packets: bool = True
+) -> str | None:
     """Why this member cannot be reached; None: it lives, or nothing says that it does not. Returns at the deadline
     (time.monotonic) at the latest, and at once when the node closes. Blocks; any thread but the driving one.
 
+    `packets`: they are enough; else its Python code has to answer, for who cannot tell how long it has been stuck.
     Where there is no link to ask on, a system that takes connections is the best answer: who wants more dials.
     """
     if link is not None and link.failure is not None:
         link = None
-    with _Probe(node, member, link, pings) as asked:
+    with _Probe(node, member, link, pings, packets=packets) as asked:
         return asked.run(deadline)
 
 
 class _Probe:
     """One question. A `with` block."""
 
-    def __init__(self, node: Node, member: Member, link: Link | None, pings: Pings) -> None:
+    def __init__(self, node: Node, member: Member, link: Link | None, pings: Pings, *, packets: bool) -> None:
         self._node = node
+        self._packets = packets
         self._link = link
         self._pings = pings
         self._addresses = node.ways_to(member).get("tls", ())  # those that lead to us are left out there
@@ -138,7 +142,7 @@ class _Probe:
             return False
         before, self._heard, self._glanced = self._heard, link.heard_bytes(), now
         self._ask()
-        return before is not None and self._heard != before and link.failure is None
+        return self._packets and before is not None and self._heard != before and link.failure is None
 
     def _cause(self) -> str | None:
         """Why it is gone, if that is certain by now."""

@@ -123,6 +123,10 @@ class Lineage:
                 raise copy(self._end)
             return branch.successor
 
+    def stalled_branches(self) -> list[Branch]:
+        """Those that were given up for want of a majority, or because it did not finish."""
+        return [each for each in self.branches() if isinstance(each.fate.error, (NoQuorum, RecoveryTimeout))]
+
     def is_concerned(self, branch: Branch) -> bool:
         """Whether a change that was chosen gives it a successor."""
         with self._changed:

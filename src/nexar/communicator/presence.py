@@ -19,6 +19,7 @@ from typing import Any, Final
 from nexar.cluster.ballots import Ballots
 from nexar.cluster.change import Change
 from nexar.cluster.death_lines import DeathLines
+from nexar.cluster.decisions.failure_detector import Known
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Recover, Stall, Wanted, Word
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
@@ -79,7 +80,7 @@ class Presence:
         self.mesh: Final = mesh
         self.lineage: Final = Lineage(Maker(node, mesh, node.config), membership)
         pings = Pings()
-        self._lookout = Lookout(node, mesh, pings, self._tell, self._notice)
+        self._lookout = Lookout(node, mesh, pings, tell=self._tell, noticed=self._notice, known=self._known)
         self.recovery: Final = Recovery(
             node, mesh, membership, heir=self, probe=self._lookout.probe, tell_seed=self._say_to_seed
         )
@@ -206,13 +207,27 @@ class Presence:
         if not self.seed_answers(timeout):
             self.seed_lost(f"it does not answer within {format_seconds(timeout)}")
 
+    def _known(self, node: NodeId) -> Known | None:
+        return None if self.heartbeat is None else self.heartbeat.known(node)
+
     def _notice(self, node: NodeId, state: Noticed, cause: str) -> None:
         for branch in self.lineage.branches():
             rank = branch.membership.rank_of(node)
             if rank is not None:
                 branch.failures.publish(FailureEvent(rank, node, cause, state, branch.membership.epoch))
+        if state == "back":
+            self._renew_stalled()
         if state == "lost" and self.node.config.recovery_policy == "abort":
             self.lineage.end_all(partial(_lost_in, node, cause))
+
+    def _renew_stalled(self) -> None:
+        """Communicators that were given up for want of a majority, and all of whose members are here again, go on with
+        a successor: what was sent on them meanwhile may be lost.
+        """
+        suspects = self.recovery.suspects().keys()
+        again = tuple(each.communicator for each in self.lineage.stalled_branches() if not suspects & each.nodes)
+        if again:
+            self.recovery.put(Wanted(renewed=again))
 
     def doing(self) -> tuple[tuple[Doing, ...], str]:
         """For the beats: what this node does, and the last call that it finished."""

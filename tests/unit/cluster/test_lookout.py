@@ -8,7 +8,7 @@ import pytest
 
 from nexar.cluster import lookout as lookout_room
 from nexar.cluster.circle import Circle
-from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.failure_detector import Finding, Known
 from nexar.cluster.decisions.succession_events import Found, Lost, Probed
 from nexar.cluster.lookout import LEFT, Lookout
 from nexar.cluster.pings import Pings
@@ -47,14 +47,17 @@ class Scene:
         self.refusal: NexarError | None = None
         """What a dial raises."""
         self.dialed = 0
+        self.known: Known | None = None
+        """What the heartbeat knows."""
         self.told: list[Any] = []
         self.noticed: list[tuple[int, str, str]] = []
         self.lookout = Lookout(
             cast(Any, self),
             cast(Any, self),
             Pings(),
-            self.told.append,
-            lambda node, state, cause: self.noticed.append((node, state, cause)),
+            tell=self.told.append,
+            noticed=lambda node, state, cause: self.noticed.append((node, state, cause)),
+            known=lambda _: self.known,
         )
 
     def aside(self, task: Callable[[], None]) -> None:
@@ -69,7 +72,7 @@ class Scene:
             raise self.refusal
         return cast(Link, self.link)
 
-    def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float) -> str | None:
+    def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool) -> str | None:
         return self.reachable
 
     def work(self) -> None:
@@ -257,3 +260,13 @@ def test_once_closed_nothing_is_looked_into(scene: Scene) -> None:
     scene.lose_link()
     scene.lookout.probe(PEER)
     assert not scene.tasks
+
+
+def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself(scene: Scene) -> None:
+    config = scene.config
+    scene.known = Known(age=0.1, beat=None, beat_age=config.stuck_timeout - 1.0, state="stuck")
+    scene.lookout.probe(PEER)
+    scene.work()
+    (told,) = scene.told
+    assert isinstance(told, Probed)
+    assert "no beat for 59 s" in (told.cause or "")

@@ -24,16 +24,22 @@ def test_under_the_manual_policy_calls_raise_peer_lost_and_shrink_gives_the_next
             assert (change["epoch"], change["ranks"]) == (2, [0, 2, 3])
 
 
-def test_under_the_policy_abort_all_stop_with_the_reason_and_the_launcher_ends(tmp_path: Path) -> None:
-    variables = {"NEXAR_RECOVERY_POLICY": "abort"}
-    with Nexar("run", "-n", 3, RANK, PACE, cwd=tmp_path, **variables) as running:
+def test_under_the_policy_abort_all_stop_with_the_reason(tmp_path: Path) -> None:
+    with Story(tmp_path, 3, recovery_policy="abort") as story:
+        story.kill(1)
+        for rank in (0, 2):
+            assert story.ranks[rank].end() == 1, story.tell()
+            assert "PeerLost: lost rank 1 " in story.ranks[rank].stderr
+            assert not story.told(rank, "changed")
+
+
+def test_under_the_policy_abort_the_launcher_ends_all_of_them(tmp_path: Path) -> None:
+    with Nexar("run", "-n", 3, RANK, PACE, cwd=tmp_path, NEXAR_RECOVERY_POLICY="abort") as running:
         diaries = await_diaries(tmp_path, 3, "right")
         os.kill(diaries[1][0]["pid"], signal.SIGKILL)
-        code = running.end()
-    assert code != 0
-    raised = [line for lines in await_diaries(tmp_path, 3, "right").values() for line in lines if "error" in line]
-    assert raised, running.stderr
-    assert all(line["error"] == "PeerLost" and line["text"].startswith("lost rank 1 ") for line in raised)
+        assert running.end() != 0
+    assert "rank 1 was killed by SIGKILL" in running.stderr
+    assert not any(line["what"] == "changed" for lines in await_diaries(tmp_path, 3, "here").values() for line in lines)
 
 
 def test_the_others_hear_the_traceback_of_a_rank_that_raised(tmp_path: Path) -> None:

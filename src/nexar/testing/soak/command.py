@@ -1,0 +1,44 @@
+"""The command: `python -m nexar.testing.soak --minutes 20 --seed 7`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import SystemRandom
+
+from nexar.testing.soak.campaign import Campaign, Failure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the process exits with: 0 if nothing was found."""
+    given = _parser().parse_args(arguments)
+    folder = Path(given.folder or tempfile.mkdtemp(prefix="nexar-soak-"))
+    folder.mkdir(exist_ok=True)
+    _write(f"soak for {given.minutes:g} minutes with --seed {given.seed}; everybody writes to {folder}")
+    campaign = Campaign(folder, given.seed, _write)
+    try:
+        campaign.run(given.minutes)
+    except Failure as failure:
+        _write(f"{failure}\n{campaign.summary()}\nFAILED, with --seed {given.seed}")
+        return 1
+    _write(f"{campaign.summary()}\nnothing was wrong, nothing stood still, nothing leaked")
+    if given.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nexar.testing.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long members come and die")
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 31), help="of chance; printed")
+    parser.add_argument("--folder", help="where everybody writes; default: a temporary one, kept if it failed")
+    return parser
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from typing import Any, Final
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.probe import Pings, probe
 from nexar.communicator.objects import decode_object, encode_object
 from nexar.communicator.parts import Run, fresh, held, receive_parts, send_parts
 from nexar.communicator.point_to_point import run_to_end
@@ -42,6 +44,7 @@ _MEMBER, _JOINER = range(2)  # ranks in the communicator of the two
 _AT_ONCE: Final = 4  # joiners that are served at the same time
 _VALUE, _CHECK = range(2)  # tags
 _SUM_BYTES: Final = 4
+_GLANCE: Final = 1.0  # seconds in which a joiner's system has to say that nobody is there any more
 
 
 # -- the member's side ---------------------------------------------------------------------------------------
@@ -62,6 +65,10 @@ def _give(node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, 
     membership = mesh.circle.membership
     me = membership.members[mesh.circle.rank]
     two = Membership(membership.cluster, membership.epoch, (me, joiner))
+    cause = _certain_end(node, joiner, deadline)
+    if cause is not None:
+        _log.warning("a joiner is left out: %s", cause)
+        return False
     try:
         with _between(node, mesh, two) as group:
             mesh.link(joiner.node, deadline).send_control(Offer(group.communicator, two.epoch))
@@ -70,6 +77,13 @@ def _give(node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, 
         _log.warning("a joiner did not take the state, and is left out: %s", error)
         return False
     return told == checksum(parts)
+
+
+def _certain_end(node: Node, joiner: Member, deadline: float) -> str | None:
+    """Why nobody is there any more, if its system says so: QUIC would dial for long. Its silence says nothing."""
+    until = min(deadline, time.monotonic() + _GLANCE)
+    cause = probe(node, joiner, None, Pings(), until)
+    return cause if time.monotonic() < until else None
 
 
 def _sent(group: Group, parts: Sequence[memoryview], deadline: float) -> Run[int]:

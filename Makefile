@@ -6,13 +6,15 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SEEDS ?= 0:1000
 NODES ?= 5..50
+MINUTES ?= 20
+SOAK_ARGS ?=
 
 export PYTHON VENV
 bin := $(VENV)/bin
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format bench bench-peers fuzz simulate wheels clean
+.PHONY: help setup demo test lint types format bench bench-peers fuzz simulate soak wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,10 +22,14 @@ help: ## list the targets
 setup: ## make the virtual environment; build nexar-quic when cargo is there
 	@setup/all.sh
 
-demo: setup ## four ranks become a cluster and compute together; then what each transport does
+demo: setup ## four ranks compute together, lose one and go on; a new one joins; then what each transport does
 	@$(bin)/nexar run -n 4 examples/first_cluster.py
 	@echo
 	@$(bin)/nexar run -n 4 examples/first_all_reduce.py
+	@echo
+	@$(bin)/nexar run -n 4 examples/survive_a_crash.py
+	@echo
+	@$(bin)/python examples/grow_while_running.py
 	@echo
 	@$(bin)/python examples/transports.py
 
@@ -55,6 +61,9 @@ fuzz: setup ## hostile input, for as long as it takes
 
 simulate: setup ## whole clusters in virtual time, by seed: SEEDS=0:10000 NODES=5..50; prints the seeds that break a law
 	@$(bin)/python -m nexar.testing.simulator --seeds $(SEEDS) --nodes $(NODES)
+
+soak: setup ## real processes that come and are killed all the time: MINUTES=20; SOAK_ARGS="--seed 7" has the same luck again
+	@$(bin)/python -m nexar.testing.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 wheels: setup ## build the wheels of both packages into dist/
 	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -11,6 +11,7 @@ Only who sent back the right checksum may be voted in: who dies on the way was n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
 import zlib
@@ -44,6 +45,7 @@ _MEMBER, _JOINER = range(2)  # ranks in the communicator of the two
 _AT_ONCE: Final = 4  # joiners that are served at the same time
 _VALUE, _CHECK = range(2)  # tags
 _SUM_BYTES: Final = 4
+_attempts = itertools.count(1)  # of this process to hand something over; next() is atomic
 _GLANCE: Final = 1.0  # seconds in which a joiner's system has to say that nobody is there any more
 
 
@@ -64,7 +66,7 @@ def give(node: Node, mesh: Mesh, state: Any, joiners: Sequence[Member], timeout:
 def _give(node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, joiner: Member) -> bool:
     membership = mesh.circle.membership
     me = membership.members[mesh.circle.rank]
-    two = Membership(membership.cluster, membership.epoch, (me, joiner))
+    two = Membership(membership.cluster, next(_attempts), (me, joiner))
     cause = _certain_end(node, joiner, deadline)
     if cause is not None:
         _log.warning("a joiner is left out: %s", cause)
@@ -114,7 +116,7 @@ class StateReceiver:
     def _take(self, peer: NodeId, offer: Offer) -> None:
         circle, me = self._mesh.circle, self._me()
         member = circle.find(peer)
-        if member is None or offer.communicator != _id_of(offer.generation, peer, self._node.id):
+        if member is None or offer.generation < 1 or offer.communicator != _id_of(peer, self._node.id):
             return
         two = Membership(circle.membership.cluster, offer.generation, (member, me))
         deadline = deadline_after(self._node.config.elastic_checkpoint_timeout)
@@ -144,16 +146,18 @@ class StateReceiver:
 @contextmanager
 def _between(node: Node, mesh: Mesh, two: Membership) -> Iterator[Group]:
     member, joiner = (each.node for each in two.members)
-    group = Group(node, mesh, two, _id_of(two.epoch, member, joiner), two.epoch)
+    group = Group(node, mesh, two, _id_of(member, joiner), two.epoch)
     try:
         yield group
     finally:
         group.close(UsageError("the state was handed over"))
 
 
-def _id_of(epoch: int, member: NodeId, joiner: NodeId) -> int:
-    """Of the communicator of the two: no other has it, but for a chance of one in 2**63."""
-    facts = b"".join(each.to_bytes(8, "little") for each in (epoch, member, joiner))
+def _id_of(member: NodeId, joiner: NodeId) -> int:
+    """Of the communicator of the two: no other has it, but for a chance of one in 2**63. Each attempt is a generation
+    of it: what comes too late for one is not taken for the next.
+    """
+    facts = b"".join(each.to_bytes(8, "little") for each in (member, joiner))
     return int.from_bytes(hashlib.sha256(b"state" + facts).digest()[:8], "little") >> 1
 
 

@@ -55,7 +55,7 @@ class Story:
             self.seed = self.start_seed()
             ticket = await_ticket(self.folder / "ticket", self.seed)
             self.ranks = [self._start(rank, ticket) for rank in range(self.size)]
-            self.await_all(range(self.size), lambda rank: bool(self.told(rank, "right")), "first sum")
+            self.await_all(range(self.size), lambda rank: bool(self.told(rank, "right")), "first sum", 2 * PATIENCE)
             self._stack = self._stack.pop_all()
         return self
 

@@ -22,7 +22,6 @@ from nexar.cluster.decisions.ballot import Ballot
 from nexar.cluster.decisions.electorate import majority
 from nexar.cluster.decisions.succession_events import Say, Word
 from nexar.cluster.decisions.vote import Judgement, Verdict, Vote, approve
-from nexar.errors import InternalError
 from nexar.types import NodeId
 from nexar.wire.messages import Accept, Accepted, Chosen, Instance, Number, Prepare, Promise, Rejected
 
@@ -36,6 +35,7 @@ class Chance(Protocol):
 
 Judge: TypeAlias = Callable[[Accept], Judgement]
 
+_HIGHEST_ROUND: Final = 2**64 - 1  # that a message has room for; nobody gets there who only outbids others
 _RETRY: Final = 0.1  # seconds until unanswered words are repeated; doubles
 _SETTLE: Final = 0.03  # seconds for promises that bind less, once a majority binds
 _MOST_FAILURES: Final = 16  # that are counted: by then pauses are as long as they get
@@ -139,6 +139,9 @@ class Agreement:
         self._resume = None
         if self._wanted is None:
             return []
+        if self._round >= _HIGHEST_ROUND:  # by a liar: then others may find out what was chosen, if anything
+            self.give_way(now, self.longest_pause)
+            return []
         self._round += 1
         retry = min(_RETRY * 2**self._failures, self.longest_pause)
         ballot = self._ballot = Ballot(Number(self._round, self._me), again=now + retry, interval=retry)
@@ -201,7 +204,8 @@ class Agreement:
         before the word is repeated.
         """
         if isinstance(word, Chosen):
-            self._settled(word.value)
+            if self.chosen is None:  # whoever says later that it was another one lies: that is nobody's end but its own
+                self._settled(word.value)
             return []
         if isinstance(word, Prepare | Accept):
             return self._asked(sender, word, judge)
@@ -218,8 +222,6 @@ class Agreement:
         return self._asked(sender, accept, judge)
 
     def _settled(self, value: bytes) -> None:
-        if self.chosen is not None and self.chosen != value:
-            raise InternalError(f"two values were chosen for instance {self.instance}; please report this")
         self.chosen = value
         self._ballot = self._resume = self._pondered = None
 

@@ -3,12 +3,9 @@
 from itertools import pairwise
 from random import Random
 
-import pytest
-
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.succession_events import Say, Word
 from nexar.cluster.decisions.vote import LATER, OK, Judgement, Verdict, Vote
-from nexar.errors import InternalError
 from nexar.wire.messages import Accept, Accepted, Chosen, Number, Prepare, Promise, Rejected
 
 HERE = (0, 1, 0)
@@ -58,12 +55,27 @@ def test_who_knows_what_was_chosen_says_so_to_whoever_asks() -> None:
     assert one.due(0.0) is None
 
 
-def test_two_values_for_one_instance_are_our_bug() -> None:
+def test_what_was_chosen_stays_whatever_a_liar_says_later() -> None:
     one = an_agreement(1)
-    one.hear(2, Chosen(HERE, b"v"), 0.0)
-    one.hear(3, Chosen(HERE, b"v"), 0.0)
-    with pytest.raises(InternalError, match="two values"):
-        one.hear(3, Chosen(HERE, b"w"), 0.0)
+    for sender, value in (2, b"v"), (3, b"v"), (3, b"w"):
+        assert one.hear(sender, Chosen(HERE, value), 0.0) == []
+    assert one.chosen == b"v"
+
+
+def test_nobody_outbids_the_highest_number_that_a_message_has_room_for() -> None:
+    one = an_agreement(1)
+    one.hear(3, Prepare(HERE, ballot(2**64 - 1, 3)), 0.0)
+    assert one.propose(b"v", 0.0) == [] == one.tick(9.0)
+    assert one.due(9.0) == 9.0 + one.longest_pause, "it looks again, and does not spin"
+    assert one.hear(3, Accept(HERE, ballot(2**64 - 1, 3), b"w"), 9.0) == [Say(3, Accepted(HERE, ballot(2**64 - 1, 3)))]
+
+
+def test_who_is_outbid_by_the_highest_number_says_nothing_more() -> None:
+    one = an_agreement(1)
+    one.propose(b"v", 0.0)
+    one.hear(3, Rejected(HERE, ballot(1), ballot(2**64 - 1, 3)), 0.0)
+    assert one.tick(9.0) == []
+    assert one.due(9.0) == 9.0 + one.longest_pause
 
 
 def test_a_learner_is_told_and_has_no_vote() -> None:

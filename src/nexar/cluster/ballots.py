@@ -3,6 +3,9 @@
 Each instance is a conversation of its own, known by (communicator, generation, sequence). Who is asked for its vote
 gives it, whether or not it has a proposal itself; so a majority that is alive is enough, and who comes late is told
 what was chosen.
+
+Law: who has forgotten how it voted in an instance does not vote in it again, or a late proposer could have another
+value chosen. Only so many instances are remembered; of those before them, nothing is said any more.
 """
 
 from __future__ import annotations
@@ -12,17 +15,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.succession_events import Say, Word
+from nexar.errors import UsageError
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import Instance, Suspect
 
+Conference: TypeAlias = tuple[int, int]
+"""Those who agree with one another: one generation of one communicator."""
+
 _KEPT: Final = 1024
-"""Instances, and communicators, that are remembered: the newest."""
+"""Instances, and communicators that are over here, that are remembered: the newest."""
 
 
 class Agreed(Operation):
@@ -77,8 +84,10 @@ class Ballots:
         self._progress = progress
         self._say = say
         self._lock = threading.Lock()  # over everything below
-        self._voters: OrderedDict[tuple[int, int], frozenset[NodeId]] = OrderedDict()  # by communicator and generation
+        self._voters: dict[Conference, frozenset[NodeId]] = {}
+        self._over: OrderedDict[Conference, None] = OrderedDict()  # here; others of their voters may still be at it
         self._agreements: OrderedDict[Instance, Agreement] = OrderedDict()
+        self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
         self._waiting: dict[Instance, list[Agreed]] = {}
         self._alarm = Alarm(self._ring)
 
@@ -86,15 +95,28 @@ class Ballots:
         """From now on this node votes on what these members agree on."""
         with self._lock:
             self._voters[communicator, generation] = voters
-            _forget(self._voters)
+
+    def end(self, communicator: int, generation: int) -> None:
+        """It is over here. Others may need this node's vote a while longer, and have it."""
+        with self._lock:
+            if (communicator, generation) in self._voters:
+                self._over[communicator, generation] = None
+            while len(self._over) > _KEPT:
+                self._forget_all_of(self._over.popitem(last=False)[0])
 
     def propose(self, instance: Instance, value: bytes) -> Agreed:
-        """Bring a value; the operation gives the one that is chosen, perhaps another's. The communicator is known."""
+        """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
+        not remembered any more.
+        """
         now = time.monotonic()
         agreed = Agreed(self._progress.lock, instance)
         with self._lock:
             agreement = self._agreement(instance)
-            assert agreement is not None  # whoever calls has made the communicator known
+            if agreement is None:
+                raise UsageError(
+                    f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are more than "
+                    f"{_KEPT} calls ahead, or went on long ago; call agree() on all ranks, as often on each"
+                )
             self._waiting.setdefault(instance, []).append(agreed)
             words = agreement.propose(value, now)
             due = agreement.due(now)
@@ -125,15 +147,30 @@ class Ballots:
             return [] if agreement is None else list(agreement.missing())
 
     def _agreement(self, instance: Instance) -> Agreement | None:
-        """Under the lock. None: the communicator is not known."""
-        found = self._agreements.get(instance)
-        voters = self._voters.get(instance[:2])
-        if found is None and voters is not None:
-            found = self._agreements[instance] = Agreement(
-                instance, self._me, voters, random=Random(hash((self._me, instance)))
-            )
-            _forget(self._agreements)
-        return found
+        """Under the lock. None: the communicator is not known, or the instance not any more."""
+        found, conference = self._agreements.get(instance), instance[:2]
+        voters = self._voters.get(conference)
+        if found is not None or voters is None or instance[2] <= self._forgotten.get(conference, -1):
+            return found
+        made = Agreement(instance, self._me, voters, random=Random(hash((self._me, instance))))
+        self._agreements[instance] = made
+        while len(self._agreements) > _KEPT:
+            self._forget(next(iter(self._agreements)))
+        return made
+
+    def _forget(self, instance: Instance) -> None:
+        """Under the lock."""
+        del self._agreements[instance]
+        self._waiting.pop(instance, None)
+        conference, sequence = instance[:2], instance[2]
+        self._forgotten[conference] = max(sequence, self._forgotten.get(conference, -1))
+
+    def _forget_all_of(self, conference: Conference) -> None:
+        """Under the lock. Without its voters there is no vote any more."""
+        for instance in [each for each in self._agreements if each[:2] == conference]:
+            self._forget(instance)
+        self._forgotten.pop(conference, None)
+        del self._voters[conference]
 
     def _spread(self, words: Iterable[Say]) -> None:
         for each in words:
@@ -164,8 +201,3 @@ class Ballots:
     def close(self) -> None:
         """Idempotent."""
         self._alarm.close()
-
-
-def _forget(kept: OrderedDict[Any, Any]) -> None:
-    while len(kept) > _KEPT:
-        kept.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -33,10 +34,14 @@ class Branch:
         self.membership: Final[Membership] = assembly.group.membership
         self.fate: Final = Fate(assembly.group.progress)
         self._close = close
+        self._closing = threading.Lock()
         self.when_closed: list[Callable[[], None]] = []
-        """Called when it is closed, once each. Written before anybody has it."""
+        """Called when it is closed, once each. Written before anybody has it; emptied by who closes, under `_closing`:
+        its user may do so while its successor is handed over."""
         self.successor: Any = None
         """The next communicator, if there is one. Written before the fate is sealed."""
+        self.is_succeeded = False
+        """Its fate says with what to go on. Written after the fate is sealed."""
         self.gone: dict[Rank, str] = {}
         """Members that its successor does not have, and why. Written before the fate is sealed."""
         self.agreed = False
@@ -47,8 +52,10 @@ class Branch:
     def close(self) -> None:
         """Free what it stands on. Idempotent."""
         self._close()
-        while self.when_closed:
-            self.when_closed.pop()()
+        with self._closing:
+            told, self.when_closed = self.when_closed, []
+        for tell in reversed(told):
+            tell()
 
     def inherit(self, old: Branch) -> None:
         """It succeeds this one: who has subscribed or registered there need not do so again."""
@@ -86,6 +93,11 @@ class Branch:
             return None
         members = tuple(member for member in self.membership.members if member.node in set(nodes))
         return Membership(self.membership.cluster, epoch, members)
+
+    def step_to(self, new: Branch, joined: tuple[Rank, ...], communicator: Any) -> MembershipEvent:
+        """What listeners hear of it."""
+        sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
+        return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)
 
     def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
         """Why members of it are gone, by their ranks in it."""

@@ -5,7 +5,8 @@
 Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
 same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
 next change comes. Successors are made one after the other by one thread, in the order of their ids, on every member:
-so no two members wait for each other in different ones.
+so no two members wait for each other in different ones. One that cannot be made holds up no other: it is tried again
+when another change concerns it, and given up if none does in time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any, Final
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
+from nexar.communicator.attempts import Attempts
 from nexar.communicator.branch import WORLD, Branch
-from nexar.communicator.events import MembershipEvent
 from nexar.communicator.fate import Fate
 from nexar.communicator.maker import Maker
 from nexar.communicator.settling import ANYTHING, NOTHING
@@ -60,12 +61,15 @@ class Lineage:
         """Told that somebody here needs a member that cannot be reached. Written once, before the first branch."""
         self.opened: Callable[[Branch], None] = _nothing
         """Told of each branch before anybody uses it. Likewise."""
+        self.listed: Callable[[Branch], None] = _nothing
+        """Told of each once `find` finds it, and still before anybody uses it. Likewise."""
         self._changed = threading.Condition()  # over everything below
         self._world = membership
         self._changes: list[Change] = []  # the newest that were chosen since this node is here
-        self._branches: dict[Branch, None] = {}  # those whose fate is open, in the order of their making
+        self._branches: dict[Branch, None] = {}  # without a successor, in the order of their making
+        self._attempts = Attempts()  # at their successors
         self._making: dict[Group, None] = {}  # of those that are being made
-        self._end: NexarError | None = None  # of all of them, for good
+        self._end: Callable[[Group], NexarError] | None = None  # of all of them, for good
         self._closed = False
         self._thread: threading.Thread | None = None  # made with the first change
 
@@ -76,13 +80,7 @@ class Lineage:
         them may have had an earlier one. PeerLost, OperationTimeout; LinkClosed: a change came first, and some of them
         may have heard of it while they made this. Raises what ended all of them.
         """
-        try:
-            branch, _ = self._make(membership, communicator, deadline, ANYTHING if joining else None)
-        except LinkClosed:
-            with self._changed:
-                if self._end is not None:
-                    raise copy(self._end) from None
-            raise
+        branch, _ = self._make(membership, communicator, deadline, ANYTHING if joining else None)
         self.opened(branch)
         with self._changed:
             end, changes, closed = self._end, list(self._changes), self._closed
@@ -92,9 +90,10 @@ class Lineage:
         if closed:
             branch.end()
             raise UsageError(_CLOSED)
+        self.listed(branch)
         if end is not None:
-            branch.interrupt(end)
-            branch.fate.seal(end)
+            branch.interrupt()
+            branch.fate.seal(end(branch.group))
         elif late:  # what concerns it was chosen while it was made
             branch.interrupt()
             self._wake()
@@ -104,6 +103,7 @@ class Lineage:
         """The user has closed it."""
         with self._changed:
             self._branches.pop(branch, None)
+            self._attempts.forget(branch)
         branch.end()
 
     def find(self, communicator: int, generation: int) -> Branch | None:
@@ -116,11 +116,11 @@ class Lineage:
         """What the user gets next; None: nothing in time. Raises what ended all of them."""
         with self._changed:
             self._changed.wait_for(
-                lambda: branch.successor is not None or self._closed or self._end is not None,
+                lambda: branch.is_succeeded or self._closed or self._end is not None,
                 max(0.0, deadline - time.monotonic()),
             )
             if branch.successor is None and self._end is not None:
-                raise copy(self._end)
+                raise self._end(branch.group)
             return branch.successor
 
     def stalled_branches(self) -> list[Branch]:
@@ -128,9 +128,10 @@ class Lineage:
         return [each for each in self.branches() if isinstance(each.fate.error, (NoQuorum, RecoveryTimeout))]
 
     def is_concerned(self, branch: Branch) -> bool:
-        """Whether a change that was chosen gives it a successor."""
+        """Whether a change that was chosen gives it a successor. Not if that was given up: it takes another one."""
         with self._changed:
-            return self._target(branch) is not None
+            target = self._target(branch)
+            return target is not None and not self._attempts.is_given_up(branch, target)
 
     def branches(self) -> list[Branch]:
         """Those that are open."""
@@ -186,10 +187,8 @@ class Lineage:
     def end_all(self, error_of: Callable[[Group], NexarError]) -> None:
         """Every communicator is over, for good."""
         with self._changed:
+            self._end = error_of
             branches, making = list(self._branches), list(self._making)
-            groups = [*(branch.group for branch in branches), *making]
-            if groups:
-                self._end = error_of(groups[0])
         for branch in branches:
             branch.interrupt()
             branch.fate.seal(error_of(branch.group))
@@ -249,15 +248,21 @@ class Lineage:
                 self._failed(*due, error)
 
     def _next(self) -> tuple[Branch, Membership] | None:
-        """The next one that needs a successor, and who is in that; None: closed."""
+        """The next one that needs a successor, or has waited for one in vain, and who is in that; None: closed."""
         with self._changed:
             while not self._closed:
-                targets = {each: target for each in self._branches if (target := self._target(each)) is not None}
+                now = time.monotonic()
+                targets = {each: target for each in self._branches if (target := self._due(each, now)) is not None}
                 if targets and self._end is None:
                     first = min(targets, key=lambda each: (each.communicator, each.membership.epoch))
                     return first, targets[first]
-                self._changed.wait()
+                self._changed.wait(self._attempts.pause(now) if self._end is None else None)
             return None
+
+    def _due(self, branch: Branch, now: float) -> Membership | None:
+        """Under the lock."""
+        target = self._target(branch)
+        return target if target is not None and self._attempts.is_due(branch, target, now) else None
 
     def _target(self, branch: Branch) -> Membership | None:
         """Under the lock."""
@@ -265,16 +270,27 @@ class Lineage:
 
     def _succeed(self, branch: Branch, target: Membership) -> None:
         with self._changed:
-            changes = self._changes.copy()
+            changes, hopeless = self._changes.copy(), self._attempts.give_up(branch, target)
+        if hopeless:
+            branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=self._config.recovery_timeout))
+            return
         completed = branch.assembly.journal.completed
         deadline = time.monotonic() + self._config.recovery_timeout
         made, least = self._make(target, branch.communicator, deadline, completed)
+        made.inherit(branch)
         self.opened(made)
         changes = [each for each in changes if branch.membership.epoch < each.epoch <= target.epoch]
         with self._changed:
-            self._branches.pop(branch, None)
-            self._branches[made] = None
+            wanted = branch in self._branches
+            if wanted:
+                del self._branches[branch]
+                self._attempts.forget(branch)
+                self._branches[made] = None
             late = self._target(made) is not None
+        if not wanted:  # its user closed it meanwhile
+            made.end()
+            return
+        self.listed(made)
         if late:
             made.interrupt()
         self._hand_over(branch, made, changes, None if least in (NOTHING, ANYTHING) else least)
@@ -283,7 +299,7 @@ class Lineage:
         self, membership: Membership, communicator: int, deadline: float, completed: int | None
     ) -> tuple[Branch, int]:
         """See Maker. Ends with LinkClosed when a change comes that concerns it: those who have heard of that change do
-        not take part any more, and nobody is to wait for them.
+        not take part any more, and nobody is to wait for them. Raises what ended all of them.
         """
         begun: list[Group] = []
 
@@ -299,8 +315,11 @@ class Lineage:
             return self._maker.make(membership, communicator, deadline, completed, began)
         except NexarError as error:
             with self._changed:
-                if not any(self._is_over(group) for group in begun):
-                    raise
+                over, end = [group for group in begun if self._is_over(group)], self._end
+            if not over:
+                raise
+            if end is not None:
+                raise end(over[0]) from error
             raise LinkClosed(owner="the communicator that was being made") from error
         finally:
             with self._changed:
@@ -320,7 +339,6 @@ class Lineage:
         return any(change.touches(group.communicator, _nodes(group)) for change in later)
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
-        new.inherit(old)
         communicator = self.wrap(new)
         old.gone = lost = old.lost(changes)
         old.agreed = all(departure.willing for change in changes for departure in change.left)
@@ -330,36 +348,19 @@ class Lineage:
         change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
         old.fate.seal(change if self._config.recovery_policy != "manual" else _manual(old, lost))
         old.close()
-        old.memberships.publish(
-            MembershipEvent(
-                new.membership.epoch,
-                old.group.size,
-                new.group.size,
-                old.group.rank,
-                new.group.rank,
-                joined,
-                lost,
-                communicator,
-            )
-        )
+        old.memberships.publish(old.step_to(new, joined, communicator))
+        old.is_succeeded = True
         with self._changed:
             self._changed.notify_all()
 
     def _failed(self, branch: Branch, target: Membership, error: NexarError) -> None:
-        """It was not made. A later change, if there is one or comes in time, gives another chance."""
+        """It was not made. Another change that concerns it gives another chance, if one comes in time."""
         _log.info("no successor yet of communicator %d: %s", branch.communicator, error)
         if isinstance(error, PeerLost) and error.node is not None:
             self.missed(error.node, error.cause)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or self._end is not None or self._target(branch) != target,
-                self._config.recovery_timeout,
-            )
-            hopeless = self._target(branch) == target and not self._closed and self._end is None
-            if hopeless:
-                self._branches.pop(branch, None)
-        if hopeless:
-            branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=self._config.recovery_timeout))
+            if branch in self._branches:
+                self._attempts.failed(branch, target, time.monotonic() + self._config.recovery_timeout)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

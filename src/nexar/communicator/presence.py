@@ -56,6 +56,7 @@ from nexar.wire.messages import (
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN: Final = 1.0  # seconds
+_MOST_EARLY: Final = 64  # revocations of communicators that are not made yet
 _EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
 """How the seed begins when it refuses who was a member: see decisions.register."""
 
@@ -92,6 +93,8 @@ class Presence:
         """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
         self.lineage.opened = self._opened
+        self.lineage.listed = self._listed
+        self._early: dict[tuple[int, int], tuple[NodeId, Revoke]] = {}  # about what is not made yet; methods are atomic
         self.ballots: Final = Ballots(node.id, node.progress, self.recovery.say)
         self.heartbeat: Heartbeat | None = None
         self._lines: DeathLines | None = None
@@ -139,7 +142,9 @@ class Presence:
             self.ballots.hear(link.peer, message)
 
     def _opened(self, branch: Branch) -> None:
-        self.ballots.know(branch.communicator, branch.membership.epoch, branch.nodes)
+        about = branch.communicator, branch.membership.epoch
+        self.ballots.know(*about, branch.nodes)
+        branch.when_closed.append(partial(self.ballots.end, *about))
 
     def _beaten(self, link: Link, message: Message) -> None:
         assert isinstance(message, Beat)
@@ -298,7 +303,7 @@ class Presence:
 
     def revoke(self, branch: Branch, rank: Rank, reason: str) -> None:
         """This communicator is over, for all its members. Any thread."""
-        if isinstance(branch.fate.error, Revoked):
+        if isinstance(branch.fate.error, Revoked) or branch.successor is not None:
             return
         error = Revoked(communicator=str(branch.communicator), reason=reason, rank=rank)
         branch.fate.seal(error)
@@ -308,11 +313,23 @@ class Presence:
             _say(link, word)
 
     def _revoked(self, link: Link, message: Message) -> None:
-        """Passed on, once, so that it needs no link that is not there."""
+        """Who made it a moment before us may revoke it before we have it: kept until then. Looked up afterwards, so
+        either this finds the branch, or who lists the branch finds this.
+        """
         assert isinstance(message, Revoke)
-        branch = self.lineage.find(message.communicator, message.generation)
-        if branch is not None and link.peer in branch.nodes and 0 <= message.rank < branch.group.size:
-            self.revoke(branch, message.rank, one_line(message.reason))
+        about = message.communicator, message.generation
+        self._early[about] = link.peer, message
+        while len(self._early) > _MOST_EARLY:
+            self._early.pop(next(iter(self._early)), None)  # only the driving thread puts some in
+        branch = self.lineage.find(*about)
+        if branch is not None:
+            self._listed(branch)
+
+    def _listed(self, branch: Branch) -> None:
+        """Passed on, once, so that it needs no link that is not there."""
+        peer, word = self._early.pop((branch.communicator, branch.membership.epoch), (None, None))
+        if word is not None and peer in branch.nodes and 0 <= word.rank < branch.group.size:
+            self.revoke(branch, word.rank, one_line(word.reason))
 
     # -- the end -----------------------------------------------------------------------------------------------
 

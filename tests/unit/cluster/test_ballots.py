@@ -9,6 +9,7 @@ import pytest
 
 from nexar.cluster.ballots import _KEPT, Agreed, Ballots
 from nexar.cluster.decisions.succession_events import Word
+from nexar.errors import UsageError
 from nexar.wire.messages import Chosen, Prepare, Suspect
 from nexar.wire.messages import Number as BallotNumber
 from tests.unit.cluster.memory_mesh import eventually
@@ -135,3 +136,37 @@ def test_only_the_newest_instances_are_remembered(assembly: Assembly) -> None:
         ballots.hear(2, Chosen((0, 1, sequence), b"%d" % sequence))
     assert len(ballots._agreements) == _KEPT
     assert ballots.propose((0, 1, _KEPT + 2), b"mine").result() == b"%d" % (_KEPT + 2)
+
+
+def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is_told(assembly: Assembly) -> None:
+    for node in NODES:
+        for sequence in range(1, _KEPT + 3):
+            assembly.ballots[node].hear(node % 3 + 1, Chosen((0, 1, sequence), b"%d" % sequence))
+    with pytest.raises(UsageError, match="comes too late"):
+        assembly.ballots[1].propose((0, 1, 2), b"another value")
+    assembly.ballots[2].hear(1, Prepare((0, 1, 2), BallotNumber(1, 1)))
+    assert not assembly.words
+    assert assembly.ballots[1].propose((0, 1, 3), b"another value").result() == b"3"
+
+
+def test_one_that_is_open_is_known_however_many_others_come_and_go(assembly: Assembly) -> None:
+    for node in NODES:
+        for communicator in range(1, _KEPT + 10):
+            assembly.ballots[node].know(communicator, 1, NODES)
+            assembly.ballots[node].end(communicator, 1)
+    assert assembly.carry_until(assembly.ballots[1].propose(FIRST, b"still here")) == b"still here"
+    assert len(assembly.ballots[1]._voters) == _KEPT + 1
+
+
+def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_too(assembly: Assembly) -> None:
+    ballots = assembly.ballots[2]
+    ballots.end(0, 1)
+    ballots.end(0, 1)
+    ballots.end(77, 1)  # never known
+    assert assembly.carry_until(assembly.ballots[1].propose(FIRST, b"late")) == b"late"
+    for communicator in range(1, _KEPT + 1):
+        ballots.know(communicator, 1, NODES)
+        ballots.end(communicator, 1)
+    assert FIRST not in ballots._agreements
+    ballots.hear(1, Prepare((0, 1, 2), BallotNumber(1, 1)))
+    assert not assembly.words

@@ -1,4 +1,4 @@
-"""The communicators of one node, from change to change: who is interrupted, what follows, and what calls raise."""
+"""The communicators of one node, from change to change: who is interrupted, and what follows."""
 
 import threading
 import time
@@ -8,69 +8,20 @@ from typing import Any, cast
 import pytest
 
 from nexar.cluster.change import Change, Departure
-from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.events import MembershipEvent
-from nexar.communicator.lineage import Lineage
 from nexar.communicator.settling import NOTHING
 from nexar.errors import (
-    CollectiveTimeout,
-    Expelled,
-    LinkClosed,
     MembershipChanged,
-    NexarError,
-    NoQuorum,
     PeerLost,
     RecoveryTimeout,
-    Revoked,
     UsageError,
 )
 from tests.unit.cluster.memory_mesh import eventually, soon
-from tests.unit.communicator.branches import FakeMaker, interruptions
+from tests.unit.communicator.branches import interruptions
+from tests.unit.communicator.lineages import PART, Story, nodes
 from tests.unit.communicator.scripted import membership
-
-PART = 7
-
-
-class Story:
-    """A lineage of node 1, in a world of three, and what it tells others."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.maker = FakeMaker(**settings)
-        self.world = membership([1, 2, 3], 1)
-        self.lineage = Lineage(cast(Any, self.maker), self.world)
-        self.lineage.wrap = lambda branch: ("communicator of", branch)
-        self.missed: list[int] = []
-        self.lineage.missed = lambda node, _: self.missed.append(node)
-        self.opened: list[Branch] = []
-        self.lineage.opened = self.opened.append
-
-    def begin(self, *nodes: int, communicator: int = WORLD) -> Branch:
-        members = membership(list(nodes), self.world.epoch) if nodes else self.world
-        return self.lineage.begin(members, communicator, soon())
-
-    def change(self, *gone: int, joined: tuple[int, ...] = (), willing: bool = False, **facts: Any) -> Change:
-        """The world has chosen."""
-        change = Change(
-            self.world.epoch + 1,
-            left=tuple(Departure(node, f"node {node} was killed", willing) for node in gone),
-            joined=membership(list(joined), 1).members if joined else (),
-            **facts,
-        )
-        before, self.world = self.world, change.apply(self.world)
-        self.lineage.changed(change, before, self.world)
-        return change
-
-    def successor(self, of: Branch) -> Branch:
-        """Wait for it."""
-        given = self.lineage.wait_for_successor(of, soon())
-        assert given is not None
-        return cast(Branch, given[1])
-
-    def raised(self, branch: Branch, error: NexarError | None = None) -> BaseException:
-        """What a call on it raises that was interrupted."""
-        return self.lineage.judge(branch, error or Revoked(communicator="0", reason="its members change"))
 
 
 @pytest.fixture
@@ -90,10 +41,6 @@ def tell() -> Iterator[Callable[..., Story]]:
 @pytest.fixture
 def story(tell: Callable[..., Story]) -> Story:
     return tell()
-
-
-def nodes(branch: Branch) -> list[int]:
-    return [member.node for member in branch.membership.members]
 
 
 # ---------------------------------------------------------------- successors
@@ -218,7 +165,53 @@ def test_where_no_other_change_comes_there_is_none(tell: Callable[..., Story]) -
     story.maker.failures = [PeerLost(rank=1, node=3, cause="it died as well")]
     story.change(2)
     assert isinstance(story.raised(world), RecoveryTimeout)
-    assert world not in story.lineage.branches()
+    assert not story.lineage.is_concerned(world)
+    story.change(renewed=(WORLD,))  # asked for
+    assert nodes(story.successor(world)) == [1, 3]
+
+
+def test_one_that_cannot_be_made_holds_up_no_other(story: Story) -> None:
+    part, other = (story.begin(1, 2, 3, communicator=each) for each in (PART, PART + 1))
+    story.maker.failures = [PeerLost(rank=1, node=3, cause="it has closed this part")]
+    story.change(2)
+    assert nodes(story.successor(other)) == [1, 3]
+    assert not part.fate.done
+    story.change(renewed=(PART,))
+    assert nodes(story.successor(part)) == [1, 3]
+
+
+def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.lineage.forget(part)
+    story.maker.held.set()
+    eventually(story.maker.begun[1].closed.is_set, "it is closed")
+    assert story.lineage.branches() == []
+    assert part.successor is None
+
+
+def test_who_waits_has_the_fate_with_the_successor(story: Story) -> None:
+    world = story.begin()
+    world.successor = "about to be handed over"
+    assert story.lineage.wait_for_successor(world, time.monotonic() + 0.01) == "about to be handed over"
+    given: list[Any] = []
+    waits = threading.Thread(target=lambda: given.append(story.lineage.wait_for_successor(world, soon())))
+    waits.start()
+    story.change(2)
+    waits.join()
+    assert isinstance(world.fate.error, MembershipChanged)
+    assert given == [world.fate.error.communicator]
+
+
+def test_a_successor_tells_the_listeners_of_the_one_before_from_the_moment_it_can_be_found(story: Story) -> None:
+    world = story.begin()
+    feeds: list[bool] = []
+    story.lineage.listed = lambda branch: feeds.append(branch.failures is world.failures)
+    story.change(2)
+    story.successor(world)
+    assert feeds == [True]
 
 
 def test_listeners_hear_of_each_step_and_go_on_with_the_successor(story: Story) -> None:
@@ -252,107 +245,6 @@ def test_who_waits_for_the_next_epoch_gets_the_membership_or_none_in_time(story:
     assert found.epoch == 2
 
 
-# ---------------------------------------------------------------- what calls raise
-
-
-def test_what_is_no_consequence_of_a_change_is_raised_as_it_is(story: Story) -> None:
-    world = story.begin()
-    for error in (
-        UsageError("a mistake"),
-        CollectiveTimeout(operation="barrier", sequence=1, waiting_for=[], timeout=1),
-    ):
-        assert story.lineage.judge(world, error) is error
-    story.change(2)
-    story.successor(world)
-    assert story.lineage.judge(world, error) is error
-
-
-def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(story: Story) -> None:
-    world = story.begin()
-    threading.Timer(0.02, story.change, (3,)).start()
-    change = story.raised(world, PeerLost(rank=2, cause="connection reset"))
-    assert story.missed == [3]
-    assert isinstance(change, MembershipChanged)
-    assert change.lost == {2: "node 3 was killed"}
-
-
-def test_a_lost_peer_of_somebody_else_is_raised_as_it_is(story: Story) -> None:
-    world = story.begin()
-    for error in (
-        PeerLost(node=99, cause="a stranger"),
-        PeerLost(rank=9, cause="no such rank"),
-        PeerLost(cause="who?"),
-    ):
-        assert story.raised(world, error) is error
-    assert story.missed == []
-
-
-@pytest.mark.parametrize("policy", ["manual", "abort"])
-def test_under_the_other_policies_a_lost_peer_is_raised_at_once(tell: Callable[..., Story], policy: str) -> None:
-    story = tell(recovery_policy=policy)
-    error = PeerLost(rank=1, node=2, cause="connection reset")
-    assert story.raised(story.begin(), error) is error
-    assert story.missed == []
-
-
-def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(tell: Callable[..., Story]) -> None:
-    story = tell(recovery_policy="manual")
-    world = story.begin()
-    story.change(2)
-    story.successor(world)
-    error = story.raised(world)
-    assert isinstance(error, PeerLost)
-    assert (error.rank, error.node) == (1, 2)
-    assert "comm.shrink()" in error.cause
-
-
-def test_without_a_quorum_who_needs_the_lost_is_told_and_others_are_not(story: Story) -> None:
-    world, part = story.begin(), story.begin(1, 3, communicator=PART)
-    story.lineage.stalled(Stall(alive=(1, 3), needed=3))
-    error = story.raised(world)
-    assert isinstance(error, NoQuorum)
-    assert (list(error.alive), error.needed) == ([0, 2], 3)
-    assert not part.fate.done
-    assert not part.interrupted
-
-
-def test_who_has_no_quorum_may_still_hear_that_the_others_went_on(story: Story) -> None:
-    world = story.begin()
-    story.lineage.stalled(Stall(alive=(1,), needed=2))
-    assert isinstance(story.raised(world), NoQuorum)
-    story.change(2)
-    story.successor(world)
-    assert isinstance(story.raised(world), MembershipChanged)
-
-
-def test_votes_that_are_missing_are_named(story: Story) -> None:
-    world = story.begin()
-    story.lineage.stalled(Stall(alive=(1, 2), needed=2, missing_votes=(2, 99)))
-    error = story.raised(world)
-    assert isinstance(error, RecoveryTimeout)
-    assert list(error.missing_votes) == [1]
-
-
-def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story: Story) -> None:
-    world, part = story.begin(), story.begin(3, 1, communicator=PART)
-    story.lineage.expelled(4, "it was silent")
-    for branch, rank in ((world, 0), (part, 1)):
-        error = story.raised(branch)
-        assert isinstance(error, Expelled)
-        assert (error.epoch, error.reason, error.rank) == (4, "it was silent", rank)
-    with pytest.raises(Expelled):
-        story.lineage.wait_for_successor(world, soon())
-    assert story.lineage.wait_for_epoch(9, soon()) is None
-
-
-def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -> None:
-    story.begin()
-    story.maker.held = threading.Event()
-    threading.Timer(0.02, story.lineage.expelled, (4, "it was silent")).start()
-    with pytest.raises((Expelled, LinkClosed)):
-        story.begin(1, 2, communicator=PART)
-
-
 # ---------------------------------------------------------------- the end
 
 
@@ -374,8 +266,9 @@ def test_what_is_made_in_the_very_moment_of_closing_is_closed_too(story: Story) 
 
     def close_meanwhile(branch: Branch) -> None:
         if branch is not world:
-            closing.append(threading.Thread(target=story.lineage.close))
-            closing[0].start()
+            closes = threading.Thread(target=story.lineage.close)
+            closes.start()
+            closing.append(closes)
             eventually(lambda: story.lineage._closed, "it closes")
 
     story.lineage.opened = close_meanwhile

@@ -118,6 +118,30 @@ def test_what_strangers_or_nobody_revoked_goes_on(world: World) -> None:
     assert "\n" not in error.reason
 
 
+def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(world: World) -> None:
+    ranks = world(2)
+    presence = ranks[0]._presence
+    link = presence.mesh.links()[ranks[1]._presence.node.id]
+    successors = on_every(ranks, lambda comm: comm.shrink())
+    epoch = successors[0].epoch + 1
+    presence._revoked(link, Revoke(0, epoch, 1, "made and revoked"))
+    for communicator in range(100, 100 + presence_room._MOST_EARLY - 1):  # what is never made gives way
+        presence._revoked(link, Revoke(communicator, 1, 1, "never made"))
+    third = on_every(successors, lambda comm: comm.shrink())[0]
+    assert third.epoch == epoch
+    error = raised(third.barrier)
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.reason) == (1, "made and revoked")
+    assert len(presence._early) <= presence_room._MOST_EARLY
+
+
+def test_one_that_has_a_successor_is_not_revoked_any_more(world: World) -> None:
+    ranks = world(2)
+    on_every(ranks, lambda comm: comm.shrink())
+    ranks[0].revoke("too late")
+    assert isinstance(raised(ranks[0].barrier), MembershipChanged)
+
+
 # ---------------------------------------------------------------- leaving
 
 

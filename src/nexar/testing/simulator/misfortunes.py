@@ -32,7 +32,7 @@ class Misfortunes:
     def plan(self) -> None:
         """Put them on the timeline. Half of them come right after another one: while that is being dealt with."""
         kinds, when = random_kinds(self._random), 0.0
-        for _ in range(self._random.randint(1, 10)):
+        for _ in range(self._random.randint(1, 8)):
             right_after = when > 0.0 and self._random.random() < 0.5
             when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, HARDEST)
             self._world.timeline.at(min(when, HARDEST), getattr(self, self._random.choice(kinds)))

@@ -130,7 +130,7 @@ def test_who_comes_above_the_maximum_is_refused_and_told_so(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("moment", ["offered", "taken"])
-@pytest.mark.parametrize("transports", ["shm,tls", "tls"])
+@pytest.mark.parametrize("transports", ["shm,quic,tls", "tls"])
 def test_a_joiner_that_dies_during_the_transfer_is_left_out_and_the_next_comes_in(
     scene: Scene, moment: str, transports: str
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import Finding, Known
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Probed
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.pings import Pings
@@ -112,6 +112,19 @@ class Lookout:
             self._lose(node, LEFT)
         else:
             self._look_into(node, cause)
+
+    def guest_missed(self, guest: Member) -> None:
+        """The seed does not hear any more of somebody that wanted to join. It was no member, so nobody is told; but
+        who hands it the state is not to wait until QUIC misses it. Never blocks.
+        """
+        link = self._mesh.links().get(guest.node)
+        if link is not None and not self._closed:
+            self._node.dialer.aside(lambda: self._end_if_gone(guest, link))
+
+    def _end_if_gone(self, guest: Member, link: Link) -> None:
+        cause = probe(self._node, guest, link, self._pings, time.monotonic() + self._timeout)
+        if cause is not None:
+            link.lose(cause)
 
     def adopt(self, membership: Membership) -> None:
         """Who is no member any more is forgotten."""

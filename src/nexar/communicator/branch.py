@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from nexar.cluster.change import Change
 from nexar.cluster.membership import Membership
+from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
 from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
@@ -48,6 +49,8 @@ class Branch:
         """All of them went by agreement: nobody was lost. Likewise."""
         self.interrupted = False
         """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
+        self.recall: Final = Recall()
+        """Made when it is interrupted: for whoever does something in its name that is no call on it."""
 
     def close(self) -> None:
         """Free what it stands on. Idempotent."""
@@ -76,6 +79,7 @@ class Branch:
         """Every pending and later call raises, and its buffers are free. Without the node's lock. Idempotent."""
         self.interrupted = True
         self.assembly.interrupt(error or Revoked(communicator=str(self.communicator), reason="its members change"))
+        self.recall.make()
 
     def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
         """Who goes on after these changes of the world, in order; None: they do not concern this communicator.

@@ -165,7 +165,7 @@ class Growing(ABC):
         if group.rank == giver:
             try:
                 value = None if state is None else state()
-                answer = give(presence.node, presence.mesh, value, plan.joined, seconds), ""
+                answer = give(presence.node, presence.mesh, value, plan.joined, seconds, recall=self._branch.recall), ""
             except Exception as error:  # noqa: BLE001 - of the user's function: raised below, when the others know
                 fault, answer = error, ((), f"{type(error).__name__}: {error}")
         fit, reason = self.broadcast_object(answer, root=giver, timeout=seconds + _GRACE)

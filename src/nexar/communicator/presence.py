@@ -191,8 +191,12 @@ class Presence:
             self.expelled(int(found["epoch"]), reason)
 
     def seed_told_of_waiting(self, members: tuple[Member, ...]) -> None:
-        """The seed says who waits to come in."""
+        """The seed says who waits to come in. Who does not any more has become a member, or is gone."""
+        before = self.wishes.mine().waiting
         self.wishes.set_waiting(members)
+        for guest in before:
+            if guest not in members and self.is_gone(guest.node):
+                self._lookout.guest_missed(guest)
         self.expect(members)
 
     def expect(self, members: Sequence[Member]) -> None:
@@ -247,6 +251,10 @@ class Presence:
         return tuple(doing), max(finished, key=lambda last: last[1])[0] if finished else ""
 
     # -- Heir --------------------------------------------------------------------------------------------------
+
+    def changes(self, change: Change, after: Membership) -> None:
+        """See Heir."""
+        self.lineage.changes(change, after)
 
     def changed(self, change: Change, before: Membership, after: Membership) -> None:
         """See Heir."""

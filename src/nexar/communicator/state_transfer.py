@@ -25,6 +25,7 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.probe import Pings, probe
+from nexar.cluster.recall import Recall
 from nexar.communicator.objects import decode_object, encode_object
 from nexar.communicator.parts import Run, fresh, held, receive_parts, send_parts
 from nexar.communicator.point_to_point import run_to_end
@@ -46,24 +47,30 @@ _AT_ONCE: Final = 4  # joiners that are served at the same time
 _VALUE, _CHECK = range(2)  # tags
 _SUM_BYTES: Final = 4
 _attempts = itertools.count(1)  # of this process to hand something over; next() is atomic
+_LONGEST_DIAL: Final = 10.0
 _GLANCE: Final = 1.0  # seconds in which a joiner's system has to say that nobody is there any more
 
 
 # -- the member's side ---------------------------------------------------------------------------------------
 
 
-def give(node: Node, mesh: Mesh, state: Any, joiners: Sequence[Member], timeout: float) -> tuple[NodeId, ...]:
+def give(
+    node: Node, mesh: Mesh, state: Any, joiners: Sequence[Member], timeout: float, *, recall: Recall | None = None
+) -> tuple[NodeId, ...]:
     """Send the state to all of them; those that have it, in the order given. Who does not take it in time is left out.
 
-    UsageError if it cannot be sent at all.
+    `recall` ends it: nobody would vote the joiners in any more. UsageError if it cannot be sent at all.
     """
     parts = encode_object(state)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nexar-state") as pool:
-        given = list(pool.map(partial(_give, node, mesh, parts, deadline_after(timeout)), joiners))
+        task = partial(_give, node, mesh, parts, deadline_after(timeout), recall=recall or Recall())
+        given = list(pool.map(task, joiners))
     return tuple(joiner.node for joiner, fine in zip(joiners, given, strict=True) if fine)
 
 
-def _give(node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, joiner: Member) -> bool:
+def _give(
+    node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, joiner: Member, *, recall: Recall
+) -> bool:
     membership = mesh.circle.membership
     me = membership.members[mesh.circle.rank]
     two = Membership(membership.cluster, next(_attempts), (me, joiner))
@@ -72,8 +79,10 @@ def _give(node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, 
         _log.warning("a joiner is left out: %s", cause)
         return False
     try:
-        with _between(node, mesh, two) as group:
-            mesh.link(joiner.node, deadline).send_control(Offer(group.communicator, two.epoch))
+        with _between(node, mesh, two) as group, recall.waking(group.close):
+            mesh.link(joiner.node, min(deadline, time.monotonic() + _LONGEST_DIAL)).send_control(
+                Offer(group.communicator, two.epoch)
+            )
             told = run_to_end(group, _sent(group, parts, deadline), deadline)
     except NexarError as error:
         _log.warning("a joiner did not take the state, and is left out: %s", error)

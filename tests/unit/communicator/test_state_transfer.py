@@ -1,6 +1,7 @@
 """The state comes whole, or the joiner is left out."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.recall import Recall
 from nexar.communicator import state_transfer
 from nexar.communicator.bootstrap import connected
 from nexar.communicator.state_transfer import StateReceiver, checksum, give
@@ -17,7 +19,7 @@ from nexar.errors import UsageError
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.messages import Offer
 from tests.ranks import PATIENCE
-from tests.unit.cluster.memory_mesh import member_of
+from tests.unit.cluster.memory_mesh import eventually, member_of
 
 SHORT = 0.3
 
@@ -75,6 +77,15 @@ def test_who_does_not_take_it_in_time_is_left_out_and_the_others_have_it(scene: 
     first, _, deaf = scene.joiners
     assert scene.give("state", [deaf, first], SHORT) == (first.node,)
     assert [receiver.state for receiver in scene.receivers] == ["state", None, None]
+
+
+def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
+    recall, deaf = Recall(), scene.joiners[-1]
+    with ThreadPoolExecutor(1) as pool:
+        giving = pool.submit(give, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, recall=recall)
+        eventually(scene.meshes[0].links, "a link")
+        recall.make()
+        assert giving.result(PATIENCE) == ()
 
 
 def test_who_is_gone_is_left_out(scene: Scene) -> None:

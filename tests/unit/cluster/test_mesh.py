@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -274,21 +273,6 @@ def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial |
     dialing.join(PATIENCE)
     assert not dialing.is_alive()
     assert isinstance(raised[0], UsageError)
-
-
-@pytest.mark.parametrize("fault", [SilentDial(), Stall()], ids=["connecting", "introducing"])
-def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: SilentDial | Stall) -> None:
-    pair.faults.add(fault)
-    low = pair.meshes[LOW]
-    alone = Membership("ours", 2, pair.membership.members[LOW : LOW + 1])
-    with ThreadPoolExecutor(2) as pool:
-        dialing = pool.submit(pair.link, LOW, HIGH, 600)
-        waiting = pool.submit(low.is_open, pair.nodes[HIGH].id, soon(600))
-        eventually(lambda: any(pair.state._dialing for pair in low._pairs.listed()), "a dial")
-        low.adopt(alone)
-        assert waiting.result(PATIENCE) is False
-        with pytest.raises(PeerLost, match="it is no member any more"):
-            dialing.result(PATIENCE)
 
 
 def test_ctrl_c_ends_a_dial_and_the_next_one_works(pair: Meshes) -> None:

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-import nexar
+from nexar.communicator.communicator import Communicator
+from nexar.errors import MembershipChanged
+from nexar.launch.init import init
 
 COUNTS: Final = (1, 1_000, 300, 100_000)
 """Elements of a sum, in turn."""
@@ -44,7 +46,7 @@ def weight(node: int) -> float:
 class Member:
     """With whichever communicator it has."""
 
-    def __init__(self, comm: nexar.Communicator) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._node = comm.membership.member(comm.rank).node
         self._step = 0
@@ -69,7 +71,7 @@ class Member:
             try:
                 if self._round():
                     return
-            except nexar.MembershipChanged as change:
+            except MembershipChanged as change:
                 before = self._comm.membership
                 self._follow(change.communicator, [before.members[rank].node for rank in change.lost])
 
@@ -129,7 +131,7 @@ class Member:
                 raise Wrong(f"rank {self._comm.rank} was told that it has left; it did not want to")
             self._follow(change.communicator, [])
 
-    def _follow(self, successor: nexar.Communicator, lost: list[int]) -> None:
+    def _follow(self, successor: Communicator, lost: list[int]) -> None:
         self._comm, self._settled = successor, False
         self._lost += lost
         self._say("changed", lost=lost)
@@ -146,7 +148,7 @@ class Member:
 def main() -> None:
     """SIGUSR2 makes it write where all its threads are to standard error."""
     faulthandler.register(signal.SIGUSR2)
-    member = Member(nexar.init())
+    member = Member(init())
     member.live()
     member.close()
 

@@ -47,6 +47,11 @@ WORDS: Final[tuple[type[Message], ...]] = get_args(Word)
 class Heir(Protocol):
     """Who is told what becomes of the cluster. Called by whoever performs, one after the other; none may block."""
 
+    def changes(self, change: Change, after: Membership) -> None:
+        """The next membership is chosen, and every link is still there: calls that the change ends are to end by it,
+        and not because of a link that it closes.
+        """
+
     def changed(self, change: Change, before: Membership, after: Membership) -> None:
         """The next membership is here; the mesh has it already."""
 
@@ -188,6 +193,7 @@ class Recovery:
         self._membership = after
         for node in change.gone:  # while there is a link: who is only slow learns it from us
             self.say(node, Chosen((0, before.epoch, 0), change.encode()))
+        self._heir.changes(change, after)
         self._mesh.adopt(after, change)
         self._heir.changed(change, before, after)
 

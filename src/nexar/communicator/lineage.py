@@ -149,8 +149,14 @@ class Lineage:
 
     # -- Heir: whoever performs, without waiting -------------------------------------------------------------
 
+    def changes(self, change: Change, after: Membership) -> None:
+        """See Heir. Whoever is interrupted waits for its fate."""
+        for branch in self.branches():
+            if branch.next_membership(after, [change]) is not None:
+                branch.interrupt()
+
     def changed(self, change: Change, before: Membership, after: Membership) -> None:
-        """See Heir."""
+        """See Heir. What was opened since is interrupted here."""
         del before
         with self._changed:
             self._world = after

@@ -24,7 +24,10 @@ class Survivor:
         self.failure = None
         self.unlinked: set[int] = set()
         """To whom there is no link yet."""
+        self.severed: set[int] = set()
+        """To whom the link is lost."""
         self.dialed: list[int] = []
+        self.probed: list[int] = []
         self.seed: list[Message] = []
         self.story: list[Any] = []
         """What was done here, in order."""
@@ -51,6 +54,7 @@ class Survivor:
 
     def probe(self, node: int) -> None:
         """The answer is there before the question has been finished."""
+        self.probed.append(node)
         self.recovery.put(Probed(node, "it does not answer" if node in self.world.dead else None))
 
     def tell_seed(self, word: Message) -> bool:
@@ -58,6 +62,9 @@ class Survivor:
         return True
 
     # -- heir
+
+    def changes(self, change: Change, after: Membership) -> None:
+        self.story.append(("chosen", after.epoch))
 
     def changed(self, change: Change, before: Membership, after: Membership) -> None:
         assert self.recovery.membership is after
@@ -77,10 +84,10 @@ class Survivor:
 class Way:
     """The link from one node to another."""
 
-    failure = None
-
     def __init__(self, here: Survivor, there: int) -> None:
         self._here, self._there = here, there
+        self.peer = there
+        self.failure = PeerLost(node=there, cause="the link was lost") if there in here.severed else None
 
     def send_control(self, word: Word) -> None:
         if self._here.id in self._here.world.broken:

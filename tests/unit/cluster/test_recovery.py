@@ -28,13 +28,13 @@ def world() -> Iterator[World]:
         each.close()
 
 
-def test_survivors_adopt_the_same_change_first_in_the_mesh_then_in_the_heir(world: World) -> None:
+def test_survivors_adopt_the_same_change_and_their_calls_end_before_the_mesh_closes_links(world: World) -> None:
     survivors = world(members(1, 2, 3))
     survivors.kill(2)
     survivors.carry_until(lambda: all(each.members == [1, 3] for each in survivors.alive()), "the next membership")
     for each in survivors.alive():
-        mesh, heir = each.story
-        assert mesh == ("mesh", 2)
+        chosen, mesh, heir = each.story
+        assert (chosen, mesh) == (("chosen", 2), ("mesh", 2))
         assert heir == (Change(2, left=(Departure(2, "node 2 was killed"),)), [1, 2, 3], [1, 3])
         assert each.recovery.suspects() == {}
 
@@ -109,6 +109,14 @@ def test_a_word_to_who_has_no_link_is_said_on_one_that_is_dialed_for_it(world: W
     speaker.recovery.say(3, word)  # in vain, and no harm
     assert speaker.dialed == [2, 3]
     assert list(survivors.words) == [(1, 2, word)]
+
+
+def test_who_is_to_be_told_something_on_a_link_that_is_lost_is_looked_for(world: World) -> None:
+    survivors = world(members(1, 2, 3))
+    one = survivors.nodes[1]
+    one.severed.add(2)
+    one.recovery.say(2, Chosen((0, 1, 0), b""))
+    assert (one.probed, one.dialed, list(survivors.words)) == ([2], [], [])
 
 
 def test_a_word_on_a_link_that_breaks_is_lost_and_no_harm(world: World) -> None:

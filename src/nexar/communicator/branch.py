@@ -12,7 +12,7 @@ from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
 from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
-from nexar.errors import NexarError, Revoked
+from nexar.errors import NexarError, PeerLost, Revoked
 from nexar.rpc.registry import Registry
 from nexar.types import NodeId, Rank
 
@@ -102,6 +102,14 @@ class Branch:
         """What listeners hear of it."""
         sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
         return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)
+
+    def loss(self) -> PeerLost:
+        """What calls raise where the user asks for the successor: under the manual policy."""
+        rank = next(iter(self.gone), None)
+        cause = "its link was lost" if rank is None else self.gone[rank]
+        node = None if rank is None else self.membership.members[rank].node
+        how = "the others went on: comm.shrink() gives the next communicator"
+        return PeerLost(rank=rank, node=node, cause=f"{cause} ({how})")
 
     def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
         """Why members of it are gone, by their ranks in it."""

@@ -352,7 +352,7 @@ class Lineage:
         known = old.nodes
         joined = tuple(rank for rank, member in enumerate(new.membership.members) if member.node not in known)
         change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
-        old.fate.seal(change if self._config.recovery_policy != "manual" else _manual(old, lost))
+        old.fate.seal(change if self._config.recovery_policy != "manual" else old.loss())
         old.close()
         old.memberships.publish(old.step_to(new, joined, communicator))
         old.is_succeeded = True
@@ -394,13 +394,3 @@ def _nothing(*_: Any) -> None:
 
 def _nodes(group: Group) -> frozenset[NodeId]:
     return group.matching.members or frozenset()
-
-
-def _manual(old: Branch, lost: dict[int, str]) -> NexarError:
-    """Under the manual policy the user asks for the successor."""
-    rank = next(iter(lost), None)
-    cause = "its link was lost" if rank is None else lost[rank]
-    node = None if rank is None else old.membership.members[rank].node
-    return PeerLost(
-        rank=rank, node=node, cause=f"{cause} (the others went on: comm.shrink() gives the next communicator)"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from nexar.cluster.decisions.resize import Wish
 from nexar.cluster.membership import Member
@@ -40,15 +41,17 @@ class Wishes:
             for node in gone:
                 self._removals.pop(node, None)
 
-    def count(self) -> int:
-        """How many wait."""
+    def wait(self, count: int, timeout: float, is_over: Callable[[], bool]) -> bool:
+        """Until so many wait; False: not in time, or it is over. Whoever ends it calls `look` afterwards."""
         with self._changed:
-            return len(self._waiting)
+            seconds = min(timeout, threading.TIMEOUT_MAX)
+            self._changed.wait_for(lambda: len(self._waiting) >= count or is_over(), seconds)
+            return len(self._waiting) >= count
 
-    def wait(self, count: int, timeout: float) -> bool:
-        """Until so many wait; False: not in time."""
+    def look(self) -> None:
+        """Let who waits see whether it is over. Never blocks."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._waiting) >= count, timeout)
+            self._changed.notify_all()
 
     def mine(self) -> Wish:
         """As the others are told."""

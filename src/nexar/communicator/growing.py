@@ -142,7 +142,7 @@ class Growing(ABC):
     def _agree_on_plan(self, wanted: int, seconds: float) -> Resize:
         """Everybody brings what it knows; rank 0 waits for joiners, if that is wanted."""
         presence, group = self._presence, self._branch.group
-        late = wanted and group.rank == 0 and not presence.wishes.wait(wanted, seconds)
+        late = wanted and group.rank == 0 and not self._joiners_come(wanted, seconds)
         mine = presence.wishes.mine()
         if late:  # the others wait for this rank, and are told
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
@@ -153,6 +153,12 @@ class Growing(ABC):
             raise OperationTimeout(operation="the checkpoint", waiting_for=one_line(complaint), timeout=seconds)
         least, most = config.elastic_min_world_size, config.elastic_max_world_size
         return resize(self._branch.membership, wishes, least=least, most=most)
+
+    def _joiners_come(self, wanted: int, seconds: float) -> bool:
+        """Wait for so many. False: not in time, or this communicator is over; what is called next says why."""
+        wishes, mine, node = self._presence.wishes, self._branch.recall, self._presence.node.recall
+        with mine.waking(wishes.look), node.waking(wishes.look):
+            return wishes.wait(wanted, seconds, lambda: mine.made or node.made)
 
     def _hand_over(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Resize:
         """The lowest rank that stays gives the state to the joiners; who has not got it does not come in."""

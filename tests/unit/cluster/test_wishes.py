@@ -1,5 +1,7 @@
 """What a member brings to the next checkpoint."""
 
+import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from nexar.cluster.decisions.resize import Wish
@@ -10,9 +12,12 @@ from tests.unit.cluster.decisions.parliament import a_member
 TWO = (a_member(8), a_member(9))
 
 
+def never() -> bool:
+    return False
+
+
 def test_it_has_none_at_first() -> None:
     assert Wishes().mine() == Wish()
-    assert Wishes().count() == 0
 
 
 def test_all_that_was_wished_is_brought() -> None:
@@ -28,7 +33,6 @@ def test_who_waits_is_who_waited_last() -> None:
     wishes.set_waiting(TWO)
     wishes.set_waiting(TWO[1:])
     assert wishes.mine().waiting == TWO[1:]
-    assert wishes.count() == 1
 
 
 def test_nobody_asks_for_the_removal_of_who_is_gone() -> None:
@@ -49,8 +53,20 @@ def test_what_was_brought_does_not_change_afterwards() -> None:
 def test_who_waits_for_joiners_is_woken_when_they_have_come() -> None:
     wishes = Wishes()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wishes.wait, 2, PATIENCE)
+        waiting = pool.submit(wishes.wait, 2, PATIENCE, never)
         wishes.set_waiting(TWO[:1])
         wishes.set_waiting(TWO)
         assert waiting.result(PATIENCE)
-    assert not wishes.wait(3, 0.01)
+    assert not wishes.wait(3, 0.01, never)
+
+
+def test_who_waits_for_joiners_is_woken_when_it_is_over() -> None:
+    wishes, over = Wishes(), threading.Event()
+    wishes.set_waiting(TWO)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wishes.wait, 3, math.inf, over.is_set)
+        wishes.look()
+        over.set()
+        wishes.look()
+        assert not waiting.result(PATIENCE)
+    assert wishes.wait(2, PATIENCE, over.is_set)  # they are there

@@ -1,5 +1,6 @@
 """Checkpoints, in a world of threads: nobody comes in there, but everything else is as everywhere."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_with_fewer_than_the_minimum_a_checkpoint_waits_for_joiners() -> None:
         pytest.raises(OperationTimeout, match="1 are needed, 0 wait"),
     ):
         alone.checkpoint(timeout=0.05)
+
+
+def test_who_waits_for_joiners_hears_at_once_that_a_member_was_lost(three: list[Communicator]) -> None:
+    def attempt(comm: Communicator) -> NexarError:
+        if comm.rank == 2:
+            comm.__exit__(RuntimeError, RuntimeError("out of memory"), None)
+            return Cancelled(operation="its own")
+        with pytest.raises(MembershipChanged) as change:
+            comm.grow(2, timeout=math.inf)
+        return change.value
+
+    for change in on_every(three, attempt)[:2]:
+        assert isinstance(change, MembershipChanged)
+        assert "out of memory" in change.lost[2]
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "two", None])

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from nexar.collectives.dump import Dump, describe, encode
 from nexar.collectives.journal import Journal
@@ -46,7 +46,7 @@ class BlackBox:
         self._process: Final = os.getpid()
         self._told: set[type[BaseException]] = set()  # kinds of errors; set methods are atomic
         journal.on_failure = self.failed
-        _boxes.add(self)
+        _boxes[id(self)] = self
 
     @property
     def is_open(self) -> bool:
@@ -74,17 +74,24 @@ def dump_all(reason: str) -> int:
     """Somebody wants to know what every node of this process does. Returns how many there are. Never raises, and may
     be called from a signal handler.
     """
-    nodes = {box.node: box.directory for box in list(_boxes) if box.is_open}
+    nodes = {box.node: box.directory for box in _open_boxes()}
     for node, directory in nodes.items():
         _write(node, directory or USUAL_PLACE, reason)
     return len(nodes)
 
 
-_boxes: Final[WeakSet[BlackBox]] = WeakSet()
+_boxes: Final[WeakValueDictionary[int, BlackBox]] = WeakValueDictionary()  # by id
 _writing: Final = threading.RLock()  # over what follows; a signal handler may come while its thread has it
 _numbers: Final = count(1)
 _written: Final[dict[NodeId, deque[Path]]] = {}
 _last: Final[dict[tuple[NodeId, type[BaseException]], float]] = {}
+
+
+def _open_boxes() -> list[BlackBox]:
+    """Without a lock: one may be made for a successor while calls on the one before fail; to list references is one
+    step.
+    """
+    return [box for each in _boxes.valuerefs() if (box := each()) is not None and box.is_open]
 
 
 def _is_storm(node: NodeId, kind: type[BaseException]) -> bool:
@@ -97,7 +104,7 @@ def _is_storm(node: NodeId, kind: type[BaseException]) -> bool:
 
 def _write(node: NodeId, directory: str, reason: str) -> Path | None:
     """None: it could not be done, and was logged."""
-    flights = [box for box in list(_boxes) if box.node == node and box.is_open]
+    flights = [box for box in _open_boxes() if box.node == node]
     if not flights:
         return None  # closed meanwhile
     try:

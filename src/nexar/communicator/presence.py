@@ -355,6 +355,7 @@ class Presence:
         """Every communicator, and all that watches. Idempotent. The mesh is the caller's to close."""
         self._lookout.close()
         self.recovery.close()
+        self.node.recall.make()  # who makes a communicator may be dialing for it, and is waited for below
         self.ballots.close()
         if self.heartbeat is not None:
             self.heartbeat.close()

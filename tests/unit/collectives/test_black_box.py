@@ -1,6 +1,7 @@
 import gc
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,22 @@ def test_what_is_closed_or_belongs_to_the_parent_process_writes_nothing(
     assert dump_all("asked") == 0
     parents.failed(CollectiveTimeout(operation="barrier", sequence=0, waiting_for="", timeout=1.0))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_finds_its_box_while_others_are_made(tmp_path: Path) -> None:
+    world, done = World(2), threading.Event()
+
+    def make() -> None:
+        while not done.is_set():
+            made = [box(world, None) for _ in range(50)]
+            made.clear()
+
+    makers = threading.Thread(target=make)
+    makers.start()
+    kept = box(world, tmp_path)
+    try:
+        for _ in range(200):
+            assert kept in black_box._open_boxes()
+    finally:
+        done.set()
+        makers.join()

@@ -252,3 +252,13 @@ def test_where_there_is_no_majority_there_is_no_successor(world: World) -> None:
     error = raised(ranks[0].shrink)
     assert isinstance(error, NoQuorum)
     assert list(error.alive) == [0]
+
+
+def test_who_closes_waits_for_no_dial(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = world(1)
+    presence = alone._presence
+    recalled: list[bool] = []
+    close = presence.lineage.close
+    monkeypatch.setattr(presence.lineage, "close", lambda: (recalled.append(presence.node.recall.made), close()))
+    presence.close()
+    assert recalled == [True]

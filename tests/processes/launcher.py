@@ -33,14 +33,14 @@ class Launch:
         )
         self.stdout = self.stderr = ""
 
-    def end(self) -> int:
+    def end(self, patience: float = PATIENCE) -> int:
         """Wait for it; what it wrote is in `stdout` and `stderr` then."""
         try:
-            self.stdout, self.stderr = self.process.communicate(timeout=PATIENCE)
+            self.stdout, self.stderr = self.process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            said = "\n".join(self.process.communicate(timeout=PATIENCE))
-            raise AssertionError(f"{self.process.args} has not ended in {PATIENCE} s; it said:\n{said}") from None
+            said = "\n".join(text or "" for text in self.process.communicate(timeout=PATIENCE))
+            raise AssertionError(f"{self.process.args} has not ended in {patience} s; it said:\n{said}") from None
         return self.process.returncode
 
     def __enter__(self) -> Self:

@@ -103,6 +103,8 @@ def told(mistake: str, comm: nexar.Communicator) -> dict[str, object]:
     except nexar.NexarError as error:
         facts["error"], facts["text"] = type(error).__name__, str(error)
         facts["ranks"] = [getattr(each, "rank", each) for each in _named(error)]
+        if isinstance(error, nexar.MembershipChanged):
+            facts["next"] = error.communicator.all_reduce(1)
     facts["seconds"] = time.monotonic() - begin
     try:
         facts["after"] = comm.all_reduce(1, timeout=5)
@@ -112,6 +114,8 @@ def told(mistake: str, comm: nexar.Communicator) -> dict[str, object]:
 
 
 def _named(error: nexar.NexarError) -> list[object]:
+    if isinstance(error, nexar.MembershipChanged):
+        return list(error.lost)
     found: object = (
         getattr(error, "ranks", None) or getattr(error, "waiting_for", None) or [getattr(error, "rank", None)]
     )

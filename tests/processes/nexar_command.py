@@ -25,11 +25,11 @@ class Python(Launch):
     program: Sequence[str] = (sys.executable,)
 
 
-def introductions(*ran: Launch) -> dict[int, dict[str, Any]]:
+def introductions(*ran: Launch, patience: float = PATIENCE) -> dict[int, dict[str, Any]]:
     """Wait for these to end well; what their ranks have printed, by rank."""
     found: dict[int, dict[str, Any]] = {}
     for each in ran:
-        assert each.end() == 0, each.stderr
+        assert each.end(patience) == 0, each.stderr
         for line in each.stdout.splitlines():
             facts = json.loads(line[line.index("{") :])
             assert facts["rank"] not in found, "two processes have the same rank"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nexar
+from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.testing.availability import why_absent
 from tests.leaks import Stock, leaked_since
 from tests.processes.launcher import await_files
@@ -85,11 +86,16 @@ def test_ranks_use_the_transports_they_are_told_to(start, schemes):
     assert set(found[0]["links"]["1"]) == set(found[1]["links"]["0"]) == set(schemes.split(","))
 
 
+@pytest.mark.timeout(130)
 def test_sixteen_ranks_open_links_when_they_use_them(start):
-    found = introductions(start(Nexar, "run", "-n", 16, INTRODUCE))
+    found = introductions(start(Nexar, "run", "-n", 16, INTRODUCE, "--barrier"), patience=120)
     assert sorted(found) == list(range(16))
-    ends = sum(len(facts["links"]) for facts in found.values())
-    assert ends <= 2 * 16  # of 240
+    for (
+        rank,
+        facts,
+    ) in found.items():  # to neighbours on the ring, to who watches it or is watched by it, for the barrier
+        needed = {*watchers(16, rank), *watched(16, rank), *((rank + step) % 16 for step in (-4, 4))}
+        assert {int(peer) for peer in facts["links"]} <= needed
 
 
 # -- several launchers -----------------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ CALLS = {
 Told = dict[str, list[dict[str, Any]]]
 
 
-def make(ways: str, tmp_path: Any, *mistakes: str) -> Told:
+def make(ways: str, tmp_path: Any, *mistakes: str, **variables: str) -> Told:
     """What each rank said to each mistake."""
-    with Nexar("run", "-n", 2, MISTAKE, *mistakes, cwd=tmp_path, NEXAR_TRANSPORTS=ways) as ran:
+    with Nexar("run", "-n", 2, MISTAKE, *mistakes, cwd=tmp_path, NEXAR_TRANSPORTS=ways, **variables) as ran:
         code = ran.end()
         assert code == 0, ran.stderr
         return _by_mistake(ran)
@@ -67,8 +67,18 @@ def test_who_comes_too_late_is_named_and_the_next_call_works(told: Told) -> None
 
 
 @pytest.mark.parametrize("ways", ["shm,tls", "tls"])
-def test_who_is_killed_is_named_at_once(ways: str, tmp_path: Any) -> None:
+def test_who_is_killed_is_named_at_once_and_the_other_goes_on(ways: str, tmp_path: Any) -> None:
     (survivor,) = make(ways, tmp_path, "killed")["killed"]
+    assert survivor["error"] == "MembershipChanged", survivor
+    assert survivor["ranks"] == [1]
+    assert survivor["seconds"] < SOON
+    assert survivor["after"] == "MembershipChanged"
+    assert survivor["next"] == 1  # the sum of those who are left
+
+
+@pytest.mark.parametrize("ways", ["shm,tls", "tls"])
+def test_who_is_killed_is_named_at_once_under_the_manual_policy(ways: str, tmp_path: Any) -> None:
+    (survivor,) = make(ways, tmp_path, "killed", NEXAR_RECOVERY_POLICY="manual")["killed"]
     assert survivor["error"] == "PeerLost", survivor
     assert survivor["ranks"] == [1]
     assert survivor["seconds"] < SOON

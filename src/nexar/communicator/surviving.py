@@ -15,7 +15,8 @@ from nexar.communicator.health import Health, health
 from nexar.communicator.objects import decode_object, encode_object
 from nexar.communicator.presence import Presence
 from nexar.communicator.resilient import Team
-from nexar.errors import NoQuorum, OperationTimeout, UsageError
+from nexar.communicator.values import ObjectError
+from nexar.errors import NoQuorum, OperationTimeout, PeerMisbehaved, UsageError
 from nexar.group import deadline_after
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import MAX_MESSAGE_BYTES
@@ -95,6 +96,7 @@ class Surviving(ABC):
         majority of this communicator's members lives. A rank that calls it late gets the same answer.
 
         `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
+        PeerMisbehaved: a member brought what is no value, and that was chosen.
         """
         config = self._presence.node.config
         seconds = config.recovery_timeout if timeout is None else timeout
@@ -108,8 +110,7 @@ class Surviving(ABC):
             group.progress.wait((agreed,), deadline_after(seconds))
         except OperationTimeout as late:
             raise self._no_majority(instance, seconds) from late
-        chosen = msgspec.msgpack.decode(agreed.value(), type=list[bytes])
-        return decode_object([memoryview(part) for part in chosen])
+        return _read(agreed.value(), agreed.name)
 
     def _no_majority(self, instance: tuple[int, int, int], seconds: float) -> NoQuorum | OperationTimeout:
         members = self._branch.membership
@@ -124,6 +125,15 @@ class Surviving(ABC):
             for node in self._presence.ballots.missing(instance)
         ]
         return OperationTimeout(operation=f"agree #{instance[2]}", waiting_for=missing, timeout=seconds)
+
+
+def _read(chosen: bytes, operation: str) -> Any:
+    """Who brought it is not known: a value that was chosen has no name on it."""
+    try:
+        parts = msgspec.msgpack.decode(chosen, type=list[bytes])
+        return decode_object([memoryview(part) for part in parts])
+    except (msgspec.MsgspecError, ObjectError, UsageError) as error:
+        raise PeerMisbehaved(what=f"what was chosen in {operation} is no value: {error}") from error
 
 
 def _not_watched(_: NodeId) -> None:

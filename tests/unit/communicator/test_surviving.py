@@ -13,7 +13,17 @@ from nexar.communicator.events import MembershipEvent
 from nexar.communicator.local import local_communicators
 from nexar.communicator.resilient import Team
 from nexar.config import Config
-from nexar.errors import MembershipChanged, NexarError, NoQuorum, OperationTimeout, PeerLost, Revoked, UsageError
+from nexar.errors import (
+    MembershipChanged,
+    NexarError,
+    NoQuorum,
+    OperationTimeout,
+    PeerLost,
+    PeerMisbehaved,
+    Revoked,
+    UsageError,
+)
+from nexar.wire.messages import Chosen
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually
 
@@ -151,6 +161,18 @@ def test_a_value_that_is_too_large_is_refused_before_anybody_hears_of_it(world: 
     with pytest.raises(UsageError, match="bytes; a value may have up to"):
         ranks[0].agree(bytes(2 << 20))
     assert on_every(ranks, lambda comm: comm.agree("small")) == ["small", "small"]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"junk", b"\x80", b"\x90", b"\x91\xc4\x01\x07", b"\x91\xc4\x02\x01\xc1", b"\x91\xc4\x01\x02"]
+)
+def test_it_is_said_if_a_member_had_chosen_what_is_no_value(world: World, junk: bytes) -> None:
+    ranks = world(2)
+    ranks[0]._presence.ballots.hear(ranks[0].membership.members[1].node, Chosen((0, 1, 1), junk))
+    error = raised(lambda: ranks[0].agree("value", timeout=PATIENCE))
+    assert isinstance(error, PeerMisbehaved)
+    assert "what was chosen in agree #1 is no value" in str(error)
+    assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
 def test_agreements_of_a_part_are_its_own(world: World) -> None:

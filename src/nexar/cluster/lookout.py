@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import Finding, Known
+from nexar.cluster.decisions.formed_cluster import LINE_BROKE
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Probed
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
@@ -90,8 +91,9 @@ class Lookout:
 
     def told_of(self, node: NodeId, cause: str) -> None:
         """A launcher, or the seed, has seen a member's end."""
-        with self._lock:
-            self._words[node] = cause
+        if not cause.startswith(LINE_BROKE):
+            with self._lock:
+                self._words[node] = cause
         self._look_into(node, cause)
 
     def found(self, finding: Finding) -> None:

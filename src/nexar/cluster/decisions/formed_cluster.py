@@ -38,6 +38,8 @@ from nexar.types import NodeId, Rank, format_node
 from nexar.wire.handshake import Hello
 from nexar.wire.joining import Apply, Current, Died, JoinMessage, Reserve, Waiting
 
+LINE_BROKE: Final = "its line to the seed broke"
+"""The seed's own hint that a member may be gone: who knows more, says more."""
 _REPLACED: Final = "the node has come back on another connection"
 _NOBODY: Final = "every member has left or died: nobody is left who could let it in"
 _BEHIND: Final = "the seed does not know the newest membership yet; try again"
@@ -182,7 +184,7 @@ class FormedCluster:
         elif self._members.get(node) is guest:
             del self._members[node]
             self._register.set_present(node, present=False)
-            cause = f"its line to the seed broke: {reason}"
+            cause = f"{LINE_BROKE}: {reason}"
             hint = [] if kind == "left" else self._hint(node, cause)
             return [*hint, *self._do(self._seat.lost(node, cause, now)), *self._send_away()]
         return []

@@ -85,8 +85,11 @@ def encode(body: Body) -> memoryview:
         return memoryview(front + bytes(body.pieces[0]) if sizes else front)
     row = allocate(end)
     row[: len(front)] = front
+    filled = len(front)
     for start, piece in zip(starts, body.pieces, strict=True):
-        copy(piece, row[start : start + len(piece)])
+        row[filled:start] = bytes(start - filled)  # what lay here before is nobody's business
+        filled = start + len(piece)
+        copy(piece, row[start:filled])
     return row
 
 

@@ -53,6 +53,18 @@ def test_several_pieces_lie_aligned_so_that_arrays_can_be_used_where_they_are() 
     assert bytes(row).index(b"z") % 64 == 0
 
 
+def test_what_lay_in_the_memory_before_is_not_sent() -> None:
+    used = [bytearray(b"secret" * 50) for _ in range(50)]
+    pieces = [memoryview(b"abc"), memoryview(b"d"), memoryview(b"e")]
+    rows = []
+    while used:
+        used.pop()
+        rows.append(bytes(encode(Body(What.RETURNED, "odd", pieces=pieces))))
+    assert len(set(rows)) == 1
+    between = rows[0][rows[0].index(b"abc") + 3 : rows[0].index(b"d", rows[0].index(b"abc"))]
+    assert between == bytes(len(between))
+
+
 def test_a_body_above_the_limit_is_refused() -> None:
     half = memoryview(bytearray(MAX_BODY_BYTES // 2))
     with pytest.raises(ValueError, match="256 MiB"):

@@ -102,7 +102,7 @@ def test_a_peer_that_never_answers_costs_no_more_than_the_deadline(pair: Meshes)
 def test_a_connection_that_breaks_at_once_is_a_failure_at_once(pair: Meshes) -> None:
     """Before the first word, or behind it: as it happens."""
     pair.faults.add(pair.on_way(Cut, LOW, HIGH))
-    with pytest.raises(PeerLost, match="(cannot connect|the connection broke at once): the connection was cut"):
+    with pytest.raises(PeerLost, match=r"(cannot connect|the connection broke at once): the connection was cut"):
         pair.link(LOW, HIGH)
 
 

@@ -81,7 +81,7 @@ class Surviving(ABC):
         For the manual policy, or after `revoke`. NoQuorum, RecoveryTimeout: there is none (yet). This communicator is
         over then: every later call on it says so.
         """
-        seconds = self._presence.node.config.recovery_timeout if timeout is None else timeout
+        seconds = self._allowed(timeout)
         made: Communicator = self._presence.succeed(self._branch, deadline_after(seconds), seconds)
         return made
 
@@ -89,6 +89,7 @@ class Surviving(ABC):
         """Declare this communicator over, on all ranks: every pending and later call on it raises Revoked. Go on with
         `shrink()`.
         """
+        self._allowed(None)
         self._presence.revoke(self._branch, self._branch.group.rank, reason or "no reason was given")
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
@@ -98,8 +99,7 @@ class Surviving(ABC):
         `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
         PeerMisbehaved: a member brought what is no value, and that was chosen.
         """
-        config = self._presence.node.config
-        seconds = config.recovery_timeout if timeout is None else timeout
+        seconds = self._allowed(timeout)
         mine = msgspec.msgpack.encode([bytes(part) for part in encode_object(value)])
         if len(mine) > _LARGEST_VALUE:
             raise UsageError(f"agree(value): {len(mine)} bytes; a value may have up to {_LARGEST_VALUE}")
@@ -111,6 +111,17 @@ class Surviving(ABC):
         except OperationTimeout as late:
             raise self._no_majority(instance, seconds) from late
         return _read(agreed.value(), agreed.name)
+
+    def _allowed(self, timeout: Any) -> float:
+        """Seconds for what is possible on a communicator that is over, too. UsageError for what is no timeout, on a
+        closed node and in a forked child.
+        """
+        self._branch.group.progress.check()
+        if timeout is None:
+            return self._presence.node.config.recovery_timeout
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
+        return float(timeout)
 
     def _no_majority(self, instance: tuple[int, int, int], seconds: float) -> NoQuorum | OperationTimeout:
         members = self._branch.membership

@@ -175,6 +175,25 @@ def test_it_is_said_if_a_member_had_chosen_what_is_no_value(world: World, junk: 
     assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
+def test_what_is_no_timeout_is_refused_before_anybody_hears_of_the_call(world: World, timeout: Any) -> None:
+    ranks = world(2)
+    for call in (lambda: ranks[0].agree("early", timeout=timeout), lambda: ranks[0].shrink(timeout=timeout)):
+        with pytest.raises(UsageError, match="leaves no time"):
+            call()
+    assert on_every(ranks, lambda comm: comm.agree("value")) == ["value", "value"]
+    assert [comm.epoch for comm in ranks] == [1, 1]
+    assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_on_a_closed_node_nothing_is_agreed_on_revoked_or_followed() -> None:
+    with local_communicators(1) as (comm,):
+        assert comm.agree("open") == "open"
+    for call in (lambda: comm.agree(1), comm.revoke, comm.shrink):
+        with pytest.raises(UsageError, match="this node is closed"):
+            call()
+
+
 def test_agreements_of_a_part_are_its_own(world: World) -> None:
     ranks = world(4)
     parts = on_every(ranks, lambda comm: comm.split(comm.rank // 2))

@@ -17,6 +17,7 @@ from nexar.cluster.worker import Joined, Place, Worker
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.presence import Presence
+from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.config import Config
 from nexar.errors import LinkClosed, PeerLost, UsageError
@@ -92,10 +93,10 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
     """The first communicator. Whoever dies while it is made is removed like anybody else, under the automatic policy,
     and the others begin with the next membership. So does who finds that a change has come first.
     """
-    joining, config = membership.epoch > 1, presence.node.config
+    completed, config = NEWCOMER if membership.epoch > 1 else None, presence.node.config
     while True:
         try:
-            return presence.lineage.begin(membership, WORLD, deadline, joining=joining)
+            return presence.lineage.begin(membership, WORLD, deadline, completed=completed)
         except (PeerLost, LinkClosed) as error:
             if isinstance(error, PeerLost) and config.recovery_policy != "automatic":
                 raise
@@ -103,7 +104,8 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
             later = presence.lineage.wait_for_epoch(membership.epoch + 1, time.monotonic() + patience)
             if later is None:
                 raise
-            membership, joining = later, True
+            completed = Completed(membership.epoch, NOTHING)  # others may have had that one, and called something on it
+            membership = later
             deadline = max(deadline, deadline_after(config.recovery_timeout))
 
 

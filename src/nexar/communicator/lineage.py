@@ -26,7 +26,7 @@ from nexar.communicator.attempts import Attempts
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.fate import Fate
 from nexar.communicator.maker import Maker
-from nexar.communicator.settling import ANYTHING, NOTHING
+from nexar.communicator.settling import ANYTHING, NOTHING, Completed
 from nexar.errors import (
     Expelled,
     LinkClosed,
@@ -75,12 +75,15 @@ class Lineage:
 
     # -- making, by the user's threads -----------------------------------------------------------------------
 
-    def begin(self, membership: Membership, communicator: int, deadline: float, *, joining: bool = False) -> Branch:
-        """The first generation of a communicator that this node has, together with its members; `joining`: others of
-        them may have had an earlier one. PeerLost, OperationTimeout; LinkClosed: a change came first, and some of them
-        may have heard of it while they made this. Raises what ended all of them.
+    def begin(
+        self, membership: Membership, communicator: int, deadline: float, *, completed: Completed | None = None
+    ) -> Branch:
+        """The first generation of a communicator that this node has, together with its members. `completed`: others of
+        them may have had an earlier one, and this is how far this node came in that. PeerLost, OperationTimeout;
+        LinkClosed: a change came first, and some of them may have heard of it while they made this. Raises what ended
+        all of them.
         """
-        branch, _ = self._make(membership, communicator, deadline, ANYTHING if joining else None)
+        branch, _ = self._make(membership, communicator, deadline, completed)
         self.opened(branch)
         with self._changed:
             end, changes, closed = self._end, list(self._changes), self._closed
@@ -280,7 +283,7 @@ class Lineage:
         if hopeless:
             branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=self._config.recovery_timeout))
             return
-        completed = branch.assembly.journal.completed
+        completed = Completed(branch.membership.epoch, branch.assembly.journal.completed)
         deadline = time.monotonic() + self._config.recovery_timeout
         made, least = self._make(target, branch.communicator, deadline, completed)
         made.inherit(branch)
@@ -302,7 +305,7 @@ class Lineage:
         self._hand_over(branch, made, changes, None if least in (NOTHING, ANYTHING) else least)
 
     def _make(
-        self, membership: Membership, communicator: int, deadline: float, completed: int | None
+        self, membership: Membership, communicator: int, deadline: float, completed: Completed | None
     ) -> tuple[Branch, int]:
         """See Maker. Ends with LinkClosed when a change comes that concerns it: those who have heard of that change do
         not take part any more, and nobody is to wait for them. Raises what ended all of them.

@@ -13,7 +13,7 @@ from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.journal import Journal
 from nexar.communicator.branch import WORLD, Branch
-from nexar.communicator.settling import ANYTHING, settle
+from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
 from nexar.config import Config
 from nexar.errors import UsageError
@@ -37,12 +37,12 @@ class Maker:
         membership: Membership,
         communicator: int,
         deadline: float,
-        completed: int | None = None,
+        completed: Completed | None = None,
         begun: Callable[[Group], None] | None = None,
     ) -> tuple[Branch, int]:
         """One generation, that of the membership's epoch, together with all its members. `completed`: it succeeds
-        another one, and this is what this member has completed in that; the least of all is returned. `begun` is told
-        of the group: who closes it meanwhile ends the making.
+        another one, and this is what this member has completed in that; what all have is returned. `begun` is told of
+        the group: who closes it meanwhile ends the making.
 
         PeerLost, OperationTimeout: a member did not take part in time; nothing is left behind then.
         """

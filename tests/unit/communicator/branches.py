@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from nexar.cluster.membership import Membership
 from nexar.communicator.branch import Branch
-from nexar.communicator.settling import ANYTHING
+from nexar.communicator.settling import ANYTHING, Completed
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from tests.unit.communicator.scripted import membership
@@ -92,7 +92,7 @@ class FakeMaker:
         members: Membership,
         communicator: int,
         deadline: float,
-        completed: int | None = None,
+        completed: Completed | None = None,
         begun: Callable[[Any], None] | None = None,
     ) -> tuple[Branch, int]:
         group = FakeGroup(members, communicator, self.me)
@@ -107,5 +107,5 @@ class FakeMaker:
             raise self.failures.pop(0)
         made = Branch(cast(Any, FakeAssembly(group, self.completed)), group.close)
         self.made.append(made)
-        least = ANYTHING if completed is None else completed
+        least = ANYTHING if completed is None else completed.number
         return made, least if self.least is None else min(least, self.least)

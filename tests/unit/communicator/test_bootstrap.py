@@ -5,6 +5,7 @@ import pytest
 
 from nexar.cluster.membership import Member, Membership
 from nexar.communicator.bootstrap import begin_world
+from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
 from nexar.group import deadline_after
@@ -21,10 +22,10 @@ class Script:
     def __init__(self, *tries: NexarError | None, chosen: int = 1) -> None:
         self._tries = list(tries)
         self._world = replace(FIRST, epoch=chosen)
-        self.begun: list[tuple[int, bool]] = []
+        self.begun: list[tuple[int, Completed | None]] = []
 
-    def begin(self, membership: Membership, communicator: int, deadline: float, *, joining: bool = False) -> str:
-        self.begun.append((membership.epoch, joining))
+    def begin(self, membership: Membership, communicator: int, deadline: float, *, completed: Completed | None) -> str:
+        self.begun.append((membership.epoch, completed))
         outcome = self._tries.pop(0)
         if outcome is not None:
             raise outcome
@@ -42,13 +43,13 @@ def begin(script: Script, membership: Membership = FIRST, **settings: object) ->
 def test_who_is_overtaken_by_a_change_begins_with_the_next_membership() -> None:
     script = Script(OVERTAKEN, None, chosen=5)
     assert begin(script, replace(FIRST, epoch=4)) == "the world of epoch 5"
-    assert script.begun == [(4, True), (5, True)]
+    assert script.begun == [(4, NEWCOMER), (5, Completed(4, NOTHING))]
 
 
 def test_who_loses_a_member_while_the_first_is_made_begins_without_it() -> None:
     script = Script(LOST, None, chosen=2)
     assert begin(script) == "the world of epoch 2"
-    assert script.begun == [(1, False), (2, True)]
+    assert script.begun == [(1, None), (2, Completed(1, NOTHING))]
 
 
 def test_under_the_manual_policy_a_loss_is_told_and_being_overtaken_is_not() -> None:

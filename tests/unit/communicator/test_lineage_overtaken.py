@@ -6,6 +6,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.local import local_communicators
+from nexar.communicator.settling import NEWCOMER
 from nexar.config import Config
 from nexar.errors import Expelled, LinkClosed, NexarError
 from nexar.group import deadline_after
@@ -38,7 +39,7 @@ class Making:
     def _make(self) -> None:
         comm = self._comm
         try:
-            lineage_of(comm).begin(comm.membership, OTHER, deadline_after(10 * PATIENCE), joining=True)
+            lineage_of(comm).begin(comm.membership, OTHER, deadline_after(10 * PATIENCE), completed=NEWCOMER)
         except NexarError as error:
             self.raised = error
 

@@ -5,6 +5,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.communicator.maker import Maker
+from nexar.communicator.settling import Completed
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.group import deadline_after
@@ -41,7 +42,10 @@ def test_what_it_makes_is_independent_and_closed_alone(pair: list[Communicator])
 
 def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communicator]) -> None:
     made = on_every(
-        pair, lambda comm: maker_of(comm).make(comm.membership, 77, deadline_after(PATIENCE), completed=5 + comm.rank)
+        pair,
+        lambda comm: maker_of(comm).make(
+            comm.membership, 77, deadline_after(PATIENCE), completed=Completed(1, 5 + comm.rank)
+        ),
     )
     assert [least for _, least in made] == [5, 5]
     for branch, _ in made:
@@ -51,7 +55,13 @@ def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communi
 def test_who_closes_the_group_meanwhile_ends_the_making_and_nothing_is_left(pair: list[Communicator]) -> None:
     maker = maker_of(pair[0])
     with pytest.raises(LinkClosed):
-        maker.make(pair[0].membership, 77, deadline_after(PATIENCE), completed=1, begun=lambda group: group.close())
+        maker.make(
+            pair[0].membership,
+            77,
+            deadline_after(PATIENCE),
+            completed=Completed(1, 1),
+            begun=lambda group: group.close(),
+        )
     assert opened(maker) == 1
 
 

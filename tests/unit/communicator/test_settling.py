@@ -7,7 +7,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
-from nexar.communicator.settling import ANYTHING, NOTHING, SEQUENCE, settle
+from nexar.communicator.settling import ANYTHING, NEWCOMER, NOTHING, SEQUENCE, Completed, settle
 from nexar.config import Config
 from nexar.errors import OperationTimeout, PeerMisbehaved
 from nexar.group import deadline_after
@@ -24,17 +24,25 @@ def test_everybody_learns_the_least_whoever_has_it(size: int) -> None:
 
             def run(comm: Communicator, lowest: int = lowest) -> int:
                 mine = 3 if comm.rank == lowest else 10 + comm.rank
-                return settle(comm._group, mine, deadline_after(PATIENCE))
+                return settle(comm._group, Completed(1, mine), deadline_after(PATIENCE))
 
             assert on_every(world, run) == [3] * size
 
 
-def test_who_has_finished_nothing_and_who_was_not_there_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([NEWCOMER, Completed(1, 7), NEWCOMER], 7),
+        ([NEWCOMER, Completed(1, NOTHING), NEWCOMER], NOTHING),
+        ([NEWCOMER] * 3, ANYTHING),
+        ([Completed(4, 7), Completed(4, 9), NEWCOMER], 7),
+        ([Completed(3, 57), Completed(4, 0), Completed(3, 57)], NOTHING),  # the second made what the others skipped
+    ],
+)
+def test_who_was_not_there_and_who_comes_from_elsewhere_are_told_apart(said: list[Completed], told: int) -> None:
     with local_communicators(3, Config()) as world:
-        said = [ANYTHING, 7, ANYTHING]
-        assert on_every(world, lambda comm: settle(comm._group, said[comm.rank], deadline_after(PATIENCE))) == [7] * 3
-        said[1] = NOTHING
-        assert on_every(world, lambda comm: settle(comm._group, said[comm.rank], deadline_after(PATIENCE))) == [-1] * 3
+        found = on_every(world, lambda comm: settle(comm._group, said[comm.rank], deadline_after(PATIENCE)))
+    assert found == [told] * 3
 
 
 def test_nobody_returns_before_everybody_has_come() -> None:
@@ -47,7 +55,7 @@ def test_nobody_returns_before_everybody_has_come() -> None:
         come.add(comm.rank)
         if len(come) == 4:
             others_came.set()
-        settle(comm._group, 0, deadline_after(PATIENCE))
+        settle(comm._group, Completed(1, 0), deadline_after(PATIENCE))
         return len(come)
 
     with local_communicators(5, Config()) as world:
@@ -57,7 +65,7 @@ def test_nobody_returns_before_everybody_has_come() -> None:
 def test_who_waits_in_vain_is_told_for_whom() -> None:
     with local_communicators(2, Config()) as (left, _):
         with pytest.raises(OperationTimeout) as raised:
-            settle(left._group, 0, time.monotonic() + 0.05)
+            settle(left._group, Completed(1, 0), time.monotonic() + 0.05)
         assert [peer.rank for peer in raised.value.waiting_for] == [1]
 
 
@@ -67,5 +75,5 @@ def test_who_says_something_that_is_no_number_is_named() -> None:
         assert collective_tag(SEQUENCE, 0) != collective_tag(SEQUENCE, 1)
         right._group.post_send(0, memoryview(b"seven"), deadline_after(PATIENCE), about=about)
         with pytest.raises(PeerMisbehaved, match="no number") as raised:
-            settle(left._group, 0, deadline_after(PATIENCE))
+            settle(left._group, Completed(1, 0), deadline_after(PATIENCE))
         assert raised.value.rank == 1

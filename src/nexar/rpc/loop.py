@@ -58,8 +58,14 @@ class Loop:
             )  # fmt: skip
 
     def _run(self) -> None:
+        """A function that stops the loop, or wants to end the process, does not end the others."""
+        end = self._loop.create_task(self._until_told())
+        end.add_done_callback(lambda _: self._loop.stop())
         try:
-            self._loop.run_until_complete(self._until_told())
+            while not end.done():
+                with suppress(SystemExit, KeyboardInterrupt):  # its task has it, too, and its caller is told
+                    self._loop.run_forever()
+            end.result()
         finally:
             self._loop.close()
 

@@ -51,6 +51,40 @@ def test_closing_cancels_what_runs_and_leaves_no_thread() -> None:
     loop.close(PATIENCE)
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_who_wants_to_end_the_process_ends_only_itself(end: type[BaseException]) -> None:
+    loop = Loop("test")
+    errors: list[BaseException | None] = []
+    ended = threading.Event()
+
+    async def work() -> None:
+        raise end
+
+    def told(task: asyncio.Task[None]) -> None:
+        errors.append(task.exception())
+        ended.set()
+
+    def begin() -> None:
+        loop.start(work(), told)
+
+    loop.soon(begin)
+    assert ended.wait(PATIENCE)
+    assert [type(error) for error in errors] == [end]
+    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE), "others go on"
+    loop.close(PATIENCE)
+
+
+def test_who_stops_the_loop_stops_nobody() -> None:
+    loop = Loop("test")
+
+    async def work() -> None:
+        asyncio.get_running_loop().stop()
+
+    assert started(loop, work).wait(PATIENCE)
+    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE)
+    loop.close(PATIENCE)
+
+
 def test_a_loop_that_is_blocked_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop("stubborn")
     go, begun = threading.Event(), threading.Event()

@@ -205,10 +205,17 @@ class Lookout:
             self._lose(node, _RAISED + goodbye.traceback[-room:])  # its last lines say most
 
     def _lose(self, node: NodeId, cause: str) -> None:
-        """Everything that waits for it ends now: QUIC would not say for a long time that nobody is there."""
+        """Everything that waits for it ends now: QUIC would not say for a long time that nobody is there. Hints follow
+        one another, of its link, its line, its launcher: users hear of one loss once, and of nobody's who has been
+        removed meanwhile.
+        """
+        if self._mesh.circle.find(node) is None:
+            return
         with self._lock:
+            is_news = node not in self._lost
             self._lost.add(node)
-        self._noticed(node, "lost", cause)
+        if is_news:
+            self._noticed(node, "lost", cause)
         self._tell(Lost(node, cause[:MAX_CAUSE_CHARACTERS]))
         link = self._mesh.links().get(node)
         if link is not None:

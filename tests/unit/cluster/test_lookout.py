@@ -165,6 +165,21 @@ def test_what_waits_for_a_lost_member_ends_now_and_the_end_of_its_link_is_no_new
     assert len(scene.told) == 1
 
 
+def test_users_hear_once_of_a_loss_however_many_tell_of_it_and_again_when_it_was_back(scene: Scene) -> None:
+    scene.reachable = SILENT
+    for _ in range(2):
+        scene.lookout.line_ended(PEER, "its death line ended")
+        scene.work()
+        scene.lookout.told_of(PEER, "it was killed by SIGKILL")
+        scene.work()
+        assert [state for _, state, _ in scene.noticed] == ["lost"]
+        scene.noticed.clear()
+        scene.lookout._find(PEER)
+    scene.lookout.missed(STRANGER, "it was a member when somebody asked")
+    scene.lookout._lose(STRANGER, "it is no member any more")
+    assert scene.noticed == []
+
+
 # ---------------------------------------------------------------- goodbyes
 
 

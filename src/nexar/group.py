@@ -70,7 +70,7 @@ class Group:
         if dest == self.rank:
             return self._send_to_myself(data, shape, about)
         link = self.mesh.link(self._nodes[dest], deadline)
-        return link.post_send(self.communicator, data, shape=shape, about=about)
+        return link.post_send(self.communicator, data, shape=shape, about=about, matching=self.matching)
 
     def post_receive(
         self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0, ask: Asking = Receive

@@ -1,12 +1,13 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import LinkClosed, OperationTimeout, UsageError
+from nexar.errors import LinkClosed, OperationTimeout, Revoked, UsageError
 from nexar.group import Group, deadline_after
 from nexar.links.sending import About
 from nexar.types import ANY_SOURCE, ANY_TAG
@@ -57,6 +58,23 @@ def test_what_one_sends_to_oneself_is_copied(groups: list[Group]) -> None:
     groups[0].post_send(0, memoryview(data), deadline_after(PATIENCE), about=TAGGED)
     data[:] = b"x" * len(data)
     assert receive(groups[0], 0) == bytes(200_000)
+
+
+def test_what_an_old_generation_still_sends_is_never_taken_for_the_next_ones(groups: list[Group]) -> None:
+    """Who is in the middle of a call may come to its next message after others have begun the next generation."""
+    later = [
+        Group(old.node, old.mesh, replace(old.membership, epoch=2), old.communicator, generation=2) for old in groups
+    ]
+    for size in (5, 1_000_000):
+        with pytest.raises(Revoked, match="generation 2 has begun"):
+            groups[0].post_send(1, memoryview(bytes(size)), deadline_after(PATIENCE), about=TAGGED)
+    sent = later[0].post_send(1, memoryview(b"hello"), deadline_after(PATIENCE), about=TAGGED)
+    later[0].wait((sent,), deadline_after(PATIENCE))
+    assert receive(later[1], 0) == b"hello"
+    for group in later:
+        group.close()
+    with pytest.raises(Revoked, match="generation 2 has begun"):  # though none is open now
+        groups[0].post_send(1, memoryview(b"late"), deadline_after(PATIENCE), about=TAGGED)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 1.0, "0", None])

@@ -122,8 +122,15 @@ class Line:
         """The carrier that an envelope names."""
         return self._by_number.get(number)
 
-    def flow(self, communicator: int) -> Flow:
-        """The flow to send on. Raises if the communicator is not open, or its flow with this peer is over."""
+    def flow(self, communicator: int, matching: Matching | None = None) -> Flow:
+        """The flow to send on. Raises if the communicator is not open, or its flow with this peer is over.
+
+        `matching`: who sends belongs to this generation. If that is over it raises what ended it: a frame must never
+        pass for one of the next.
+        """
+        error = None if matching is None else matching.lost(self.peer)
+        if error is not None:
+            raise copy(error)
         flow = self.flows.get(communicator)
         return flow if flow is not None else self._begin_sending(communicator)
 

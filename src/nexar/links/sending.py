@@ -12,6 +12,7 @@ from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.flow import Flow
 from nexar.links.lanes import admits
 from nexar.links.line import Line
+from nexar.links.matching import Matching
 from nexar.links.message import row_of
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.send import Send
@@ -72,7 +73,13 @@ class Sending:
         self.stalls = 0  # sends that had to wait for credit
 
     def post(
-        self, communicator: int, data: memoryview, *, shape: tuple[int, ...] = (), about: About = PLAIN
+        self,
+        communicator: int,
+        data: memoryview,
+        *,
+        shape: tuple[int, ...] = (),
+        about: About = PLAIN,
+        matching: Matching | None = None,
     ) -> Operation:
         """Send one message. See Link.post_send, which is this."""
         if data.__class__ is not memoryview or data.format != "B" or data.ndim != 1:
@@ -87,7 +94,9 @@ class Sending:
         try:
             with self.lock:
                 carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
-                flow = line.flows.get(communicator) or line.flow(communicator)
+                flow = line.flows.get(communicator)
+                if flow is None or (matching is not None and flow.matching is not matching):
+                    flow = line.flow(communicator, matching)
                 # Packed before anything is counted: a number taken and not sent would be waited for.
                 header = pack_header(
                     VERSION, _EAGER, lane, line.number, space, dtype, len(shape), operation, reduce_op, way,

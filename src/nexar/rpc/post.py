@@ -8,6 +8,7 @@ from typing import Final
 
 from nexar.errors import NexarError
 from nexar.group import Group
+from nexar.links.matching import Matching
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.sending import About
 from nexar.rpc.exchange import Desk, exchange_id
@@ -23,6 +24,9 @@ class Post:
         self._group = group
         self._desk = desk
         self._communicator: Final = exchange_id(group.communicator)
+        self.exchange: Matching | None = None
+        """Where the group's calls meet: what is sent when that is over passes for nobody else's. Written once, before
+        anybody calls."""
 
     def send(self, node: NodeId, space: int, number: int, row: memoryview, deadline: float) -> Operation:
         """Opens the link if there is none yet, until the deadline. A long row is used until it is sent: leave it alone.
@@ -32,7 +36,8 @@ class Post:
         group = self._group
         if node != group.node.id:
             link = group.mesh.link(node, deadline)
-            return link.post_send(self._communicator, row, about=About(space=space, tag=number))
+            about = About(space=space, tag=number)
+            return link.post_send(self._communicator, row, about=about, matching=self.exchange)
         group.progress.check()
         with group.router.lock:
             self._desk.took(node, space, number, memoryview(bytearray(row)))  # its own copy, as on every other way

@@ -43,6 +43,7 @@ class RemoteCalls:
         self._exchange: Final = router.open(
             exchange_id(group.communicator), matching.generation, matching.members, make=partial(Exchange, self)
         )
+        post.exchange = self._exchange
         router.notices.open(self._exchange.communicator, self._exchange.generation, self._noticed)
         self._forget: Final = router.tell_of_ends(self._group_ended)
         with router.lock:

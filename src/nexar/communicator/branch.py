@@ -36,9 +36,10 @@ class Branch:
         self.fate: Final = Fate(assembly.group.progress)
         self._close = close
         self._closing = threading.Lock()
+        self._closed = False  # under `_closing`
         self.when_closed: list[Callable[[], None]] = []
-        """Called when it is closed, once each. Written before anybody has it; emptied by who closes, under `_closing`:
-        its user may do so while its successor is handed over."""
+        """Called when it is closed, once each. Written before anybody has it, and by `clear_away`; emptied by who
+        closes, under `_closing`: its user may do so while its successor is handed over."""
         self.successor: Any = None
         """The next communicator, if there is one. Written before the fate is sealed."""
         self.is_succeeded = False
@@ -56,9 +57,23 @@ class Branch:
         """Free what it stands on. Idempotent."""
         self._close()
         with self._closing:
+            self._closed = True
             told, self.when_closed = self.when_closed, []
         for tell in reversed(told):
             tell()
+
+    def clear_away(self, heir: Branch) -> None:
+        """Close it in a thread of its own, which has ended when its heir is closed. It waits for functions that others
+        called; whoever makes the next successor, or waits for one, is not to wait for them too.
+        """
+        thread = threading.Thread(target=self.close, name="nexar-lineage-clearing", daemon=True)
+        with heir._closing:
+            aside = not heir._closed
+            if aside:
+                heir.when_closed.append(thread.join)
+                thread.start()
+        if not aside:
+            self.close()
 
     def inherit(self, old: Branch) -> None:
         """It succeeds this one: who has subscribed or registered there need not do so again."""

@@ -356,11 +356,11 @@ class Lineage:
         joined = tuple(rank for rank, member in enumerate(new.membership.members) if member.node not in known)
         change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
         old.fate.seal(change if self._config.recovery_policy != "manual" else old.loss())
-        old.close()
         old.memberships.publish(old.step_to(new, joined, communicator))
         old.is_succeeded = True
         with self._changed:
             self._changed.notify_all()
+        old.clear_away(new)
 
     def _failed(self, branch: Branch, target: Membership, error: NexarError) -> None:
         """It was not made. Another change that concerns it gives another chance, if one comes in time."""

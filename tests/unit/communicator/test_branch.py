@@ -132,3 +132,28 @@ def test_where_there_is_no_successor_nothing_more_is_told_and_what_it_stands_on_
     world.memberships.publish("too late")  # type: ignore[arg-type]
     assert heard == []
     assert world.group.closed.is_set()  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- clearing away
+
+
+def test_what_takes_its_time_to_end_keeps_nobody_waiting_but_who_closes_the_heir() -> None:
+    old, heir = branch([1, 2, 3]), branch([1, 2], epoch=2)
+    go, ended = threading.Event(), threading.Event()
+    old.when_closed.append(lambda: go.wait(20) and ended.set())
+    old.clear_away(heir)
+    assert not ended.is_set(), "it is not waited for here"
+    closing = threading.Thread(target=heir.close)
+    closing.start()
+    go.set()
+    closing.join(20)
+    assert ended.is_set()
+
+
+def test_when_the_heir_is_closed_already_it_is_closed_here() -> None:
+    old, heir = branch([1, 2, 3]), branch([1, 2], epoch=2)
+    heir.close()
+    here: list[threading.Thread] = []
+    old.when_closed.append(lambda: here.append(threading.current_thread()))
+    old.clear_away(heir)
+    assert here == [threading.current_thread()]

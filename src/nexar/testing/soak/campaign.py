@@ -17,6 +17,7 @@ from nexar.testing.soak.member_process import MemberProcess
 from nexar.testing.soak.watch import Watch
 
 STALL_SECONDS: Final = 60.0
+_SUSPICIOUS_SECONDS: Final = 8.0  # who says nothing for so long writes down where it is
 _TICK: Final = 0.05
 _AGAIN: Final = 0.2
 _TELL_SECONDS: Final = 10.0
@@ -153,6 +154,8 @@ class Campaign:
             if self._processes[name].exit_code is not None and not stopping:
                 raise self._failure(f"{name} ended, and was not killed", name)
             silent = now - self.census.lives[name].moved_at
+            if silent > _SUSPICIOUS_SECONDS:
+                self._processes[name].dump()
             if silent > STALL_SECONDS and not stopping:
                 raise self._failure(f"{name} has said nothing for {silent:.0f} s", name)
         assert self._seed is not None

@@ -28,6 +28,7 @@ class MemberProcess:
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         self._read_bytes = 0
+        self._dumped_at = 0  # how much had been read then
 
     @property
     def pid(self) -> int:
@@ -67,10 +68,17 @@ class MemberProcess:
             return False
         return True
 
+    def dump(self) -> bool:
+        """Let it write where its threads are, once while it is silent; not before it knows the signal."""
+        if self.exit_code is not None or self._dumped_at == self._read_bytes:
+            return False
+        self._dumped_at = self._read_bytes
+        os.kill(self.pid, signal.SIGUSR2)
+        return True
+
     def tell(self) -> str:
         """How it is, where its threads are if it runs, and the last that it wrote to standard error."""
-        if self.exit_code is None and self._said.stat().st_size:  # it has come so far that it knows the signal
-            os.kill(self.pid, signal.SIGUSR2)
+        if self.dump():
             time.sleep(_DUMP_SECONDS)
         state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
         return f"{self.name} (process {self.pid}) {state}:\n{self.complaints()[-_SHOWN_CHARACTERS:]}"

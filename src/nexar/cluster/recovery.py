@@ -40,6 +40,7 @@ from nexar.wire.messages import Chosen, Message
 
 _log = logging.getLogger(__name__)
 
+_LOOK_AGAIN: Final = 0.5  # seconds
 WORDS: Final[tuple[type[Message], ...]] = get_args(Word)
 """The kinds of messages that are for the machine."""
 
@@ -96,6 +97,7 @@ class Recovery:
         self._performing = threading.Lock()
         self._closed = False  # written by who closes
         self._membership = membership  # by whoever performs: the one that was carried out
+        self._looked: dict[NodeId, float] = {}  # when members without a link were last looked for; any thread
         self._alarm = Alarm(self._ring)
 
     @property
@@ -170,9 +172,18 @@ class Recovery:
         if link is None:
             self._node.dialer.aside(lambda: self._say_anew(node, word))
         elif link.failure is not None:
-            self._probe(node)  # where the network is mended, there is a link when the word is repeated
+            self._look_again(node)
         else:
             self._send(link, word)
+
+    def _look_again(self, node: NodeId) -> None:
+        """Where the network is mended, there is a link when the word is repeated. Not for every word: each try costs a
+        thread, and just now it was found to be lost.
+        """
+        now = time.monotonic()
+        if now - self._looked.setdefault(node, now) >= _LOOK_AGAIN:
+            self._looked[node] = now
+            self._probe(node)
 
     def _send(self, link: Link, word: Word) -> None:
         try:
@@ -193,6 +204,7 @@ class Recovery:
         self._membership = after
         for node in change.gone:  # while there is a link: who is only slow learns it from us
             self.say(node, Chosen((0, before.epoch, 0), change.encode()))
+        self._looked.clear()
         self._heir.changes(change, after)
         self._mesh.adopt(after, change)
         self._heir.changed(change, before, after)

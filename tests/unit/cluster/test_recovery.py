@@ -111,10 +111,15 @@ def test_a_word_to_who_has_no_link_is_said_on_one_that_is_dialed_for_it(world: W
     assert list(survivors.words) == [(1, 2, word)]
 
 
-def test_who_is_to_be_told_something_on_a_link_that_is_lost_is_looked_for(world: World) -> None:
+def test_who_is_to_be_told_something_on_a_link_that_is_lost_is_looked_for_after_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     survivors = world(members(1, 2, 3))
     one = survivors.nodes[1]
     one.severed.add(2)
+    one.recovery.say(2, Chosen((0, 1, 0), b""))
+    assert one.probed == []  # it was found to be lost just now
+    monkeypatch.setattr("nexar.cluster.recovery._LOOK_AGAIN", 0.0)
     one.recovery.say(2, Chosen((0, 1, 0), b""))
     assert (one.probed, one.dialed, list(survivors.words)) == ([2], [], [])
 

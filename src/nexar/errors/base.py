@@ -49,6 +49,12 @@ def list_ranks(ranks: Sequence[Rank]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + (", ".join(str(rank) for rank in ranks) or "none")
 
 
+def quote(text: str) -> str:
+    """A text of somebody else inside a message. Further lines are marked, so that nobody, man or launcher, takes the
+    traceback of another rank for that of this one."""
+    return "\n    | ".join(text.rstrip().splitlines())
+
+
 def during(operation: str | None) -> str:
     """The clause that names the interrupted operation, if there was one."""
     return f" during {operation}" if operation else ""

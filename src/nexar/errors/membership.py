@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nexar.errors.base import NexarError, facts, list_ranks
+from nexar.errors.base import NexarError, facts, list_ranks, quote
 from nexar.types import Rank, format_seconds
 
 
@@ -21,10 +21,11 @@ class MembershipChanged(NexarError):
     """Sequence of the last operation that finished everywhere."""
 
     def _message(self) -> str:
-        lost = "; ".join(f"rank {rank}: {cause}" for rank, cause in self.lost.items()) or "nobody"
+        lost = "; ".join(f"rank {rank}: {quote(cause)}" for rank, cause in self.lost.items()) or "nobody"
+        joined = list_ranks(self.joined) if self.joined else "nobody"
         done = "no operation" if self.completed_by_all is None else f"operation #{self.completed_by_all}"
         return (
-            f"the membership changed (lost: {lost}; joined: {list_ranks(self.joined)}; finished by all: {done}); "
+            f"the membership changed (lost: {lost}; joined: {joined}; finished by all: {done}); "
             "go on with the .communicator of this error"
         )
 

@@ -1,6 +1,6 @@
 """Errors of one line to one peer."""
 
-from nexar.errors.base import NexarError, during, facts
+from nexar.errors.base import NexarError, during, facts, quote
 from nexar.types import NodeId, Rank, describe_peer
 
 
@@ -30,7 +30,7 @@ class PeerLost(PeerError):
     operation: str | None = None
 
     def _message(self) -> str:
-        return f"lost {self.peer}{during(self.operation)}: {self.cause}; go on without it, or start it again"
+        return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; go on without it, or start it again"
 
 
 @facts

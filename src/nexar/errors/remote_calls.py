@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nexar.errors.base import NexarError, facts
+from nexar.errors.base import NexarError, facts, quote
 from nexar.types import Rank, format_seconds
 
 
@@ -44,7 +44,7 @@ class RemoteError(RpcError):
     traceback: str
 
     def _message(self) -> str:
-        return f"{self._call} raised; its traceback:\n{self.traceback.rstrip()}"
+        return quote(f"{self._call} raised; its traceback:\n{self.traceback}")
 
 
 @facts

@@ -11,6 +11,7 @@ KEPT_BYTES = 131_072
 
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a \r at the very end may be half of \r\n: it waits
 _HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
+_FRAME = re.compile(r"Traceback \(most recent call last\):$|  File \"")
 _LINKED = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _LAST_LINES = 20
 _CONSEQUENCE = re.compile(r"nexar\.errors\.\w+\.(?:PeerLost|MembershipChanged): ")
@@ -77,11 +78,17 @@ def last_traceback(errors: str) -> str:
 
 def blames_another(traceback: str) -> bool:
     """Whether a rank failed only because another one was gone: that one has the reason."""
-    lines = traceback.rstrip().splitlines()
-    return bool(lines) and _CONSEQUENCE.match(lines[-1]) is not None
+    return _CONSEQUENCE.match(_raised(traceback)) is not None
 
 
 def came_too_late(traceback: str) -> bool:
     """Whether a joiner failed only because nobody was left who could have let it in."""
-    lines = traceback.rstrip().splitlines()
-    return bool(lines) and _TOO_LATE.match(lines[-1]) is not None
+    return _TOO_LATE.match(_raised(traceback)) is not None
+
+
+def _raised(traceback: str) -> str:
+    """The line behind the last frame: what was raised. Further lines of its message, and notes, come after it."""
+    lines = traceback.splitlines()
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    behind = lines[frames[-1] + 1 :] if frames else lines
+    return next((line for line in behind if not line.startswith(" ")), "")

@@ -1,3 +1,6 @@
+from traceback import format_exception
+
+from nexar.errors import MembershipChanged
 from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, blames_another, came_too_late, last_traceback
 
 SIMPLE = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: on purpose'
@@ -70,6 +73,19 @@ def test_a_rank_that_fails_for_want_of_another_is_told_from_one_that_fails_by_it
     assert blames_another(lost)
     assert not blames_another("Traceback (most recent call last):\n  …\nValueError: no data\n")
     assert not blames_another("")
+
+
+def test_the_traceback_of_another_rank_inside_a_message_is_not_taken_for_its_own():
+    change = MembershipChanged(
+        communicator=None, lost={1: f"it raised an exception and left:\n{SIMPLE}\n"}, joined=(), completed_by_all=None
+    )
+    change.add_note("this rank's last calls are in dumps/a.json")
+    written = (
+        f'Traceback (most recent call last):\n  File "c.py", line 3\n    barrier()\n{"".join(format_exception(change))}'
+    )
+    assert "ValueError: on purpose" in written
+    assert last_traceback(f"noise\n{CAUSE}\nwent on\n{written}") == written.rstrip()
+    assert blames_another(written)
 
 
 def test_a_joiner_that_nobody_could_let_in_came_too_late():

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from nexar.cluster.change import Change
+from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
 from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
 from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
-from nexar.errors import NexarError, PeerLost, Revoked
+from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.rpc.registry import Registry
 from nexar.types import NodeId, Rank
 
@@ -117,6 +118,15 @@ class Branch:
         """What listeners hear of it."""
         sizes, ranks = (self.group.size, new.group.size), (self.group.rank, new.group.rank)
         return MembershipEvent(new.membership.epoch, *sizes, *ranks, joined, self.gone, communicator)
+
+    def stall_error(self, stall: Stall, timeout: float) -> NexarError:
+        """What calls raise while there is no next membership."""
+        rank_of = self.membership.rank_of
+        if stall.missing_votes:
+            missing = [rank for node in stall.missing_votes if (rank := rank_of(node)) is not None]
+            return RecoveryTimeout(missing_votes=missing, timeout=timeout)
+        alive = sorted(rank for node in stall.alive if (rank := rank_of(node)) is not None)
+        return NoQuorum(alive=alive, needed=stall.needed)
 
     def loss(self) -> PeerLost:
         """What calls raise where the user asks for the successor: under the manual policy."""

@@ -4,9 +4,8 @@
 
 Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
 same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
-next change comes. Successors are made one after the other by one thread, in the order of their ids, on every member:
-so no two members wait for each other in different ones. One that cannot be made holds up no other: it is tried again
-when another change concerns it, and given up if none does in time.
+next change comes. One that cannot be made holds up no other: it is tried again when another change concerns it, and
+given up if none does in time.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import Any, Final
 
 from nexar.cluster.change import Change
@@ -27,6 +27,7 @@ from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.fate import Fate
 from nexar.communicator.maker import Maker
 from nexar.communicator.settling import ANYTHING, NOTHING, Completed
+from nexar.communicator.workshop import Workshop
 from nexar.errors import (
     Expelled,
     LinkClosed,
@@ -71,7 +72,8 @@ class Lineage:
         self._making: dict[Group, None] = {}  # of those that are being made
         self._end: Callable[[Group], NexarError] | None = None  # of all of them, for good
         self._closed = False
-        self._thread: threading.Thread | None = None  # made with the first change
+        self._workshop = Workshop(self._changed)
+        self._thread: threading.Thread | None = None  # hands out what is to be made; made with the first change
 
     # -- making, by the user's threads -----------------------------------------------------------------------
 
@@ -179,15 +181,7 @@ class Lineage:
             absent = branch.nodes - set(stall.alive)
             if absent:
                 branch.interrupt()
-                branch.fate.seal(self._stall_error(branch, stall))
-
-    def _stall_error(self, branch: Branch, stall: Stall) -> NexarError:
-        rank_of = branch.membership.rank_of
-        if stall.missing_votes:
-            missing = [rank for node in stall.missing_votes if (rank := rank_of(node)) is not None]
-            return RecoveryTimeout(missing_votes=missing, timeout=self._config.recovery_timeout)
-        alive = sorted(rank for node in stall.alive if (rank := rank_of(node)) is not None)
-        return NoQuorum(alive=alive, needed=stall.needed)
+                branch.fate.seal(branch.stall_error(stall, self._config.recovery_timeout))
 
     def expelled(self, epoch: int, reason: str) -> None:
         """See Heir."""
@@ -250,41 +244,46 @@ class Lineage:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (due := self._next()) is not None:
-            try:
-                self._succeed(*due)
-            except NexarError as error:
-                self._failed(*due, error)
-
-    def _next(self) -> tuple[Branch, Membership] | None:
-        """The next one that needs a successor, or has waited for one in vain, and who is in that; None: closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
                 targets = {each: target for each in self._branches if (target := self._due(each, now)) is not None}
-                if targets and self._end is None:
+                if targets and self._end is None and not self._workshop.is_full:
                     first = min(targets, key=lambda each: (each.communicator, each.membership.epoch))
-                    return first, targets[first]
-                self._changed.wait(self._attempts.pause(now) if self._end is None else None)
-            return None
+                    hopeless = self._attempts.give_up(first, targets[first])
+                    self._workshop.start(first, partial(self._attempt, first, targets[first], hopeless=hopeless))
+                else:
+                    idle = self._end is not None or self._workshop.is_full
+                    self._changed.wait(None if idle else self._attempts.pause(now))
+
+    def _attempt(self, branch: Branch, target: Membership, *, hopeless: bool) -> None:
+        """In a thread of its own."""
+        timeout = self._config.recovery_timeout
+        deadline = time.monotonic() + timeout
+        try:
+            if hopeless:
+                branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=timeout))
+            else:
+                self._succeed(branch, target, deadline)
+        except Exception as error:  # noqa: BLE001 - also of a mistake of ours: it must not be tried for ever
+            if not isinstance(error, NexarError):
+                _log.exception("no successor of communicator %d", branch.communicator)
+            self._failed(branch, target, deadline, error)
 
     def _due(self, branch: Branch, now: float) -> Membership | None:
-        """Under the lock."""
-        target = self._target(branch)
+        """Who is in its successor, if it is to be made or given up now. Under the lock."""
+        target = None if self._workshop.is_at(branch) else self._target(branch)
         return target if target is not None and self._attempts.is_due(branch, target, now) else None
 
     def _target(self, branch: Branch) -> Membership | None:
         """Under the lock."""
         return branch.next_membership(self._world, self._changes)
 
-    def _succeed(self, branch: Branch, target: Membership) -> None:
+    def _succeed(self, branch: Branch, target: Membership, deadline: float) -> None:
         with self._changed:
-            changes, hopeless = self._changes.copy(), self._attempts.give_up(branch, target)
-        if hopeless:
-            branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=self._config.recovery_timeout))
-            return
+            changes = self._changes.copy()
+            self._attempts.forget(branch)
         completed = Completed(branch.membership.epoch, branch.assembly.journal.completed)
-        deadline = time.monotonic() + self._config.recovery_timeout
         made, least = self._make(target, branch.communicator, deadline, completed)
         made.inherit(branch)
         self.opened(made)
@@ -295,6 +294,7 @@ class Lineage:
                 del self._branches[branch]
                 self._attempts.forget(branch)
                 self._branches[made] = None
+                self._workshop.take(made)
             late = self._target(made) is not None
         if not wanted:  # its user closed it meanwhile
             made.end()
@@ -362,14 +362,14 @@ class Lineage:
             self._changed.notify_all()
         old.clear_away(new)
 
-    def _failed(self, branch: Branch, target: Membership, error: NexarError) -> None:
+    def _failed(self, branch: Branch, target: Membership, deadline: float, error: Exception) -> None:
         """It was not made. Another change that concerns it gives another chance, if one comes in time."""
         _log.info("no successor yet of communicator %d: %s", branch.communicator, error)
         if isinstance(error, PeerLost) and error.node is not None:
             self.missed(error.node, error.cause)
         with self._changed:
             if branch in self._branches:
-                self._attempts.failed(branch, target, time.monotonic() + self._config.recovery_timeout)
+                self._attempts.failed(branch, target, deadline)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -383,7 +383,8 @@ class Lineage:
             group.close()
         if thread is not None:
             thread.join()
-        with self._changed:  # only now: the thread may have made one more
+        self._workshop.close()
+        with self._changed:  # only now: one more may have been made
             branches = list(self._branches)
             self._branches.clear()
         for branch in branches:

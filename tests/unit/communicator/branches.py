@@ -82,10 +82,12 @@ class FakeMaker:
         """What the others say they have completed; None: as much."""
         self.made: list[Branch] = []
         self.begun: list[FakeGroup] = []
-        self.failures: list[NexarError] = []
+        self.failures: list[Exception] = []
         """Raised one after the other, then nothing is."""
         self.held: threading.Event | None = None
         """Nothing is finished before it is set, or the group was closed."""
+        self.only: int | None = None
+        """The one communicator that is held up, or fails; None: all are."""
 
     def make(
         self,
@@ -99,11 +101,12 @@ class FakeMaker:
         self.begun.append(group)
         if begun is not None:
             begun(group)
-        while self.held is not None and not self.held.wait(0.001) and not group.closed.is_set():
+        meant = self.only in (None, communicator)
+        while meant and self.held is not None and not self.held.wait(0.001) and not group.closed.is_set():
             pass
         if group.closed.is_set():
             raise LinkClosed(owner="a test")
-        if self.failures:
+        if meant and self.failures:
             raise self.failures.pop(0)
         made = Branch(cast(Any, FakeAssembly(group, self.completed)), group.close)
         self.made.append(made)

@@ -91,13 +91,13 @@ def test_a_part_that_lost_nobody_is_left_alone(story: Story) -> None:
     assert not story.lineage.is_concerned(part)
 
 
-def test_each_communicator_that_is_concerned_gets_its_own_in_the_order_of_their_ids(story: Story) -> None:
+def test_each_communicator_that_is_concerned_gets_its_own(story: Story) -> None:
     later, part, world = (story.begin(1, 2, communicator=each) for each in (PART + 1, PART, WORLD))
     story.maker.begun.clear()
     story.change(2)
     for branch in (world, part, later):
         story.successor(branch)
-    assert [group.communicator for group in story.maker.begun] == [WORLD, PART, PART + 1]
+    assert sorted(group.communicator for group in story.maker.begun) == [WORLD, PART, PART + 1]
 
 
 def test_a_change_that_comes_while_a_successor_is_made_ends_that_and_the_last_one_counts(story: Story) -> None:
@@ -172,12 +172,49 @@ def test_where_no_other_change_comes_there_is_none(tell: Callable[..., Story]) -
 
 def test_one_that_cannot_be_made_holds_up_no_other(story: Story) -> None:
     part, other = (story.begin(1, 2, 3, communicator=each) for each in (PART, PART + 1))
-    story.maker.failures = [PeerLost(rank=1, node=3, cause="it has closed this part")]
+    story.maker.failures, story.maker.only = [PeerLost(rank=1, node=3, cause="it has closed this part")], PART
     story.change(2)
     assert nodes(story.successor(other)) == [1, 3]
     assert not part.fate.done
     story.change(renewed=(PART,))
     assert nodes(story.successor(part)) == [1, 3]
+
+
+def test_one_whose_members_do_not_come_keeps_no_other_waiting(story: Story) -> None:
+    part, other = (story.begin(1, 2, 3, communicator=each) for each in (PART, PART + 1))
+    story.maker.held, story.maker.only = threading.Event(), PART
+    story.change(2)
+    assert nodes(story.successor(other)) == [1, 3]
+    assert not part.is_succeeded
+    story.maker.held.set()
+    assert nodes(story.successor(part)) == [1, 3]
+
+
+def test_a_mistake_of_ours_is_logged_and_calls_do_not_wait_for_ever(
+    tell: Callable[..., Story], caplog: pytest.LogCaptureFixture
+) -> None:
+    story = tell(recovery_timeout=0.05)
+    world = story.begin()
+    story.maker.failures = [ZeroDivisionError("in our code")]
+    story.change(2)
+    assert isinstance(story.raised(world), RecoveryTimeout)
+    assert "no successor of communicator 0" in caplog.text
+
+
+def test_a_successor_is_handed_over_before_it_gets_one_itself(story: Story) -> None:
+    world, wrapped = story.begin(), list[int]()
+    story.lineage.listed = lambda made: story.change(3) if made.membership.epoch == 2 else None
+
+    def wrap(branch: Branch) -> tuple[str, Branch]:
+        with story.lineage._changed:
+            assert story.lineage._workshop.is_at(branch)  # so nobody else is
+        wrapped.append(branch.membership.epoch)
+        return "communicator of", branch
+
+    story.lineage.wrap = wrap
+    story.change(2)
+    assert nodes(story.successor(story.successor(world))) == [1]
+    assert wrapped == [2, 3]
 
 
 def test_one_that_its_user_closes_while_its_successor_is_made_has_none(story: Story) -> None:

@@ -47,7 +47,7 @@ _AT_ONCE: Final = 4  # joiners that are served at the same time
 _VALUE, _CHECK = range(2)  # tags
 _SUM_BYTES: Final = 4
 _attempts = itertools.count(1)  # of this process to hand something over; next() is atomic
-_LONGEST_DIAL: Final = 10.0
+_LONGEST_DIAL: Final = 5.0
 _GLANCE: Final = 1.0  # seconds in which a joiner's system has to say that nobody is there any more
 
 
@@ -74,6 +74,8 @@ def _give(
     membership = mesh.circle.membership
     me = membership.members[mesh.circle.rank]
     two = Membership(membership.cluster, next(_attempts), (me, joiner))
+    if recall.made:  # while others were served
+        return False
     cause = _certain_end(node, joiner, deadline)
     if cause is not None:
         _log.warning("a joiner is left out: %s", cause)

@@ -86,6 +86,7 @@ def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
         eventually(scene.meshes[0].links, "a link")
         recall.make()
         assert giving.result(PATIENCE) == ()
+    assert give(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, recall=recall) == ()
 
 
 def test_who_is_gone_is_left_out(scene: Scene) -> None:

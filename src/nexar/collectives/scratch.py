@@ -19,6 +19,7 @@ class Scratch:
         self._lock = threading.Lock()  # over both below
         self._free: dict[int, list[NDArray[Any]]] = {}  # by size, a power of two
         self._kept_bytes = 0
+        self._most = _KEPT_BYTES  # that are kept
 
     def take(self, size_bytes: int) -> NDArray[Any]:
         """At least that many bytes, aligned for every dtype; anything may be in them."""
@@ -33,6 +34,14 @@ class Scratch:
     def give_back(self, memory: NDArray[Any]) -> None:
         """Nobody writes there any more."""
         with self._lock:
-            if self._kept_bytes + memory.nbytes <= _KEPT_BYTES:
+            if self._kept_bytes + memory.nbytes <= self._most:
                 self._kept_bytes += memory.nbytes
                 self._free.setdefault(memory.nbytes, []).append(memory)
+
+    def close(self) -> None:
+        """Keep nothing from now on: a communicator that is over may be garbage for long before anybody collects it.
+        Idempotent.
+        """
+        with self._lock:
+            self._most = self._kept_bytes = 0
+            self._free.clear()

@@ -63,6 +63,7 @@ class Maker:
                 shared = sharing.shared
                 undo.callback(sharing.close)
             assembly = Assembly(group, self.config, journal, arena, shared=shared)
+            undo.callback(assembly.scratch.close)
             ends = undo.pop_all()
 
         def close() -> None:

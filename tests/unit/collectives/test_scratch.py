@@ -30,3 +30,15 @@ def test_no_more_is_kept_than_is_worth_keeping() -> None:
         scratch.give_back(each)
     again = [scratch.take(16 << 20) for _ in range(5)]
     assert sum(any(each is other for other in many) for each in again) == 4
+
+
+def test_nothing_is_kept_for_a_communicator_that_is_over() -> None:
+    scratch = Scratch()
+    free, lent = scratch.take(5000), scratch.take(5000)
+    scratch.give_back(free)
+    scratch.close()
+    scratch.close()
+    scratch.give_back(lent)
+    taken = scratch.take(5000)
+    assert taken is not free
+    assert taken is not lent

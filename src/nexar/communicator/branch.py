@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.succession_events import Stall
@@ -13,7 +14,7 @@ from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
 from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
-from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
+from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.rpc.registry import Registry
 from nexar.types import NodeId, Rank
 
@@ -42,7 +43,12 @@ class Branch:
         """Called when it is closed, once each. Written before anybody has it, and by `clear_away`; emptied by who
         closes, under `_closing`: its user may do so while its successor is handed over."""
         self.successor: Any = None
-        """The next communicator, if there is one. Written before the fate is sealed."""
+        """The newest communicator after it, if there is one. Written before the fate is sealed."""
+        self.ancestors: WeakSet[Branch] = WeakSet()
+        """Those before it that somebody still holds: each leads to the newest, not to the one after it, so that nobody
+        holds those between. Written before anybody has it; read by who makes its successor."""
+        self.completed: int | None = None
+        """The last call on it that all who go on have completed. Written before the fate is sealed."""
         self.is_succeeded = False
         """Its fate says with what to go on. Written after the fate is sealed."""
         self.gone: dict[Rank, str] = {}
@@ -79,6 +85,7 @@ class Branch:
     def inherit(self, old: Branch) -> None:
         """It succeeds this one: who has subscribed or registered there need not do so again."""
         self.registry, self.failures, self.memberships = old.registry, old.failures, old.memberships
+        self.ancestors = WeakSet([old, *old.ancestors])
 
     def end(self) -> None:
         """There will be no successor: nothing more is told."""
@@ -113,6 +120,18 @@ class Branch:
             return None
         members = tuple(member for member in self.membership.members if member.node in set(nodes))
         return Membership(self.membership.cluster, epoch, members)
+
+    def lead_to(self, new: Branch, communicator: Any, changes: Sequence[Change]) -> MembershipChanged:
+        """From now on this is what comes after it, by one step more. What its calls have to raise."""
+        self.gone = dict(sorted({**self.gone, **self.lost(changes)}.items()))
+        self.successor = communicator
+        return MembershipChanged(
+            communicator=communicator, lost=self.gone, joined=self.joined(new), completed_by_all=self.completed
+        )
+
+    def joined(self, new: Branch) -> tuple[Rank, ...]:
+        """Ranks of a later generation that were not in this one."""
+        return tuple(rank for rank, each in enumerate(new.membership.members) if each.node not in self.nodes)
 
     def step_to(self, new: Branch, joined: tuple[Rank, ...], communicator: Any) -> MembershipEvent:
         """What listeners hear of it."""

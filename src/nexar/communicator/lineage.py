@@ -31,7 +31,6 @@ from nexar.communicator.workshop import Workshop
 from nexar.errors import (
     Expelled,
     LinkClosed,
-    MembershipChanged,
     NexarError,
     NoQuorum,
     PeerLost,
@@ -349,14 +348,12 @@ class Lineage:
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
         communicator = self.wrap(new)
-        old.gone = lost = old.lost(changes)
         old.agreed = all(departure.willing for change in changes for departure in change.left)
-        old.successor = communicator
-        known = old.nodes
-        joined = tuple(rank for rank, member in enumerate(new.membership.members) if member.node not in known)
-        change = MembershipChanged(communicator=communicator, lost=lost, joined=joined, completed_by_all=completed)
-        old.fate.seal(change if self._config.recovery_policy != "manual" else old.loss())
-        old.memberships.publish(old.step_to(new, joined, communicator))
+        old.completed = completed
+        for branch in (old, *old.ancestors):
+            change = branch.lead_to(new, communicator, changes)
+            branch.fate.seal(change if self._config.recovery_policy != "manual" else branch.loss())
+        old.memberships.publish(old.step_to(new, old.joined(new), communicator))
         old.is_succeeded = True
         with self._changed:
             self._changed.notify_all()

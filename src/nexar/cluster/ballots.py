@@ -5,7 +5,8 @@ gives it, whether or not it has a proposal itself; so a majority that is alive i
 what was chosen.
 
 Law: who has forgotten how it voted in an instance does not vote in it again, or a late proposer could have another
-value chosen. Only so many instances are remembered; of those before them, nothing is said any more.
+value chosen. Only so many instances are remembered, and only so many bytes of what was chosen; of those before them,
+nothing is said any more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ Conference: TypeAlias = tuple[int, int]
 
 _KEPT: Final = 1024
 """Instances, and communicators that are over here, that are remembered: the newest."""
+_KEPT_BYTES: Final = 32 << 20
+"""Of values that were chosen: the newest."""
 
 
 class Agreed(Operation):
@@ -87,6 +90,8 @@ class Ballots:
         self._voters: dict[Conference, frozenset[NodeId]] = {}
         self._over: OrderedDict[Conference, None] = OrderedDict()  # here; others of their voters may still be at it
         self._agreements: OrderedDict[Instance, Agreement] = OrderedDict()
+        self._sizes: OrderedDict[Instance, int] = OrderedDict()  # bytes of what was chosen, in the order of choice
+        self._bytes = 0  # all of these
         self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
         self._waiting: dict[Instance, list[Agreed]] = {}
         self._alarm = Alarm(self._ring)
@@ -114,8 +119,8 @@ class Ballots:
             agreement = self._agreement(instance)
             if agreement is None:
                 raise UsageError(
-                    f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are more than "
-                    f"{_KEPT} calls ahead, or went on long ago; call agree() on all ranks, as often on each"
+                    f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are far "
+                    "ahead, and what was chosen is forgotten; call agree() on all ranks, as often on each"
                 )
             self._waiting.setdefault(instance, []).append(agreed)
             words = agreement.propose(value, now)
@@ -161,6 +166,7 @@ class Ballots:
     def _forget(self, instance: Instance) -> None:
         """Under the lock."""
         del self._agreements[instance]
+        self._bytes -= self._sizes.pop(instance, 0)
         self._waiting.pop(instance, None)
         conference, sequence = instance[:2], instance[2]
         self._forgotten[conference] = max(sequence, self._forgotten.get(conference, -1))
@@ -181,11 +187,21 @@ class Ballots:
             agreement = self._agreements.get(instance)
             chosen = None if agreement is None else agreement.chosen
             waiting = [] if chosen is None else self._waiting.pop(instance, [])
+            if chosen is not None:
+                self._remember(instance, len(chosen))
         if chosen is not None:
             with self._progress.lock:
                 for agreed in waiting:
                     agreed.settle(chosen)
             self._progress.kick()  # who waits may lead, and sleep
+
+    def _remember(self, instance: Instance, size: int) -> None:
+        """Under the lock. This one at least: who comes a little late gets the same answer."""
+        if instance not in self._sizes:
+            self._sizes[instance] = size
+            self._bytes += size
+        while self._bytes > _KEPT_BYTES and len(self._sizes) > 1:
+            self._forget(next(iter(self._sizes)))
 
     def _ring(self, now: float) -> float | None:
         words: list[Say] = []

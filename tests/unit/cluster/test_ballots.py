@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.ballots import _KEPT, Agreed, Ballots
+from nexar.cluster.ballots import _KEPT, _KEPT_BYTES, Agreed, Ballots
 from nexar.cluster.decisions.succession_events import Word
 from nexar.errors import UsageError
 from nexar.wire.messages import Chosen, Prepare, Suspect
@@ -147,6 +147,25 @@ def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is
     assembly.ballots[2].hear(1, Prepare((0, 1, 2), BallotNumber(1, 1)))
     assert not assembly.words
     assert assembly.ballots[1].propose((0, 1, 3), b"another value").result() == b"3"
+
+
+def test_of_large_values_only_the_newest_are_remembered(assembly: Assembly) -> None:
+    large = _KEPT_BYTES // 4
+    for number in range(1, 9):
+        agreed = assembly.ballots[1].propose((0, 1, number), bytes([number]) * large)
+        assert assembly.carry_until(agreed) == bytes([number]) * large
+    for each in assembly.ballots.values():
+        kept = [made for made in each._agreements.values() if made.chosen]
+        assert [made.instance[2] for made in kept] == [5, 6, 7, 8]
+        assert each._bytes == sum(len(made.chosen or b"") for made in kept)
+    with pytest.raises(UsageError, match="comes too late"):
+        assembly.ballots[2].propose((0, 1, 4), b"late")
+    assert assembly.carry_until(assembly.ballots[2].propose((0, 1, 5), b"not so late")) == bytes([5]) * large
+
+
+def test_one_value_is_remembered_however_large(assembly: Assembly) -> None:
+    assert assembly.carry_until(assembly.ballots[1].propose(FIRST, bytes(2 * _KEPT_BYTES))) == bytes(2 * _KEPT_BYTES)
+    assert assembly.ballots[2].propose(FIRST, b"late").value() == bytes(2 * _KEPT_BYTES)
 
 
 def test_one_that_is_open_is_known_however_many_others_come_and_go(assembly: Assembly) -> None:

@@ -223,7 +223,7 @@ class Agreement:
 
     def _settled(self, value: bytes) -> None:
         self.chosen = value
-        self._ballot = self._resume = self._pondered = None
+        self._wanted = self._ballot = self._resume = self._pondered = None
 
     def _asked(self, sender: NodeId, word: Prepare | Accept, judge: Judge) -> list[Say]:
         if self.chosen is not None:

@@ -224,10 +224,18 @@ def waiting() -> None:
 def random_death() -> None:
     """Whoever finds a file `doom` while somebody waits to come in dies somewhere in that checkpoint."""
     life = Life(20_000, goal=3)
-    chance = random.Random(os.getpid())
-    while not life.stopped:
-        if life.comm._presence.wishes.count():
+    chance, wishes = random.Random(os.getpid()), life.comm._presence.wishes
+    mine = wishes.mine
+
+    def brought() -> Any:
+        """What it brings to a checkpoint."""
+        found = mine()
+        if found.waiting:
             claim(chance)
+        return found
+
+    wishes.mine = brought  # type: ignore[method-assign]
+    while not life.stopped:
         assert life.turn(most=60)
     life.end()
 

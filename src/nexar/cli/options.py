@@ -8,7 +8,7 @@ import typer
 from nexar.config import settings
 
 Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed.")]
-Least = Annotated[int | None, typer.Option("--min", help="Fewer members than this do not go on.")]
+Least = Annotated[int | None, typer.Option("--min", help="With fewer members a checkpoint waits for more.")]
 Most = Annotated[int | None, typer.Option("--max", help="More members than this are refused.")]
 
 

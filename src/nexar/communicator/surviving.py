@@ -41,7 +41,8 @@ class Surviving(ABC):
     # -- what is known -----------------------------------------------------------------------------------
 
     def health(self) -> dict[int, Health]:
-        """How each rank is, so far as this one knows: alive, stuck, silent or lost; what it does, when it was heard."""
+        """How each rank is, so far as this one knows: alive, stuck, silent, lost or unwatched, and this one: self; what
+        it does, and when it was heard."""
         presence = self._presence
         heartbeat = presence.heartbeat
         return health(

@@ -135,7 +135,9 @@ class Config:
     # -- failure and recovery
     heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.")
     heartbeat_timeout: float = _setting(5.0, Seconds(), "Silence after which a peer counts as dead.")
-    stuck_timeout: float = _setting(60.0, Seconds(), "Time without progress after which a live peer is expelled.")
+    stuck_timeout: float = _setting(
+        60.0, Seconds(), "Time without a beat after which a peer that sends packets is expelled."
+    )
     recovery_timeout: float = _setting(30.0, Seconds(), "How long agreeing on the next membership may take.")
     recovery_policy: str = _setting(
         "automatic",
@@ -145,7 +147,7 @@ class Config:
 
     # -- growing and shrinking
     elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
-    elastic_min_world_size: int = _setting(1, _POSITIVE, "Fewer members than this do not go on.")
+    elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
     elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are refused.")
     elastic_checkpoint_timeout: float = _setting(
         60.0, Seconds(), "Deadline of a checkpoint that changes the membership."

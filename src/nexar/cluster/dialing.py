@@ -62,10 +62,8 @@ class Dialer:
         thread = threading.Thread(
             target=self._attempt, args=(race, scheme, address, expected, deadline), name="nexar-dial", daemon=True
         )
-        with self._lock:
-            self._threads.add(thread)
         race.enter(scheme)
-        thread.start()
+        self._run(thread)
 
     def _attempt(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         try:
@@ -87,9 +85,15 @@ class Dialer:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name="nexar-dial-aside", daemon=True)
+        self._run(thread)
+
+    def _run(self, thread: threading.Thread) -> None:
+        """Start it, in one step with knowing it: who closes can join only what was started. It cannot take itself out
+        before it is in.
+        """
         with self._lock:
+            thread.start()
             self._threads.add(thread)
-        thread.start()
 
     def close(self) -> None:
         """Wait for the threads. The transports are closed by now, so every dial has ended or is about to."""

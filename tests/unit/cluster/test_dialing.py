@@ -200,6 +200,27 @@ def test_after_a_recall_nobody_gets_through(scene: Scene) -> None:
         scene.dialer(Told(), Told()).dial(WHERE, WHOM, soon())
 
 
+def test_who_closes_joins_no_thread_that_is_about_to_be_started(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    dialer, starting, go, ran = scene.dialer(Told(), Told()), threading.Event(), threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "nexar-dial-aside":
+            starting.set()
+            go.wait(PATIENCE)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with ThreadPoolExecutor(2) as pool:
+        beginning = pool.submit(dialer.aside, ran.set)
+        assert starting.wait(PATIENCE)
+        closing = pool.submit(dialer.close)
+        threading.Timer(A_MOMENT, go.set).start()
+        closing.result(PATIENCE)
+        beginning.result(PATIENCE)
+    assert ran.wait(PATIENCE)
+
+
 def test_closing_waits_for_the_threads(scene: Scene) -> None:
     hanging = Told().hangs_then(refuse("this side is closed"))
     dialer = scene.dialer(hanging, Told(FakeCarrier), stagger=0.001)

@@ -81,7 +81,7 @@ def sample(hosts: Sequence[Host], victim: int, pace: float) -> dict[str, float]:
 
 def parts(survivors: Sequence[dict[str, float]], killed: float) -> dict[str, float]:
     """Seconds since the kill."""
-    seen = [each["seen"] for each in survivors if "seen" in each]
+    seen = [each.get("seen", each["agreed"]) for each in survivors]  # who heard of the change first has seen no loss
     moments = [min(seen), max(seen), *(max(each[part] for each in survivors) for part in PARTS[2:])]
     return {part: moment - killed for part, moment in zip(PARTS, moments, strict=True)}
 

@@ -3,8 +3,11 @@
 Two ranks never share a line: a line is written when it is complete, in one piece.
 """
 
+import io
 import logging
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
@@ -39,10 +42,22 @@ class Console:
             self._outputs[stream].write(text)
             self._outputs[stream].flush()
         except BrokenPipeError:
-            self.gone = True
+            self._give_up(stream)
         except OSError as error:
-            self.gone = True
+            self._give_up(stream)
             _log.warning("%s cannot be written (%s); stopping", stream, error.strerror or error)
+
+    def _give_up(self, stream: Stream) -> None:
+        """What is left in the buffer goes nowhere: written again when the interpreter ends, it would fail again, and
+        the exit code would be 120 instead of ours.
+        """
+        self.gone = True
+        with suppress(io.UnsupportedOperation):  # a stand-in without a descriptor
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nowhere, self._outputs[stream].fileno())
+            finally:
+                os.close(nowhere)
 
     def _prefix(self, plan: RankPlan, stream: Stream) -> bytes:
         if not self._coloured[stream]:

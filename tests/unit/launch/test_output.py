@@ -1,5 +1,6 @@
 import errno
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,13 @@ def test_a_file_that_takes_no_more_ends_and_the_rank_goes_on(plan, tmp_path, cap
     log.symlink_to("/dev/full")
     assert written(io.BytesIO, plan, b"a\n", b"b\n", log_dir=tmp_path) == b"[rank 3] a\n[rank 3] b\n"
     assert caplog.messages == [f"{log} ends here (No space left on device); rank 3 goes on"]
+
+
+def test_what_nobody_reads_any_more_is_not_written_again_at_the_end() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = os.fdopen(writer, "wb")
+    console = Console({"stdout": output, "stderr": io.BytesIO()})
+    console.write("stdout", b"y\n")
+    assert console.gone
+    output.close()  # as the interpreter does at its end: it would raise BrokenPipeError, and exit with 120

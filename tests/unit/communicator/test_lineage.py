@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -22,26 +22,6 @@ from tests.unit.cluster.memory_mesh import eventually, soon
 from tests.unit.communicator.branches import interruptions
 from tests.unit.communicator.lineages import PART, Story, nodes
 from tests.unit.communicator.scripted import membership
-
-
-@pytest.fixture
-def tell() -> Iterator[Callable[..., Story]]:
-    made: list[Story] = []
-
-    def make(**settings: Any) -> Story:
-        made.append(Story(**settings))
-        return made[-1]
-
-    yield make
-    for story in made:
-        story.lineage.close()
-        story.lineage.close()
-
-
-@pytest.fixture
-def story(tell: Callable[..., Story]) -> Story:
-    return tell()
-
 
 # ---------------------------------------------------------------- successors
 

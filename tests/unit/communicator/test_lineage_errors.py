@@ -1,8 +1,7 @@
 """What calls raise on communicators that are over: with what to go on, or why there is nothing."""
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -18,26 +17,6 @@ from nexar.errors import (
 )
 from tests.unit.cluster.memory_mesh import soon
 from tests.unit.communicator.lineages import PART, Story
-
-
-@pytest.fixture
-def tell() -> Iterator[Callable[..., Story]]:
-    made: list[Story] = []
-
-    def make(**settings: Any) -> Story:
-        made.append(Story(**settings))
-        return made[-1]
-
-    yield make
-    for story in made:
-        story.lineage.close()
-        story.lineage.close()
-
-
-@pytest.fixture
-def story(tell: Callable[..., Story]) -> Story:
-    return tell()
-
 
 # ---------------------------------------------------------------- what calls raise
 

@@ -107,6 +107,11 @@ def test_ranks_of_one_host_cannot_have_one_port(refused):
     assert "give NEXAR_PORT_RANGE" in said
 
 
+def test_more_ranks_than_the_maximum_are_refused_at_once(refused):
+    said = complaint(refused(Nexar, "run", "-n", 4, "--elastic", "--max", 2, "join.py", code=2))
+    assert "--max = 2 is refused; allowed: 4 or more" in said
+
+
 def test_a_world_that_does_not_become_complete_says_who_is_there(refused):
     said = refused(Nexar, "seed", "--size", 2, "--listen", "127.0.0.1:0", **SHORT)
     assert "0 of 2 nodes joined in 2 s" in said.splitlines()[-1]

@@ -53,6 +53,7 @@ def run(
         config = effective({**given, **way_in(ticket, ticket_file, seed, patience=patience)}, variables).config
         _check_port(count, config)
         _check_restarts(max_restarts, config)
+        _check_most(count, config)
         wishes = Wishes(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
@@ -84,6 +85,13 @@ def _check_port(count: int, config: Config) -> None:
     if count > 1 and config.port:
         allowed = "one rank on this host: several cannot have the same port"
         raise ConfigError(variable="NEXAR_PORT", value=config.port, allowed=allowed, hint="give NEXAR_PORT_RANGE")
+
+
+def _check_most(count: int, config: Config) -> None:
+    most = config.elastic_max_world_size
+    if config.elastic_enabled and 0 < most < count:
+        allowed = f"{count} or more: so many ranks are to be started (-n)"
+        raise ConfigError(variable="--max", value=most, allowed=allowed)
 
 
 def _check_restarts(max_restarts: int, config: Config) -> None:

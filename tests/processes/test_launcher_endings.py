@@ -139,7 +139,10 @@ def test_the_last_one_is_not_started_again_for_nobody_could_let_it_in(tmp_path):
 
 
 def test_who_came_too_late_to_be_let_in_is_lost_and_no_failure(tmp_path):
-    text = "if place == '0': stay()\nif life == 0: os.kill(os.getpid(), 9)\nPath('done').touch()\n"
+    """The other rank is gone, and the launcher knows it, before this one is refused: else it would be tried again."""
+    text = "if place == '0': Path('draft').write_text(str(os.getpid())), Path('draft').rename('other'), stay()\n"
+    text += "if life == 0: os.kill(os.getpid(), 9)\nPath('done').touch()\n"
+    text += "while not Path('other').exists() or Path('/proc', Path('other').read_text()).exists(): time.sleep(0.01)\n"
     text += "from nexar import JoinRefused\nraise JoinRefused(reason='every member has left or died: nobody is left')"
     ran = again(tmp_path, text, TEST_FORMED="1")
     assert ran.process.returncode == 0, ran.stderr

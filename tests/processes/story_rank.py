@@ -55,10 +55,10 @@ class Life:
         presence = comm._presence
         adopt = presence.changed
 
-        def adopted(change: Change, before: Membership, after: Membership) -> None:
+        def adopted(change: Change, after: Membership) -> None:
             digest = hashlib.sha256(after.encode()).hexdigest()
             self.diary.write("adopted", epoch=after.epoch, membership=digest, ranks=self._ranks(after))
-            adopt(change, before, after)
+            adopt(change, after)
 
         presence.changed = adopted  # type: ignore[method-assign]
         self.noticing = comm.failure_events(

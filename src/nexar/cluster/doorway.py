@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, assert_never
 
@@ -38,6 +38,7 @@ from nexar.cluster.decisions.admission_events import (
 )
 from nexar.cluster.decisions.refusals import Refusals, brief
 from nexar.cluster.decisions.vote import Vote
+from nexar.cluster.errands import Errands
 from nexar.cluster.guest_line import GuestLine
 from nexar.cluster.membership import Membership
 from nexar.cluster.notary import Notary
@@ -78,9 +79,8 @@ class Doorway:
         self._kept = admission.membership  # by whoever performs
         self._max_lingering = max_lingering
         self._lock = threading.Lock()
-        self._actions: deque[Action] = deque()  # filled under the lock
+        self._errands = Errands(self._do)  # filled under the lock
         self._strangers = Refusals()  # turned away by the transports; under the lock
-        self._performing = threading.Lock()
         self._numbers = itertools.count(1)
         self._few = threading.Condition()
         self._lines: dict[int, GuestLine] = {}  # this and all below under `_few`
@@ -113,7 +113,7 @@ class Doorway:
         """See Acceptor."""
         with self._lock:
             self._strangers.add(describe_peer(None, None, address), reason)
-            self._actions.append(Note("refused", address, reason=brief(reason)))
+            self._errands.add([Note("refused", address, reason=brief(reason))])
         self._perform()
 
     # -- what is known -----------------------------------------------------------------------------------
@@ -139,22 +139,17 @@ class Doorway:
         """Put an event to admission, and see that what follows from it is done."""
         now = time.monotonic()
         with self._lock:
-            self._actions.extend(self._admission.step(event, now))
+            self._errands.add(self._admission.step(event, now))
             due = self._admission.due(now)
         self._perform()
         self._alarm.ring_by(due)
 
     def _perform(self) -> None:
-        """Do what is to be done, unless another thread is at it; it then does this too."""
-        while self._actions and self._performing.acquire(blocking=False):
-            try:
-                while self._actions:
-                    self._do(self._actions.popleft())
-            except BaseException as fault:
-                self._outcome.failed(InternalError(f"the seed cannot go on: {fault!r}"))
-                raise
-            finally:
-                self._performing.release()
+        try:
+            self._errands.run()
+        except BaseException as fault:
+            self._outcome.failed(InternalError(f"the seed cannot go on: {fault!r}"))
+            raise
 
     def _do(self, action: Action) -> None:
         match action:

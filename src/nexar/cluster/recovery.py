@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol, assert_never, get_args
@@ -30,6 +29,7 @@ from nexar.cluster.decisions.succession_events import (
     Tick,
     Word,
 )
+from nexar.cluster.errands import Errands
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
@@ -53,7 +53,7 @@ class Heir(Protocol):
         and not because of a link that it closes.
         """
 
-    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+    def changed(self, change: Change, after: Membership) -> None:
         """The next membership is here; the mesh has it already."""
 
     def stalled(self, stall: Stall) -> None:
@@ -93,8 +93,7 @@ class Recovery:
             active=config.recovery_policy == "automatic",
             random=Random(node.id),
         )
-        self._actions: deque[Action] = deque()  # filled under the lock
-        self._performing = threading.Lock()
+        self._errands = Errands(self._do)  # filled under the lock
         self._closed = False  # written by who closes
         self._membership = membership  # by whoever performs: the one that was carried out
         self._looked: dict[NodeId, float] = {}  # when members without a link were last looked for; any thread
@@ -116,9 +115,9 @@ class Recovery:
             return
         now = time.monotonic()
         with self._lock:
-            self._actions.extend(self._machine.step(event, now))
+            self._errands.add(self._machine.step(event, now))
             due = self._machine.due(now)
-        self._perform()
+        self._errands.run()
         self._alarm.ring_by(due)
 
     def heard(self, sender: NodeId, word: Word) -> None:
@@ -138,15 +137,6 @@ class Recovery:
             return self._machine.due(now)
 
     # -- doing ---------------------------------------------------------------------------------------------
-
-    def _perform(self) -> None:
-        """Do what is to be done, unless another thread is at it; it then does this too."""
-        while self._actions and self._performing.acquire(blocking=False):
-            try:
-                while self._actions:
-                    self._do(self._actions.popleft())
-            finally:
-                self._performing.release()
 
     def _do(self, action: Action) -> None:
         match action:
@@ -207,7 +197,7 @@ class Recovery:
         self._looked.clear()
         self._heir.changes(change, after)
         self._mesh.adopt(after, change)
-        self._heir.changed(change, before, after)
+        self._heir.changed(change, after)
 
     def close(self) -> None:
         """Nothing is decided here any more. Idempotent."""

@@ -159,9 +159,8 @@ class Lineage:
             if branch.next_membership(after, [change]) is not None:
                 branch.interrupt()
 
-    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+    def changed(self, change: Change, after: Membership) -> None:
         """See Heir. What was opened since is interrupted here."""
-        del before
         with self._changed:
             self._world = after
             self._changes.append(change)
@@ -221,7 +220,7 @@ class Lineage:
 
     def fate_after(self, branch: Branch, error: BaseException) -> Fate | None:
         """What a call has to wait for that ended with this error; None if that is all there is to say."""
-        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed)) or error is branch.fate.error
+        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
         if not consequence or not (branch.fate.done or self._concerns(branch, error)):
             return None
         return branch.fate

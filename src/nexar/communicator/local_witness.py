@@ -9,12 +9,11 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from nexar.cluster.decisions.succession_events import Action, Event, Heard, Probe, Probed, Say, Word
 from nexar.cluster.decisions.witness import Witness
+from nexar.cluster.errands import Errands
 from nexar.cluster.membership import Attendant, Membership
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import MAX_NODE, NodeId
@@ -33,8 +32,7 @@ class LocalWitness:
         self._lock = threading.Lock()
         self._machine = Witness(membership)  # under the lock
         self._hearers: dict[NodeId, Callable[[Message], None]] = {}  # those that are here; dict methods are atomic
-        self._actions: deque[Action] = deque()  # filled under the lock
-        self._performing: Final = threading.Lock()
+        self._errands = Errands(self._do)  # filled under the lock
 
     def introduce(self, node: NodeId, hear: Callable[[Message], None]) -> Callable[[Message], bool]:
         """`hear` gets what it says to this node. Returns what tells it something."""
@@ -53,13 +51,8 @@ class LocalWitness:
 
     def _put(self, event: Event) -> None:
         with self._lock:
-            self._actions.extend(self._machine.step(event, time.monotonic()))
-        while self._actions and self._performing.acquire(blocking=False):  # a thread that is at it does this too
-            try:
-                while self._actions:
-                    self._do(self._actions.popleft())
-            finally:
-                self._performing.release()
+            self._errands.add(self._machine.step(event, time.monotonic()))
+        self._errands.run()
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Say):

@@ -62,7 +62,7 @@ _EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
 
 
 class Presence:
-    """Of one node. Any thread. Close it before the mesh; `leave` first if it raised."""
+    """Of one node. Any thread. Close it before the mesh; `say_goodbye` first."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class Presence:
         """See Heir."""
         self.lineage.changes(change, after)
 
-    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+    def changed(self, change: Change, after: Membership) -> None:
         """See Heir."""
         self._lookout.adopt(after)
         self.wishes.settle(change.gone)
@@ -265,7 +265,7 @@ class Presence:
         if self._lines is not None:
             self._lines.adopt(after)
         self.look_around()
-        self.lineage.changed(change, before, after)
+        self.lineage.changed(change, after)
 
     def stalled(self, stall: Stall) -> None:
         """See Heir."""

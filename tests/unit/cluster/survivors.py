@@ -31,6 +31,8 @@ class Survivor:
         self.seed: list[Message] = []
         self.story: list[Any] = []
         """What was done here, in order."""
+        self.present = membership
+        """The newest that it was told of."""
         self.recovery = Recovery(
             cast(Any, self), cast(Any, self), membership, heir=self, probe=self.probe, tell_seed=self.tell_seed
         )
@@ -66,8 +68,9 @@ class Survivor:
     def changes(self, change: Change, after: Membership) -> None:
         self.story.append(("chosen", after.epoch))
 
-    def changed(self, change: Change, before: Membership, after: Membership) -> None:
+    def changed(self, change: Change, after: Membership) -> None:
         assert self.recovery.membership is after
+        before, self.present = self.present, after
         self.story.append((change, [member.node for member in before.members], [m.node for m in after.members]))
 
     def stalled(self, stall: Stall) -> None:

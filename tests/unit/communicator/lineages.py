@@ -38,8 +38,8 @@ class Story:
             joined=membership(list(joined), 1).members if joined else (),
             **facts,
         )
-        before, self.world = self.world, change.apply(self.world)
-        self.lineage.changed(change, before, self.world)
+        self.world = change.apply(self.world)
+        self.lineage.changed(change, self.world)
         return change
 
     def successor(self, of: Branch) -> Branch:

@@ -121,9 +121,7 @@ def _begin_before_hearing(story: Story) -> Branch:
     def opened(branch: Branch) -> None:
         if not changed:
             changed.append(branch)
-            story.lineage.changed(
-                Change(3, left=(Departure(2, "killed"),)), membership([1, 2, 3], 2), membership([1, 3], 3)
-            )
+            story.lineage.changed(Change(3, left=(Departure(2, "killed"),)), membership([1, 3], 3))
 
     story.lineage.opened = opened
     return story.lineage.begin(membership([1, 2, 3], 2), PART, soon())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from nexar.cluster.decisions.succession_events import Say
 from nexar.types import NodeId
-from nexar.wire.messages import Chosen, Number, Prepare
+from nexar.wire.messages import Accept, Accepted, Chosen, Number, Prepare, Promise, Rejected
+
+BallotWord: TypeAlias = Prepare | Promise | Accept | Accepted | Rejected | Chosen
+"""A word of a ballot."""
 
 KEPT: Final = 1024
 """Changes. Who is further behind than that is told nothing; it cannot be a member any more."""
@@ -54,6 +57,21 @@ class History:
     def take(self, epoch: int) -> bytes | None:
         """What was kept for this epoch, now that it is reached."""
         return self._ahead.pop(epoch, None)
+
+    def answer(self, me: NodeId, sender: NodeId, word: BallotWord, epoch: int) -> list[Say] | None:
+        """What `me`, who is in `epoch`, says to a word that is not about what follows it: who is behind is told what
+        was chosen, who is ahead is asked, other agreements are nobody's business here. None: it is about that.
+        """
+        communicator, about, sequence = word.instance
+        if communicator or sequence:
+            return []
+        if about < epoch:
+            return self.tell(sender, about) if isinstance(word, Prepare | Accept) else []
+        if about == epoch:
+            return None
+        if isinstance(word, Chosen) and not self.keep_for_later(about, word.value):
+            return []
+        return [ask(me, sender, epoch)]
 
 
 def ask(me: NodeId, node: NodeId, epoch: int) -> Say:

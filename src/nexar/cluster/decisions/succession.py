@@ -256,20 +256,8 @@ class Succession:
     def _heard(self, sender: NodeId, word: Word, now: float) -> list[Action]:
         if isinstance(word, Suspect):
             return self._hear_suspect(sender, word, now)
-        communicator, epoch, sequence = word.instance
-        if communicator or sequence:
-            return []
-        if epoch < self.membership.epoch:
-            return [*self._history.tell(sender, epoch)] if isinstance(word, Prepare | Accept) else []
-        if epoch > self.membership.epoch:
-            return self._hear_from_ahead(sender, word, epoch)
-        return self._hear_ballot(sender, word, now)
-
-    def _hear_from_ahead(self, sender: NodeId, word: Word, epoch: int) -> list[Action]:
-        """The others went on, and the news has not come here."""
-        if isinstance(word, Chosen) and not self._history.keep_for_later(epoch, word.value):
-            return []
-        return [ask(self.me, sender, self.membership.epoch)]
+        answer = self._history.answer(self.me, sender, word, self.membership.epoch)
+        return self._hear_ballot(sender, word, now) if answer is None else [*answer]
 
     def _told_late(self, event: Event) -> list[Action]:
         """After the end: who still asks is told what was chosen."""
@@ -295,7 +283,7 @@ class Succession:
         if word.epoch < self.membership.epoch:
             return [*self._history.tell(sender, word.epoch)]
         if word.epoch > self.membership.epoch:
-            return self._hear_from_ahead(sender, word, word.epoch)
+            return [ask(self.me, sender, self.membership.epoch)]
         other = word.by if word.node == self.me else word.node
         ranks = self.membership.rank_of(word.node), self.membership.rank_of(word.by)
         if None in ranks or self._is_gone(other) or other == self.me:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.electorate import Electorate
-from nexar.cluster.decisions.history import History, ask
+from nexar.cluster.decisions.history import History
 from nexar.cluster.decisions.judging import Judging, read_change
 from nexar.cluster.decisions.probing import Probing
 from nexar.cluster.decisions.succession_events import Action, Adopt, Event, Heard, Probed, Say, Word
@@ -18,7 +18,7 @@ from nexar.cluster.decisions.vote import Judgement, Vote
 from nexar.cluster.membership import Membership
 from nexar.errors import InternalError
 from nexar.types import NodeId
-from nexar.wire.messages import Accept, Chosen, Prepare, Suspect
+from nexar.wire.messages import Accept, Chosen, Suspect
 
 
 class Witness:
@@ -92,22 +92,12 @@ class Witness:
     def _heard(self, sender: NodeId, word: Word, now: float) -> list[Action]:
         if isinstance(word, Suspect):
             return [*self._history.tell(sender, word.epoch)]
-        communicator, epoch, sequence = word.instance
-        if communicator or sequence:
-            return []
-        if epoch < self.membership.epoch:
-            return [*self._history.tell(sender, epoch)] if isinstance(word, Prepare | Accept) else []
-        if epoch > self.membership.epoch:
-            return self._hear_from_ahead(sender, word, epoch)
+        answer = self._history.answer(self.me, sender, word, self.membership.epoch)
+        if answer is not None:
+            return [*answer]
         if isinstance(word, Chosen) and read_change(word.value, self.membership) is None:
             return []
         return [*self._agreement.hear(sender, word, now, lambda accept: self._judge(accept, now))]
-
-    def _hear_from_ahead(self, sender: NodeId, word: Word, epoch: int) -> list[Action]:
-        """The members went on, and the news has not come here: it was away."""
-        if isinstance(word, Chosen) and not self._history.keep_for_later(epoch, word.value):
-            return []
-        return [ask(self.me, sender, self.membership.epoch)]
 
     def _adopt(self, value: bytes, now: float) -> list[Action]:
         before, change = self.membership, Change.decode(value)

@@ -12,6 +12,9 @@ from functools import partial
 import nexar
 
 
+hangs = threading.Event()
+
+
 def serve(comm: nexar.Communicator) -> None:
     @comm.serve
     def add(x: int, y: int) -> int:
@@ -23,6 +26,7 @@ def serve(comm: nexar.Communicator) -> None:
 
     @comm.serve
     def leave_hanging() -> None:
+        hangs.set()
         threading.Event().wait()
 
     @comm.serve
@@ -57,4 +61,5 @@ with nexar.init(recovery_policy=sys.argv[1]) as comm:
     alone = successors[0] or comm
     assert alone.on(alone.rank).add(1, 2) == 3  # functions stay registered
     hanging = alone.start.on(alone.rank).leave_hanging()  # must not keep the process from ending
+    assert hangs.wait(15)  # a call that has not begun when its communicator ends is never begun
     sys.stdout.write("lost and alive\n")

@@ -28,6 +28,7 @@ from nexar.testing.simulator.laws import Violation
 from nexar.testing.simulator.telling import tell
 from nexar.testing.simulator.world import World
 from nexar.types import NodeId
+from nexar.wire.messages import Chosen
 
 _SHORTEST: Final = 0.001
 """Seconds between two ticks of one machine: a thread does not wake more often."""
@@ -113,6 +114,11 @@ class Inhabitant:
 
     def felt(self, sender: NodeId, epoch: int) -> None:
         """A beat arrives."""
+
+    def news_since(self, epoch: int) -> list[Chosen]:
+        """What it tells who dials it, and is in an earlier epoch."""
+        del epoch
+        return []
 
     def happens(self, event: Event) -> None:
         """Tell its machine, and do what that wants."""

@@ -134,9 +134,13 @@ class SimulatedMember(Inhabitant):
 
     def bring_up(self, node: NodeId, epoch: int) -> None:
         """Tell a node that is behind what was chosen since."""
-        if self.succession is not None:
-            for number, value in enumerate(self.succession.changes_since(epoch), start=epoch):
-                self._world.say(self.node, node, Chosen((0, number, 0), value))
+        for word in self.news_since(epoch):
+            self._world.say(self.node, node, word)
+
+    def news_since(self, epoch: int) -> list[Chosen]:
+        """What was chosen since, for a node that is behind."""
+        changes = self.succession.changes_since(epoch) if self.succession is not None else []
+        return [Chosen((0, number, 0), value) for number, value in enumerate(changes, start=epoch)]
 
     def _look(self) -> None:
         for finding in self._detector.tick(self.now()):
@@ -146,7 +150,17 @@ class SimulatedMember(Inhabitant):
                 self.find(finding.node)
         for suspect in list(self.succession.suspects()) if self.succession is not None else ():
             if self.running and self.reaches(suspect):
-                self.find(suspect)
+                self._dial(suspect)
+
+    def _dial(self, suspect: NodeId) -> None:
+        """A suspect answers: with what was chosen, if it is ahead. Nothing of an answer gets lost: the connection is
+        there, or it is not.
+        """
+        epoch, other = self.epoch, self._world.inhabitants[suspect]
+        for word in other.news_since(epoch):
+            self.hear(suspect, word)
+        if self.epoch == epoch and not self.is_expelled:
+            self.find(suspect)
 
     def lines(self) -> tuple[NodeId, ...]:
         """Whom the kernel tells when this process ends."""

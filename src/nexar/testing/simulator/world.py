@@ -11,6 +11,7 @@ from nexar.testing.simulator.laws import Laws
 from nexar.testing.simulator.network import Network
 from nexar.testing.simulator.timeline import Timeline
 from nexar.types import NodeId
+from nexar.wire.messages import Chosen
 
 INTERVAL: Final = 2.0
 TIMEOUT: Final = 6.0
@@ -36,6 +37,9 @@ class Neighbour(Protocol):
 
     def felt(self, sender: NodeId, epoch: int) -> None:
         """A beat arrives."""
+
+    def news_since(self, epoch: int) -> list[Chosen]:
+        """What it tells who dials it, and is in an earlier epoch."""
 
 
 @dataclass(slots=True)

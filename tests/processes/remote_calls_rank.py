@@ -11,7 +11,6 @@ from functools import partial
 
 import nexar
 
-
 hangs = threading.Event()
 
 

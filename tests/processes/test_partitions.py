@@ -49,6 +49,12 @@ def assert_told(story: Story, left_out: Sequence[int]) -> None:
         assert told["reason"]
 
 
+def _outcomes(story: Story, rank: int) -> list[str]:
+    """Each time that it went on, or was told that it does not."""
+    lines = (line for line in story.told(rank) if line["what"] == "changed" or line.get("error") == "Expelled")
+    return [line["what"] for line in lines]
+
+
 @pytest.mark.parametrize(
     ("near", "far"),
     [(2, 2), (3, 2)],
@@ -81,7 +87,7 @@ def test_the_side_with_the_majority_goes_on_where_the_seed_is_on_the_other(tmp_p
         story.finish()
 
 
-def test_nobody_goes_on_where_each_is_alone(tmp_path: Path) -> None:
+def test_nobody_goes_on_where_each_is_alone_and_those_who_meet_again_first_do(tmp_path: Path) -> None:
     with hosts(tmp_path, 1, 1, 1) as partition:
         story = partition.story
         partition.split()
@@ -90,6 +96,12 @@ def test_nobody_goes_on_where_each_is_alone(tmp_path: Path) -> None:
         assert [line["alive"] for line in raised] == [[0], [1], [2]]
         assert max(line["at"] for line in raised) - begin < 30
         assert not any(story.told(rank, "changed") for rank in range(3))
+        partition.heal()  # any two are a majority, and need not wait for the third
+        story.await_all(range(3), lambda rank: bool(_outcomes(story, rank)), "an end of being alone")
+        on, out = ([rank for rank in range(3) if _outcomes(story, rank)[-1] == what] for what in ("changed", "raised"))
+        assert len(on) >= 2
+        assert_told(story, out)
+        story.await_more(on)
         story.finish()
 
 

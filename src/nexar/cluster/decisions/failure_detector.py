@@ -59,7 +59,7 @@ class Known:
     """Seconds since anything came from it."""
     beat: Beat | None
     beat_age: float
-    """Seconds since that beat; since it is watched, if there was none."""
+    """Seconds since that beat; since it is watched, if there was none, or since it is heard again after a silence."""
     state: State
     """As it was told last."""
 
@@ -110,6 +110,8 @@ class FailureDetector:
         seen = self._watched.get(node)
         if seen is not None:
             if seen.count is not None and count != seen.count:
+                if now - seen.heard >= self._timeout:
+                    seen.beaten = now  # cut off: what it sent in that time tells nothing, beats no more than packets
                 seen.heard = now
             seen.count, seen.tells_apart = count, tells_apart
 

@@ -69,6 +69,13 @@ def test_who_is_heard_again_is_told_as_alive(watch: Watch) -> None:
     assert watch.pass_(4, packets=True, beat=Beat(1)) == []
 
 
+def test_who_is_heard_again_is_not_stuck_for_the_beats_of_its_silence(watch: Watch) -> None:
+    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.pass_(30)
+    assert [found.state for found in watch.pass_(TIMEOUT - 0.1, packets=True)] == ["alive"]
+    assert [found.state for found in watch.pass_(TIMEOUT, packets=True)] == ["stuck"]
+
+
 def test_packets_without_beats_are_a_process_that_is_stuck_and_no_loss_for_a_minute(watch: Watch) -> None:
     watch.pass_(1, packets=True, beat=Beat(1, (ALL_REDUCE,)))
     watch.found.clear()

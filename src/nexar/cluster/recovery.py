@@ -109,6 +109,11 @@ class Recovery:
         with self._lock:
             return dict(self._machine.suspects())
 
+    def missing(self) -> list[NodeId]:
+        """Whose votes are needed and have not come, and whom this node cannot reach."""
+        with self._lock:
+            return self._machine.missing()
+
     def put(self, event: Event) -> None:
         """Tell the machine, and see that what follows from it is done."""
         if self._closed:
@@ -153,7 +158,7 @@ class Recovery:
             case _:
                 assert_never(action)
 
-    def say(self, node: NodeId, word: Word) -> None:
+    def say(self, node: NodeId, word: Message) -> None:
         """It may be lost: whoever needs an answer asks again."""
         if node == self._seed:
             self._tell_seed(word)
@@ -175,13 +180,13 @@ class Recovery:
             self._looked[node] = now
             self._probe(node)
 
-    def _send(self, link: Link, word: Word) -> None:
+    def _send(self, link: Link, word: Message) -> None:
         try:
             link.send_control(word)
         except NexarError as error:
             _log.debug("not said to node %x: %s", link.peer, error)
 
-    def _say_anew(self, node: NodeId, word: Word) -> None:
+    def _say_anew(self, node: NodeId, word: Message) -> None:
         """To somebody we have no link to yet: control may dial anyone."""
         try:
             self._mesh.link(node, time.monotonic() + 1.0).send_control(word)

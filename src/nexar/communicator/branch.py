@@ -55,6 +55,8 @@ class Branch:
         """Members that its successor does not have, and why. Written before the fate is sealed."""
         self.agreed = False
         """All of them went by agreement: nobody was lost. Likewise."""
+        self.closers: set[NodeId] = set()
+        """Members whose users have closed it. Under the lineage's lock."""
         self.interrupted = False
         """Its members change: calls wait for their fate. Written once, before calls are interrupted."""
         self.recall: Final = Recall()
@@ -97,6 +99,24 @@ class Branch:
     def nodes(self) -> frozenset[NodeId]:
         """Its members."""
         return self.group.matching.members or frozenset()
+
+    @property
+    def me(self) -> NodeId:
+        """This node."""
+        return self.membership.members[self.group.rank].node
+
+    @property
+    def is_barred(self) -> bool:
+        """A member has closed it, so there is no successor, at least for now."""
+        return isinstance(self.fate.error, Revoked) and self.fate.error.closed
+
+    def bar(self, target: Membership) -> Revoked | None:
+        """Why a successor with these members is not made: one of them has closed this one. Under the lineage's lock."""
+        for rank, member in enumerate(self.membership.members):
+            if member.node in self.closers and target.rank_of(member.node) is not None:
+                reason = f"rank {rank} has closed it, and there is no successor without that rank"
+                return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
+        return None
 
     def interrupt(self, error: NexarError | None = None) -> None:
         """Every pending and later call raises, and its buffers are free. Without the node's lock. Idempotent."""

@@ -5,7 +5,7 @@
 Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
 same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
 next change comes. One that cannot be made holds up no other: it is tried again when another change concerns it, and
-given up if none does in time.
+given up if none does in time. None is made with a member that has closed the communicator: the others are told so.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from copy import copy
 from functools import partial
 from typing import Any, Final
 
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
-from nexar.communicator.attempts import Attempts
-from nexar.communicator.branch import WORLD, Branch
-from nexar.communicator.fate import Fate
+from nexar.communicator.absences import Absence, Absences
+from nexar.communicator.attempts import Attempts, missed_in
+from nexar.communicator.branch import Branch
+from nexar.communicator.course import Course
+from nexar.communicator.judging import Judging
 from nexar.communicator.maker import Maker
 from nexar.communicator.settling import ANYTHING, NOTHING, Completed
 from nexar.communicator.workshop import Workshop
@@ -35,26 +35,22 @@ from nexar.errors import (
     NoQuorum,
     PeerLost,
     RecoveryTimeout,
-    Revoked,
     UsageError,
 )
 from nexar.group import Group
-from nexar.types import NodeId
+from nexar.types import NodeId, Rank
 
 _log = logging.getLogger(__name__)
 
 _CLOSED: Final = "this node is closed; make a new one with nexar.init()"
 
-_MOST_CHANGES: Final = 1024
-"""As many are remembered: a communicator that is being made may stand on an older membership, not on one so old."""
 
-
-class Lineage:
+class Lineage(Judging):
     """Of one node. Any thread. See cluster.recovery.Heir. Close it before the mesh."""
 
     def __init__(self, maker: Maker, membership: Membership) -> None:
         self._maker = maker
-        self._config: Final = maker.config
+        self._config = maker.config
         self.wrap: Callable[[Branch], Any] = _nothing
         """Makes what the user holds of a branch. Written once, before the first branch."""
         self.missed: Callable[[NodeId, str], None] = _nothing
@@ -63,9 +59,11 @@ class Lineage:
         """Told of each branch before anybody uses it. Likewise."""
         self.listed: Callable[[Branch], None] = _nothing
         """Told of each once `find` finds it, and still before anybody uses it. Likewise."""
+        self.absent: Callable[[Absence], None] = _nothing
+        """Told of what others may make a successor of, and this node takes no part in. Must not block. Likewise."""
         self._changed = threading.Condition()  # over everything below
-        self._world = membership
-        self._changes: list[Change] = []  # the newest that were chosen since this node is here
+        self._course = Course(membership)
+        self._absences = Absences()
         self._branches: dict[Branch, None] = {}  # without a successor, in the order of their making
         self._attempts = Attempts()  # at their successors
         self._making: dict[Group, None] = {}  # of those that are being made
@@ -87,10 +85,10 @@ class Lineage:
         branch, _ = self._make(membership, communicator, deadline, completed)
         self.opened(branch)
         with self._changed:
-            end, changes, closed = self._end, list(self._changes), self._closed
+            end, closed = self._end, self._closed
             if not closed:
                 self._branches[branch] = None
-            late = branch.next_membership(self._world, changes) is not None
+            late = self._course.after(branch) is not None
         if closed:
             branch.end()
             raise UsageError(_CLOSED)
@@ -104,11 +102,28 @@ class Lineage:
         return branch
 
     def forget(self, branch: Branch) -> None:
-        """The user has closed it."""
+        """The user has closed it. Whoever makes a successor now is told; if that is under way here, when it has failed:
+        else all of them have it.
+        """
         with self._changed:
+            wanted = branch in self._branches
             self._branches.pop(branch, None)
             self._attempts.forget(branch)
+            late = self._course.after(branch) is not None and not self._workshop.is_at(branch)
+            absence = self._absences.add(branch) if wanted else None
+        if absence is not None and late:
+            self.absent(absence)
         branch.end()
+
+    def closed_by(self, branch: Branch, node: NodeId) -> None:
+        """This member has closed it. Never blocks."""
+        with self._changed:
+            branch.closers.add(node)
+            making = [each for each in self._making if each.communicator == branch.communicator]
+        for group in making:
+            if node in _nodes(group):
+                group.close()
+        self._wake()
 
     def find(self, communicator: int, generation: int) -> Branch | None:
         """One that is open."""
@@ -117,10 +132,10 @@ class Lineage:
             return next((each for each in self._branches if (each.communicator, each.membership.epoch) == about), None)
 
     def wait_for_successor(self, branch: Branch, deadline: float) -> Any:
-        """What the user gets next; None: nothing in time. Raises what ended all of them."""
+        """What the user gets next; None: nothing in time, or a member has closed it. Raises what ended all of them."""
         with self._changed:
             self._changed.wait_for(
-                lambda: branch.is_succeeded or self._closed or self._end is not None,
+                lambda: branch.is_succeeded or self._is_barred(branch) or self._closed or self._end is not None,
                 max(0.0, deadline - time.monotonic()),
             )
             if branch.successor is None and self._end is not None:
@@ -134,8 +149,17 @@ class Lineage:
     def is_concerned(self, branch: Branch) -> bool:
         """Whether a change that was chosen gives it a successor. Not if that was given up: it takes another one."""
         with self._changed:
-            target = self._target(branch)
+            target = self._course.after(branch)
             return target is not None and not self._attempts.is_given_up(branch, target)
+
+    def is_barred(self, branch: Branch) -> bool:
+        """Whether it was given up because a member has closed it, and that member is still here."""
+        with self._changed:
+            return self._is_barred(branch)
+
+    def _is_barred(self, branch: Branch) -> bool:
+        """Under the lock."""
+        return branch.is_barred and branch.bar(self._course.world) is not None
 
     def branches(self) -> list[Branch]:
         """Those that are open."""
@@ -146,10 +170,17 @@ class Lineage:
         """The world's membership of this epoch or a later one, if it comes in time."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._world.epoch >= epoch or self._closed or self._end is not None,
+                lambda: self._course.world.epoch >= epoch or self._closed or self._end is not None,
                 max(0.0, deadline - time.monotonic()),
             )
-            return self._world if self._world.epoch >= epoch and self._end is None else None
+            world = self._course.world
+            return world if world.epoch >= epoch and self._end is None else None
+
+    def missing(self, branch: Branch) -> tuple[Rank, ...]:
+        """Who was waited for in vain when its successor was made last, by their ranks in it."""
+        with self._changed:
+            missing = self._attempts.missing(branch)
+        return tuple(sorted(rank for node in missing if (rank := branch.membership.rank_of(node)) is not None))
 
     # -- Heir: whoever performs, without waiting -------------------------------------------------------------
 
@@ -162,15 +193,16 @@ class Lineage:
     def changed(self, change: Change, after: Membership) -> None:
         """See Heir. What was opened since is interrupted here."""
         with self._changed:
-            self._world = after
-            self._changes.append(change)
-            del self._changes[:-_MOST_CHANGES]
-            making = [each for each in self._making if self._is_stale(each)]
+            self._course.add(change, after)
+            making = [each for each in self._making if self._course.overtakes(each)]
             concerned = [each for each in self._branches if each.next_membership(after, [change]) is not None]
+            absences = self._absences.touched(change)
         for branch in concerned:
             branch.interrupt()
         for group in making:
             group.close()  # it comes too late: whoever makes it begins anew
+        for absence in absences:
+            self.absent(absence)
         self._wake()
 
     def stalled(self, stall: Stall) -> None:
@@ -204,41 +236,6 @@ class Lineage:
                 self._thread.start()
             self._changed.notify_all()
 
-    # -- what a call raises ------------------------------------------------------------------------------------
-
-    def judge(self, branch: Branch, error: BaseException) -> BaseException:
-        """What a call on this branch has to raise that ended with this error. Under the automatic policy it waits
-        until the survivors have agreed, if that is what it takes; never longer than `recovery_timeout` and a little.
-        """
-        fate = self.fate_after(branch, error)
-        if fate is None:
-            return error
-        if not fate.done:
-            with suppress(NexarError):  # it is looked at below
-                branch.group.wait((fate,), time.monotonic() + 1.5 * self._config.recovery_timeout)
-        return copy(fate.error) if fate.error is not None else error
-
-    def fate_after(self, branch: Branch, error: BaseException) -> Fate | None:
-        """What a call has to wait for that ended with this error; None if that is all there is to say."""
-        consequence = isinstance(error, (PeerLost, Revoked, LinkClosed))
-        if not consequence or not (branch.fate.done or self._concerns(branch, error)):
-            return None
-        return branch.fate
-
-    def _concerns(self, branch: Branch, error: BaseException) -> bool:
-        """Whether there will be a fate to wait for; if nobody has seen to it yet, this does."""
-        if branch.interrupted:
-            return True
-        if not isinstance(error, PeerLost) or self._config.recovery_policy != "automatic":
-            return False
-        node = error.node
-        if node is None and error.rank is not None and error.rank < branch.group.size:
-            node = branch.membership.members[error.rank].node
-        if node is None or node not in branch.nodes:
-            return False
-        self.missed(node, error.cause)
-        return True
-
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -248,7 +245,7 @@ class Lineage:
                 targets = {each: target for each in self._branches if (target := self._due(each, now)) is not None}
                 if targets and self._end is None and not self._workshop.is_full:
                     first = min(targets, key=lambda each: (each.communicator, each.membership.epoch))
-                    hopeless = self._attempts.give_up(first, targets[first])
+                    hopeless = self._is_hopeless(first, targets[first])
                     self._workshop.start(first, partial(self._attempt, first, targets[first], hopeless=hopeless))
                 else:
                     idle = self._end is not None or self._workshop.is_full
@@ -260,7 +257,8 @@ class Lineage:
         deadline = time.monotonic() + timeout
         try:
             if hopeless:
-                branch.fate.seal(RecoveryTimeout(missing_votes=[], timeout=timeout))
+                late = RecoveryTimeout(missing_votes=self.missing(branch), timeout=timeout)
+                branch.fate.seal(branch.bar(target) or late)
             else:
                 self._succeed(branch, target, deadline)
         except Exception as error:  # noqa: BLE001 - also of a mistake of ours: it must not be tried for ever
@@ -270,32 +268,38 @@ class Lineage:
 
     def _due(self, branch: Branch, now: float) -> Membership | None:
         """Who is in its successor, if it is to be made or given up now. Under the lock."""
-        target = None if self._workshop.is_at(branch) else self._target(branch)
-        return target if target is not None and self._attempts.is_due(branch, target, now) else None
+        target = None if self._workshop.is_at(branch) else self._course.after(branch)
+        if target is None or self._attempts.is_given_up(branch, target):
+            return None
+        barred = branch.bar(target) is not None
+        return target if barred or self._attempts.is_due(branch, target, now) else None
 
-    def _target(self, branch: Branch) -> Membership | None:
-        """Under the lock."""
-        return branch.next_membership(self._world, self._changes)
+    def _is_hopeless(self, branch: Branch, target: Membership) -> bool:
+        """Whether it is to be given up, and was now. Under the lock."""
+        if branch.bar(target) is not None:
+            self._attempts.failed(branch, target, 0.0)
+        return self._attempts.give_up(branch, target)
 
     def _succeed(self, branch: Branch, target: Membership, deadline: float) -> None:
         with self._changed:
-            changes = self._changes.copy()
+            changes = self._course.between(branch.membership.epoch, target.epoch)
             self._attempts.forget(branch)
         completed = Completed(branch.membership.epoch, branch.assembly.journal.completed)
-        made, least = self._make(target, branch.communicator, deadline, completed)
+        made, least = self._make(target, branch.communicator, deadline, completed, branch)
         made.inherit(branch)
         self.opened(made)
-        changes = [each for each in changes if branch.membership.epoch < each.epoch <= target.epoch]
         with self._changed:
-            wanted = branch in self._branches
-            if wanted:
+            closed, barred = branch not in self._branches, branch.bar(target) is not None
+            if closed:
+                self._absences.add(made)
+            elif not barred:
                 del self._branches[branch]
                 self._attempts.forget(branch)
                 self._branches[made] = None
                 self._workshop.take(made)
-            late = self._target(made) is not None
-        if not wanted:  # its user closed it meanwhile
-            made.end()
+            late = self._course.after(made) is not None
+        if closed or barred:  # by its user, or another one's, meanwhile
+            (made.end if closed else made.close)()  # the feeds of who was barred are still its own
             return
         self.listed(made)
         if late:
@@ -303,10 +307,15 @@ class Lineage:
         self._hand_over(branch, made, changes, None if least in (NOTHING, ANYTHING) else least)
 
     def _make(
-        self, membership: Membership, communicator: int, deadline: float, completed: Completed | None
+        self,
+        membership: Membership,
+        communicator: int,
+        deadline: float,
+        completed: Completed | None,
+        old: Branch | None = None,
     ) -> tuple[Branch, int]:
-        """See Maker. Ends with LinkClosed when a change comes that concerns it: those who have heard of that change do
-        not take part any more, and nobody is to wait for them. Raises what ended all of them.
+        """See Maker. Ends with LinkClosed when a change comes that concerns it, or a member has closed the `old` one:
+        those who know that do not take part any more, and nobody is to wait for them. Raises what ended all of them.
         """
         begun: list[Group] = []
 
@@ -314,7 +323,7 @@ class Lineage:
             begun.append(group)
             with self._changed:
                 self._making[group] = None
-                over = self._is_over(group)
+                over = self._is_over(group) or (old is not None and old.bar(membership) is not None)
             if over:
                 group.close()
 
@@ -335,15 +344,7 @@ class Lineage:
 
     def _is_over(self, group: Group) -> bool:
         """Whether nobody is to make this one any more. Under the lock."""
-        return self._closed or self._end is not None or self._is_stale(group)
-
-    def _is_stale(self, group: Group) -> bool:
-        """Whether a change that was chosen concerns it. Under the lock."""
-        epoch = group.membership.epoch
-        if group.communicator == WORLD:
-            return self._world.epoch > epoch
-        later = (change for change in self._changes if change.epoch > epoch)
-        return any(change.touches(group.communicator, _nodes(group)) for change in later)
+        return self._closed or self._end is not None or self._course.overtakes(group)
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
         communicator = self.wrap(new)
@@ -364,8 +365,11 @@ class Lineage:
         if isinstance(error, PeerLost) and error.node is not None:
             self.missed(error.node, error.cause)
         with self._changed:
-            if branch in self._branches:
-                self._attempts.failed(branch, target, deadline)
+            closed = branch not in self._branches
+            if not closed:
+                self._attempts.failed(branch, target, deadline, missed_in(error, target, branch))
+        if closed:
+            self.absent(Absence(branch.communicator, branch.membership))
 
     # -- the end ---------------------------------------------------------------------------------------------
 

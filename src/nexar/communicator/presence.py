@@ -36,10 +36,10 @@ from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
-from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
+from nexar.communicator.revocations import Revocations
+from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout
 from nexar.group import Group
 from nexar.links.link import Link
-from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank, format_seconds
 from nexar.wire.messages import (
     MAX_CAUSE_CHARACTERS,
@@ -56,7 +56,6 @@ from nexar.wire.messages import (
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN: Final = 1.0  # seconds
-_MOST_EARLY: Final = 64  # revocations of communicators that are not made yet
 _EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
 """How the seed begins when it refuses who was a member: see decisions.register."""
 
@@ -93,8 +92,9 @@ class Presence:
         """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
         self.lineage.opened = self._opened
-        self.lineage.listed = self._listed
-        self._early: dict[tuple[int, int], tuple[NodeId, Revoke]] = {}  # about what is not made yet; methods are atomic
+        self.revocations: Final = Revocations(node.id, self.lineage, self._say_to)
+        self.lineage.listed = self.revocations.listed
+        self.lineage.absent = self.revocations.absent
         self.ballots: Final = Ballots(node.id, node.progress, self.recovery.say)
         self.heartbeat: Heartbeat | None = None
         self._lines: DeathLines | None = None
@@ -102,7 +102,7 @@ class Presence:
         board.connect(self._lookout.said_goodbye, Goodbye)
         board.connect(pings.arrived, Ping, Pong)
         board.connect(self._heard, *WORDS)
-        board.connect(self._revoked, Revoke)
+        board.connect(self.revocations.heard, Revoke)
         mesh.on_expelled = self.expelled
         if node.meets_strangers:
             self._watch(board, membership)
@@ -152,6 +152,10 @@ class Presence:
         self.heartbeat.arrived(link.peer, message)
         if message.epoch < self.recovery.membership.epoch:
             self.recovery.behind(link.peer, message.epoch)
+
+    def _say_to(self, node: NodeId, message: Message) -> None:
+        if not self.is_gone(node):
+            self.recovery.say(node, message)
 
     def _say_to_seed(self, message: Message) -> bool:
         return self.tell_seed(message)
@@ -286,16 +290,25 @@ class Presence:
 
     def succeed(self, branch: Branch, deadline: float, timeout: float) -> Any:
         """The communicator after this one: without who is lost; if nobody is, the same members once more."""
-        while True:
+        while not self.lineage.is_barred(branch):
             self._ask_for_successor(branch)
             found = self.lineage.wait_for_successor(branch, min(deadline, time.monotonic() + _ASK_AGAIN))
             if found is not None:
                 return found
             if time.monotonic() >= deadline:
                 break
-        if isinstance(branch.fate.error, (NoQuorum, RecoveryTimeout)):
+        if self.lineage.is_barred(branch) or isinstance(branch.fate.error, (NoQuorum, RecoveryTimeout)):
             branch.fate.check()
-        raise RecoveryTimeout(missing_votes=[], timeout=timeout)
+        raise RecoveryTimeout(missing_votes=self.missing(branch), timeout=timeout)
+
+    def missing(self, branch: Branch) -> tuple[Rank, ...]:
+        """Whom the next membership, or what is made of it, waits for, so far as is known here: by their ranks."""
+        made = self.lineage.missing(branch)
+        if made:
+            return made
+        ranks = {branch.membership.rank_of(node) for node in self.recovery.missing()}
+        known = tuple(sorted(rank for rank in ranks if rank is not None))
+        return known or tuple(rank for rank in range(branch.group.size) if rank != branch.group.rank)
 
     def _ask_for_successor(self, branch: Branch) -> None:
         """Again and again: what was asked for in one epoch is forgotten in the next, which may come for other reasons
@@ -308,36 +321,6 @@ class Presence:
             self.recovery.put(Recover())
         else:
             self.recovery.put(Wanted(renewed=(branch.communicator,), epoch=epoch))
-
-    def revoke(self, branch: Branch, rank: Rank, reason: str) -> None:
-        """This communicator is over, for all its members. Any thread."""
-        if isinstance(branch.fate.error, Revoked) or branch.successor is not None:
-            return
-        error = Revoked(communicator=str(branch.communicator), reason=reason, rank=rank)
-        branch.fate.seal(error)
-        branch.interrupt(error)
-        word = Revoke(branch.communicator, branch.membership.epoch, rank, reason[:MAX_CAUSE_CHARACTERS])
-        for link in branch.group.links().values():
-            _say(link, word)
-
-    def _revoked(self, link: Link, message: Message) -> None:
-        """Who made it a moment before us may revoke it before we have it: kept until then. Looked up afterwards, so
-        either this finds the branch, or who lists the branch finds this.
-        """
-        assert isinstance(message, Revoke)
-        about = message.communicator, message.generation
-        self._early[about] = link.peer, message
-        while len(self._early) > _MOST_EARLY:
-            self._early.pop(next(iter(self._early)), None)  # only the driving thread puts some in
-        branch = self.lineage.find(*about)
-        if branch is not None:
-            self._listed(branch)
-
-    def _listed(self, branch: Branch) -> None:
-        """Passed on, once, so that it needs no link that is not there."""
-        peer, word = self._early.pop((branch.communicator, branch.membership.epoch), (None, None))
-        if word is not None and peer in branch.nodes and 0 <= word.rank < branch.group.size:
-            self.revoke(branch, word.rank, one_line(word.reason))
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Surviving(ABC):
         `shrink()`.
         """
         self._allowed(None)
-        self._presence.revoke(self._branch, self._branch.group.rank, reason or "no reason was given")
+        self._presence.revocations.revoke(self._branch, reason or "no reason was given")
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
         """One of the values that ranks bring, the same on all of them; also if some die meanwhile, as long as a

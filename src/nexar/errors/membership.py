@@ -53,9 +53,14 @@ class Revoked(NexarError):
     communicator: str
     reason: str
     rank: Rank | None = None
-    """Who revoked it."""
+    """Who revoked it, or closed it."""
+    closed: bool = False
+    """Nobody revoked it: members were lost, and that rank, which has closed it, takes no part in a successor."""
 
     def _message(self) -> str:
+        if self.closed:
+            again = "make a new one with split() or group() of the one it came from"
+            return f"communicator {self.communicator} is over: {self.reason}; {again}"
         by = "" if self.rank is None else f" by rank {self.rank}"
         return (
             f"communicator {self.communicator} was revoked{by}: {self.reason}; make a new one with shrink() or split()"

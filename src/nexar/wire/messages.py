@@ -248,6 +248,8 @@ class Revoke(_Base, frozen=True, tag="revoke"):
     generation: int
     rank: int
     reason: Cause
+    closed: bool = False
+    """It has only closed it, and takes no part in a successor. Not passed on."""
 
 
 class Offer(_Base, frozen=True, tag="offer"):

@@ -9,6 +9,7 @@ import pytest
 
 from nexar.cluster.change import Change, Departure
 from nexar.cluster.membership import Membership
+from nexar.communicator.absences import Absence
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.events import MembershipEvent
 from nexar.communicator.settling import NOTHING
@@ -16,6 +17,7 @@ from nexar.errors import (
     MembershipChanged,
     PeerLost,
     RecoveryTimeout,
+    Revoked,
     UsageError,
 )
 from tests.unit.cluster.memory_mesh import eventually, soon
@@ -142,7 +144,9 @@ def test_where_no_other_change_comes_there_is_none(tell: Callable[..., Story]) -
     world = story.begin()
     story.maker.failures = [PeerLost(rank=1, node=3, cause="it died as well")]
     story.change(2)
-    assert isinstance(story.raised(world), RecoveryTimeout)
+    late = story.raised(world)
+    assert isinstance(late, RecoveryTimeout)
+    assert late.missing_votes == story.lineage.missing(world) == (2,)
     assert not story.lineage.is_concerned(world)
     story.change(renewed=(WORLD,))  # asked for
     assert nodes(story.successor(world)) == [1, 3]
@@ -250,6 +254,76 @@ def test_one_that_the_user_has_closed_gets_none(story: Story) -> None:
     assert story.lineage.find(PART, 1) is None
     story.change(2)
     assert not part.interrupted
+
+
+def test_others_are_told_what_is_closed_here_when_they_make_a_successor_of_it(story: Story) -> None:
+    told: list[Absence] = []
+    story.lineage.absent = told.append
+    part, other = story.begin(1, 2, 3, communicator=PART), story.begin(1, 3, communicator=PART + 1)
+    story.lineage.forget(part)
+    story.lineage.forget(other)
+    assert told == []
+    story.change(2)
+    assert told == [Absence(PART, part.membership)]
+
+
+def test_what_is_closed_while_its_successor_is_made_is_told_of_if_that_fails(story: Story) -> None:
+    told: list[Absence] = []
+    story.lineage.absent = told.append
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held, story.maker.failures = threading.Event(), [PeerLost(node=3, cause="it died")]
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.lineage.forget(part)
+    assert told == []
+    story.maker.held.set()
+    eventually(lambda: told == [Absence(PART, part.membership)], "a word to the others")
+
+
+def test_a_member_that_closed_it_ends_the_making_and_the_fate_names_it(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.lineage.closed_by(part, 3)
+    error = story.raised(part)
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.closed) == (2, True)
+    assert story.lineage.is_barred(part)
+    assert story.lineage.wait_for_successor(part, soon()) is None
+    story.maker.held.set()
+    story.change(3)
+    assert not story.lineage.is_barred(part)
+    assert nodes(story.successor(part)) == [1]
+
+
+def test_a_member_that_closed_it_before_the_making_has_begun_is_not_waited_for(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held = threading.Event()
+    take = story.lineage._attempts.forget
+
+    def forget(branch: Branch) -> None:  # the last thing before the group is made
+        take(branch)
+        part.closers.add(3)
+
+    story.lineage._attempts.forget = forget  # type: ignore[method-assign]
+    story.change(2)
+    assert isinstance(story.raised(part), Revoked)
+    story.maker.held.set()
+
+
+def test_one_that_was_made_in_the_moment_a_member_closed_it_is_given_up(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+
+    def opened(made: Branch) -> None:
+        if made is not part:
+            story.lineage.closed_by(part, 3)
+
+    story.lineage.opened = opened
+    story.change(2)
+    assert isinstance(story.raised(part), Revoked)
+    eventually(cast(Any, story.maker.made[-1].group).closed.is_set, "it is closed")
+    assert story.lineage.branches() == [part]
 
 
 def test_who_waits_for_the_next_epoch_gets_the_membership_or_none_in_time(story: Story) -> None:

@@ -12,9 +12,8 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import Expelled, MembershipChanged, NexarError, NoQuorum, PeerLost, Revoked
-from nexar.links.link import Link
-from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message, Revoke
+from nexar.errors import Expelled, MembershipChanged, NexarError, NoQuorum, PeerLost
+from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually
 
@@ -55,91 +54,6 @@ def waiting(comm: Communicator) -> Callable[[], NexarError]:
         return raised_there[0]
 
     return end
-
-
-# ---------------------------------------------------------------- revoking
-
-
-def test_a_communicator_that_is_revoked_is_over_for_all_with_the_reason_and_the_rank(world: World) -> None:
-    ranks = world(3)
-    ends = [waiting(comm) for comm in ranks[1:]]
-    ranks[0].revoke("the data is wrong")
-    for error in (end() for end in ends):
-        assert isinstance(error, Revoked)
-        assert (error.rank, error.reason) == (0, "the data is wrong")
-    for comm in ranks:
-        assert isinstance(raised(comm.barrier), Revoked)
-
-
-def test_it_is_passed_on_once_however_often_it_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[int, Message]] = []
-    say = presence_room._say
-
-    def counting(link: Link, message: Message) -> None:
-        said.append((link.peer, message))
-        say(link, message)
-
-    monkeypatch.setattr(presence_room, "_say", counting)
-    ranks = world(3)
-    ranks[0].revoke("once")
-    eventually(lambda: all(comm._branch.fate.done for comm in ranks), "all have heard")
-    eventually(lambda: len(said) == 6, "all have passed it on")  # each to two others
-    ranks[0].revoke("twice")
-    ranks[1].revoke("three times")
-    assert len(said) == 6
-    assert {message for _, message in said} == {Revoke(0, 1, 0, "once")}
-
-
-def test_a_part_may_be_revoked_and_the_world_goes_on(world: World) -> None:
-    ranks = world(2)
-    parts = on_every(ranks, lambda comm: comm.split(0))
-    assert parts[0] is not None
-    assert parts[1] is not None
-    parts[1].revoke("enough")
-    error = raised(lambda: parts[0].recv(source=1, timeout=PATIENCE))  # type: ignore[union-attr]
-    assert isinstance(error, Revoked)
-    assert error.rank == 1
-    assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
-
-
-def test_what_strangers_or_nobody_revoked_goes_on(world: World) -> None:
-    ranks = world(3)
-    part = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 2 else None))[0]
-    assert part is not None
-    presence = ranks[0]._presence
-    links = {rank: presence.mesh.links()[ranks[rank]._presence.node.id] for rank in (1, 2)}
-    presence._revoked(links[2], Revoke(part.id, part.epoch, 0, "I am no member of it"))
-    presence._revoked(links[1], Revoke(part.id, part.epoch, 7, "a rank that is not there"))
-    presence._revoked(links[1], Revoke(part.id, part.epoch + 1, 1, "another generation"))
-    part._branch.fate.check()
-    presence._revoked(links[1], Revoke(part.id, part.epoch, 1, "two\nlines"))
-    error = raised(part.barrier)
-    assert isinstance(error, Revoked)
-    assert "\n" not in error.reason
-
-
-def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(world: World) -> None:
-    ranks = world(2)
-    presence = ranks[0]._presence
-    link = presence.mesh.links()[ranks[1]._presence.node.id]
-    successors = on_every(ranks, lambda comm: comm.shrink())
-    epoch = successors[0].epoch + 1
-    presence._revoked(link, Revoke(0, epoch, 1, "made and revoked"))
-    for communicator in range(100, 100 + presence_room._MOST_EARLY - 1):  # what is never made gives way
-        presence._revoked(link, Revoke(communicator, 1, 1, "never made"))
-    third = on_every(successors, lambda comm: comm.shrink())[0]
-    assert third.epoch == epoch
-    error = raised(third.barrier)
-    assert isinstance(error, Revoked)
-    assert (error.rank, error.reason) == (1, "made and revoked")
-    assert len(presence._early) <= presence_room._MOST_EARLY
-
-
-def test_one_that_has_a_successor_is_not_revoked_any_more(world: World) -> None:
-    ranks = world(2)
-    on_every(ranks, lambda comm: comm.shrink())
-    ranks[0].revoke("too late")
-    assert isinstance(raised(ranks[0].barrier), MembershipChanged)
 
 
 # ---------------------------------------------------------------- leaving

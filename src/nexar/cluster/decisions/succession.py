@@ -123,6 +123,11 @@ class Succession:
         """Whom this node cannot reach, with the cause."""
         return {node: each.cause for node, each in self._suspicions.items()}
 
+    def missing(self) -> list[NodeId]:
+        """Whose votes are needed and have not come, and whom this node cannot reach."""
+        asked = [] if self._agreement is None else self._agreement.missing()
+        return sorted({*asked, *self._suspicions})
+
     def changes_since(self, epoch: int) -> list[bytes]:
         """What was chosen since: brings who is in `epoch` here, if it is not too far behind."""
         return self._history.since(epoch)

@@ -15,13 +15,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from copy import copy
 from random import Random
 from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.succession_events import Say, Word
-from nexar.errors import UsageError
+from nexar.errors import NexarError, UsageError
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import Instance, Suspect
@@ -94,6 +95,7 @@ class Ballots:
         self._bytes = 0  # all of these
         self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
         self._waiting: dict[Instance, list[Agreed]] = {}
+        self._end: NexarError | None = None  # of all of them, for good
         self._alarm = Alarm(self._ring)
 
     def know(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
@@ -109,13 +111,28 @@ class Ballots:
             while len(self._over) > _KEPT:
                 self._forget_all_of(self._over.popitem(last=False)[0])
 
+    def end_all(self, error: NexarError) -> None:
+        """This node takes no part in anything any more: whoever waits raises this, at once."""
+        with self._lock:
+            self._end = error
+            waiting = [agreed for each in self._waiting.values() for agreed in each]
+            for known in (self._waiting, self._voters, self._over, self._agreements, self._sizes):
+                known.clear()
+            self._bytes = 0
+        with self._progress.lock:
+            for agreed in waiting:
+                agreed.finish(copy(error))
+        self._progress.kick()  # who waits may lead, and sleep
+
     def propose(self, instance: Instance, value: bytes) -> Agreed:
         """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
-        not remembered any more.
+        not remembered any more. Raises what ended all of them.
         """
         now = time.monotonic()
         agreed = Agreed(self._progress.lock, instance)
         with self._lock:
+            if self._end is not None:
+                raise copy(self._end)
             agreement = self._agreement(instance)
             if agreement is None:
                 raise UsageError(

@@ -29,7 +29,6 @@ from nexar.communicator.maker import Maker
 from nexar.communicator.settling import ANYTHING, NOTHING, Completed
 from nexar.communicator.workshop import Workshop
 from nexar.errors import (
-    Expelled,
     LinkClosed,
     NexarError,
     NoQuorum,
@@ -213,10 +212,6 @@ class Lineage(Judging):
                 branch.interrupt()
                 branch.fate.seal(branch.stall_error(stall, self._config.recovery_timeout))
 
-    def expelled(self, epoch: int, reason: str) -> None:
-        """See Heir."""
-        self.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
-
     def end_all(self, error_of: Callable[[Group], NexarError]) -> None:
         """Every communicator is over, for good."""
         with self._changed:
@@ -228,6 +223,12 @@ class Lineage(Judging):
         for group in making:
             group.close()
         self._wake()
+
+    def ended(self, group: Group) -> NexarError | None:
+        """What ended all of them, as this one's calls have to say it; None: nothing has."""
+        with self._changed:
+            end = self._end
+        return None if end is None else end(group)
 
     def _wake(self) -> None:
         with self._changed:

@@ -33,14 +33,16 @@ from nexar.cluster.recovery import WORDS, Recovery
 from nexar.cluster.switchboard import Switchboard
 from nexar.cluster.wishes import Wishes
 from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.bulletin import write_bulletin
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
 from nexar.communicator.revocations import Revocations
-from nexar.errors import NexarError, NoQuorum, PeerLost, RecoveryTimeout
+from nexar.errors import Expelled, LinkClosed, NexarError, NoQuorum, PeerLost, RecoveryTimeout
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.types import NodeId, Rank, format_seconds
+from nexar.wire.bulletin import Bulletin
 from nexar.wire.messages import (
     MAX_CAUSE_CHARACTERS,
     Beat,
@@ -231,7 +233,7 @@ class Presence:
         if state == "back":
             self._renew_stalled()
         if state == "lost" and self.node.config.recovery_policy == "abort":
-            self.lineage.end_all(partial(_lost_in, node, cause))
+            self._end_all(partial(_lost_in, node, cause))
 
     def _renew_stalled(self) -> None:
         """Communicators that were given up for want of a majority, and all of whose members are here again, go on with
@@ -253,6 +255,11 @@ class Presence:
         )
         finished = [last for _, journal in journals if (last := journal.last_finished) is not None]
         return tuple(doing), max(finished, key=lambda last: last[1])[0] if finished else ""
+
+    def bulletin(self) -> Bulletin | None:
+        """For the seed's board. None: this node is no member any more."""
+        journals = [branch.assembly.journal for branch in self.lineage.branches()]
+        return write_bulletin(self.recovery.membership, self.node.id, journals, self.mesh.links())
 
     # -- Heir --------------------------------------------------------------------------------------------------
 
@@ -280,7 +287,12 @@ class Presence:
         self.has_left = self.has_left or willing
         if not self.has_left:
             _log.warning("this node was expelled in epoch %d: %s", epoch, reason)
-        self.lineage.expelled(epoch, reason)
+        self._end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
+
+    def _end_all(self, error_of: Callable[[Group], NexarError]) -> None:
+        """Every communicator is over, and every ballot: the others' votes do not come any more."""
+        self.lineage.end_all(error_of)
+        self.ballots.end_all(LinkClosed(owner="this node's place in the cluster"))
 
     # -- what users ask for --------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from nexar.communicator.objects import decode_object, encode_object
 from nexar.communicator.presence import Presence
 from nexar.communicator.resilient import Team
 from nexar.communicator.values import ObjectError
-from nexar.errors import NoQuorum, OperationTimeout, PeerMisbehaved, UsageError
+from nexar.errors import NexarError, NoQuorum, OperationTimeout, PeerMisbehaved, UsageError
 from nexar.group import deadline_after
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import MAX_MESSAGE_BYTES
@@ -95,7 +95,8 @@ class Surviving(ABC):
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
         """One of the values that ranks bring, the same on all of them; also if some die meanwhile, as long as a
-        majority of this communicator's members lives. A rank that calls it late gets the same answer.
+        majority of this communicator's members lives. A rank that calls it late gets the same answer. One that is, or
+        gets, expelled raises Expelled at once.
 
         `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
         PeerMisbehaved: a member brought what is no value, and that was chosen.
@@ -106,11 +107,13 @@ class Surviving(ABC):
             raise UsageError(f"agree(value): {len(mine)} bytes; a value may have up to {_LARGEST_VALUE}")
         group = self._branch.group
         instance = group.communicator, group.matching.generation, next(self._agreements)
-        agreed = self._presence.ballots.propose(instance, mine)
         try:
+            agreed = self._presence.ballots.propose(instance, mine)
             group.progress.wait((agreed,), deadline_after(seconds))
         except OperationTimeout as late:
             raise self._no_majority(instance, seconds) from late
+        except NexarError as error:
+            raise self._presence.lineage.ended(group) or error from None
         return _read(agreed.value(), agreed.name)
 
     def _allowed(self, timeout: Any) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from nexar.cluster.ballots import _KEPT, _KEPT_BYTES, Agreed, Ballots
 from nexar.cluster.decisions.succession_events import Word
-from nexar.errors import UsageError
+from nexar.errors import LinkClosed, UsageError
 from nexar.wire.messages import Chosen, Prepare, Suspect
 from nexar.wire.messages import Number as BallotNumber
 from tests.unit.cluster.memory_mesh import eventually
@@ -189,3 +189,17 @@ def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_to
     assert FIRST not in ballots._agreements
     ballots.hear(1, Prepare((0, 1, 2), BallotNumber(1, 1)))
     assert not assembly.words
+
+
+def test_who_is_no_member_any_more_waits_for_no_vote(assembly: Assembly) -> None:
+    assembly.absent = {2, 3}
+    agreed = assembly.ballots[1].propose(FIRST, b"alone")
+    kicks = assembly.drives[1].kicks
+    assembly.ballots[1].end_all(LinkClosed(owner="its place"))
+    assert isinstance(agreed.error, LinkClosed)
+    assert assembly.drives[1].kicks > kicks
+    with pytest.raises(LinkClosed):
+        assembly.ballots[1].propose((0, 1, 2), b"again")
+    assembly.absent = set()
+    assembly.ballots[1].hear(2, Prepare(FIRST, BallotNumber(1, 2)))  # nor is its own asked for
+    assert not [word for sender, _, word in assembly.words if sender == 1 and not isinstance(word, Prepare)]

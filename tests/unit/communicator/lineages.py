@@ -5,7 +5,7 @@ from typing import Any, cast
 from nexar.cluster.change import Change, Departure
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.lineage import Lineage
-from nexar.errors import NexarError, Revoked
+from nexar.errors import Expelled, NexarError, Revoked
 from tests.unit.cluster.memory_mesh import soon
 from tests.unit.communicator.branches import FakeMaker
 from tests.unit.communicator.scripted import membership
@@ -51,6 +51,11 @@ class Story:
     def raised(self, branch: Branch, error: NexarError | None = None) -> BaseException:
         """What a call on it raises that was interrupted."""
         return self.lineage.judge(branch, error or Revoked(communicator="0", reason="its members change"))
+
+
+def expel(lineage: Lineage, epoch: int, reason: str) -> None:
+    """The others went on without it."""
+    lineage.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
 
 
 def nodes(branch: Branch) -> list[int]:

@@ -16,7 +16,7 @@ from nexar.errors import (
     UsageError,
 )
 from tests.unit.cluster.memory_mesh import soon
-from tests.unit.communicator.lineages import PART, Story
+from tests.unit.communicator.lineages import PART, Story, expel
 
 # ---------------------------------------------------------------- what calls raise
 
@@ -101,7 +101,7 @@ def test_votes_that_are_missing_are_named(story: Story) -> None:
 
 def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story: Story) -> None:
     world, part = story.begin(), story.begin(3, 1, communicator=PART)
-    story.lineage.expelled(4, "it was silent")
+    expel(story.lineage, 4, "it was silent")
     for branch, rank in ((world, 0), (part, 1)):
         error = story.raised(branch)
         assert isinstance(error, Expelled)
@@ -114,13 +114,13 @@ def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story
 def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -> None:
     story.begin()
     story.maker.held = threading.Event()
-    threading.Timer(0.02, story.lineage.expelled, (4, "it was silent")).start()
+    threading.Timer(0.02, expel, (story.lineage, 4, "it was silent")).start()
     with pytest.raises(Expelled):
         story.begin(1, 2, communicator=PART)
 
 
 def test_who_is_expelled_before_it_has_any_communicator_is_told_so(story: Story) -> None:
-    story.lineage.opened = lambda _: story.lineage.expelled(4, "it was silent")
+    story.lineage.opened = lambda _: expel(story.lineage, 4, "it was silent")
     error = story.raised(story.begin())
     assert isinstance(error, Expelled)
     assert error.rank == 0

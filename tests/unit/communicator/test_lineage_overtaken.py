@@ -11,6 +11,7 @@ from nexar.config import Config
 from nexar.errors import Expelled, LinkClosed, NexarError
 from nexar.group import deadline_after
 from tests.ranks import PATIENCE, on_every
+from tests.unit.communicator.lineages import expel
 
 OTHER = 77
 
@@ -68,6 +69,6 @@ def test_who_makes_a_communicator_does_not_wait_for_those_that_a_change_has_call
 def test_who_is_expelled_before_its_first_communicator_hears_why(four: list[Communicator]) -> None:
     lineage = lineage_of(four[0])
     lineage.forget(four[0]._branch)
-    raised = meanwhile(four[0], lambda: lineage.expelled(2, "nobody could reach it"))
+    raised = meanwhile(four[0], lambda: expel(lineage, 2, "nobody could reach it"))
     assert isinstance(raised, Expelled)
     assert raised.reason == "nobody could reach it"

@@ -14,6 +14,7 @@ from nexar.communicator.local import local_communicators
 from nexar.communicator.resilient import Team
 from nexar.config import Config
 from nexar.errors import (
+    Expelled,
     MembershipChanged,
     NexarError,
     NoQuorum,
@@ -239,3 +240,15 @@ def test_a_closed_communicator_makes_no_team(world: World) -> None:
     comm.close()
     with pytest.raises(UsageError, match="closed"):
         comm.resilient()
+
+
+def test_who_is_expelled_while_it_agrees_is_told_so_at_once_and_on_every_later_call(world: World) -> None:
+    ranks = world(3)
+    late = threading.Timer(0.05, ranks[2]._presence.expelled, (5, "it was silent"))
+    ranks[2]._presence.ballots._say = lambda *_: None  # nobody hears it
+    late.start()
+    for _ in range(2):
+        error = raised(lambda: ranks[2].agree(1, timeout=PATIENCE))
+        assert isinstance(error, Expelled)
+        assert (error.epoch, error.rank) == (5, 2)
+    late.join()

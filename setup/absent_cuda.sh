@@ -12,7 +12,7 @@ nm -D --undefined-only "$folder"/libtorch*.so "$folder"/libc10*.so | awk '$1 == 
 
 # soname, and a pattern for what it must have: `name@version`, or `name` where the library has no versions
 stand_in() {
-    grep -E "$2" "$work/undefined" >"$work/names" || { echo "bench-peers: torch asks nothing of $1" >&2; return 0; }
+    grep -E "$2" "$work/undefined" >"$work/names" || { echo "setup: torch asks nothing of $1" >&2; return 0; }
     sed -E 's/@.*//; s/.*/void &(void) { __builtin_trap(); }/' "$work/names" | sort -u >"$work/library.c"
     local version script=()
     version=$(sed -nE 's/.*@//p' "$work/names" | sort -u)

@@ -32,16 +32,7 @@ done
 wanted="torch $torch"
 if ! made gloo "$wanted"; then
     environment gloo "$wanted" numpy ml_dtypes matplotlib
-    pip=("$peers/gloo/bin/python" -m pip install --quiet --disable-pip-version-check)
-    # PyPI's torch for x86-64 Linux wants several gigabytes of CUDA libraries, of which Gloo uses none.
-    if [ "$(uname -sm)" = "Linux x86_64" ] && command -v gcc >/dev/null && command -v nm >/dev/null; then
-        "${pip[@]}" filelock fsspec jinja2 networkx setuptools sympy typing-extensions
-        "${pip[@]}" --no-deps "torch==$torch" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
-        setup/absent_cuda.sh "$peers"/gloo/lib/python*/site-packages/torch/lib
-    else
-        "${pip[@]}" "torch==$torch"
-    fi
-    "$peers/gloo/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()'
+    VENV=$peers/gloo TORCH=$torch setup/torch.sh
     finish gloo "$wanted"
 fi
 echo "bench-peers: ready; nexar bench --against gloo,openmpi,mpich"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from copy import copy
 from time import monotonic
 from typing import Any, Protocol
@@ -46,6 +46,13 @@ class Request:
     def done(self) -> bool:
         """Has it ended, well or not? Never blocks."""
         return self._running.done
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call it once the request has ended, well or not; at once if it has. It is run by whoever ends the request,
+        under a lock: it may only hand over.
+        """
+        with self._running.lock:
+            self._running.when_done(callback)
 
     def wait(self, timeout: float | None = None) -> Any:
         """The verb's result, or its error raised.

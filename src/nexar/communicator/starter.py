@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from time import monotonic
 from typing import Any
 
@@ -35,6 +36,15 @@ class Starter(Messaging, Collecting, Calling):
         self._seconds_of = seconds
         self._remote_calls = remote_calls
         self._linked = False  # to all ranks; any thread writes it, once they are
+        self._finish: Callable[[Any], Any] | None = None  # see finishing(); written before anybody else has it
+
+    def finishing(self, finish: Callable[[Any], Any]) -> Starter:
+        """The same verbs, whose requests end with `finish(result)`, which gives their result. It is run by whoever
+        drives the node, before the request is done: it must not block.
+        """
+        other = copy(self)
+        other._finish = finish
+        return other
 
     def _seconds(self, timeout: Any) -> float:
         seconds = self._seconds_of(timeout)
@@ -54,7 +64,7 @@ class Starter(Messaging, Collecting, Calling):
 
     def _conduct(self, work: Work, timeout: float) -> Request:
         conductor = self._assembly.conductor
-        running = conductor.start(work)
+        running = conductor.start(work if self._finish is None else work.then(self._finish))
         self._group.progress.leave_behind()
         return Request(conductor, running, timeout, self._judge)
 

@@ -30,7 +30,7 @@ class Operation(ABC):
         self.done = False
         self.error: BaseException | None = None
         self._waiter: Waiter | None = None
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
 
     @property
     @abstractmethod
@@ -93,7 +93,7 @@ class Operation(ABC):
         if self._waiter is waiter:
             self._waiter = None
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         """`callback` runs in the finishing thread under the node's lock: it may only hand over, never call back."""
         if self.done:
             callback()
@@ -102,7 +102,7 @@ class Operation(ABC):
         else:
             self._callbacks.append(callback)
 
-    def forget(self, callback: Callable[[], None]) -> None:
+    def forget(self, callback: Callable[[], object]) -> None:
         """Do not call it after all. Without effect when it has been called."""
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)

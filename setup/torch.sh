@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Install torch into an environment that is there:  VENV=.venv-torch TORCH=2.15.0 setup/torch.sh
+# PyPI's torch for x86-64 Linux wants several gigabytes of CUDA libraries, of which work on the CPU uses none: without a
+# GPU, stand-ins take their place. TORCH_CUDA=1 installs them all. Does nothing when it is what it was last time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$VENV
+torch=$TORCH
+stamp=$venv/.nexar-torch
+
+whole() { [ "${TORCH_CUDA:-}" = 1 ] || [ "$(uname -sm)" != "Linux x86_64" ] || ! command -v gcc >/dev/null || ! command -v nm >/dev/null; }
+if whole; then wanted="$torch whole"; else wanted="$torch without CUDA"; fi
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+
+echo "setup: installing torch $wanted into $venv (a gigabyte is fetched)"
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+if whole; then
+    "${pip[@]}" "torch==$torch"
+else
+    "${pip[@]}" filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+    "${pip[@]}" --no-deps "torch==$torch" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
+    setup/absent_cuda.sh "$venv"/lib/python*/site-packages/torch/lib
+fi
+"$venv/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()'
+printf '%s\n' "$wanted" >"$stamp"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The environment of the torch backend's tests, apart from the usual one because torch is large: nexar as `make setup`
+# makes it, torch, and what PyTorch's own tests of backends import.
+#   setup/torch_environment.sh                                    .venv-torch, with the newest torch
+#   VENV=.venv-torch-2.13 TORCH=2.13.0 setup/torch_environment.sh  another one beside it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export VENV=${VENV:-.venv-torch} TORCH=${TORCH:-2.15.0}
+setup/all.sh
+if ! "$VENV/bin/python" -c 'import expecttest' 2>/dev/null; then
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check expecttest
+fi
+setup/torch.sh

@@ -33,6 +33,7 @@ from nexar.cluster.decisions.admission_events import (
     Note,
     Refuse,
     SendChallenge,
+    Show,
     Tell,
     Tick,
 )
@@ -42,6 +43,7 @@ from nexar.cluster.errands import Errands
 from nexar.cluster.guest_line import GuestLine
 from nexar.cluster.membership import Membership
 from nexar.cluster.notary import Notary
+from nexar.cluster.notice_board import NoticeBoard
 from nexar.cluster.outcome import Outcome
 from nexar.errors import FormationTimeout, InternalError, UsageError
 from nexar.transport.base import Carrier
@@ -62,6 +64,7 @@ class Doorway:
         notary: Notary,
         outcome: Outcome,
         chronicle: Chronicle,
+        board: NoticeBoard,
         *,
         keep: Callable[[Membership], None],
         keep_vote: Callable[[Vote], None],
@@ -74,6 +77,7 @@ class Doorway:
         self._notary = notary
         self._outcome = outcome
         self._chronicle = chronicle
+        self._board = board
         self._keep = keep
         self._keep_vote = keep_vote
         self._kept = admission.membership  # by whoever performs
@@ -99,7 +103,9 @@ class Doorway:
             self.candidate_refused(address, "the seed takes join lines only, which show no certificate")
             carrier.abort("this is a seed: dial it without a certificate")
             return
-        line = GuestLine(next(self._numbers), carrier, self._notary, self._put, self._forget)
+        line = GuestLine(
+            next(self._numbers), carrier, self._notary, board=self._board, report=self._put, ended=self._forget
+        )
         with self._few:
             closed = self._closed
             self._lines[line.connection] = line
@@ -156,6 +162,7 @@ class Doorway:
             case Note():
                 self._chronicle.add(action)
                 self._outcome.noted(action)
+                self._board.noted(action)
             case Commit():
                 self._commit(action)
             case Tell():
@@ -164,19 +171,21 @@ class Doorway:
                 self._or_give_up(lambda: self._keep_vote(action.vote))
             case Fail():
                 self._fail(action)
-            case SendChallenge() | Admit() | Refuse() | Drop():
+            case SendChallenge() | Admit() | Show() | Refuse() | Drop():
                 line = self._line(action.connection)
                 if line is not None:
                     self._do_at(line, action)
             case _:
                 assert_never(action)
 
-    def _do_at(self, line: GuestLine, action: SendChallenge | Admit | Refuse | Drop) -> None:
+    def _do_at(self, line: GuestLine, action: SendChallenge | Admit | Show | Refuse | Drop) -> None:
         match action:
             case SendChallenge():
                 line.challenge()
             case Admit():
                 self._admit(line, action)
+            case Show():
+                line.show()
             case Refuse():
                 line.send(Refused(action.reason))
                 self._part(line)
@@ -211,6 +220,7 @@ class Doorway:
             if not self._or_give_up(lambda: self._keep(action.membership)):
                 return
             self._kept = action.membership
+        self._board.moved(action.membership, action.willing)
         body = encode_join(Committed(action.membership.encode()))
         for line in self._open_lines(action.connections):
             line.send_body(body)

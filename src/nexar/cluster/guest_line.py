@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from nexar.cluster.decisions import admission_events as events
 from nexar.cluster.notary import Notary
+from nexar.cluster.notice_board import NoticeBoard
 from nexar.errors import UsageError, VersionMismatch
 from nexar.security.identity import fingerprint
 from nexar.security.proof import Role, make_nonce
@@ -18,6 +19,7 @@ from nexar.security.request import RequestedKey, RequestRefused, read_request
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.types import NodeId
 from nexar.wire import messages
+from nexar.wire.bulletin import decode_bulletin
 from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.handshake import HandshakeError, Hello, decode_hello
 from nexar.wire.joining import (
@@ -29,10 +31,14 @@ from nexar.wire.joining import (
     Here,
     JoinMessage,
     Leave,
+    Look,
+    News,
     Ready,
     Renew,
     Renewed,
     Reserve,
+    Shown,
+    Watch,
     Word,
     decode_join,
     encode_join,
@@ -51,7 +57,14 @@ class GuestLine:
     """A `Sink`. `report` is given the events, `ended` the line once its carrier is over; both without any lock."""
 
     def __init__(
-        self, connection: int, carrier: Carrier, notary: Notary, report: _Report, ended: Callable[[GuestLine], None]
+        self,
+        connection: int,
+        carrier: Carrier,
+        notary: Notary,
+        *,
+        board: NoticeBoard,
+        report: _Report,
+        ended: Callable[[GuestLine], None],
     ) -> None:
         """Reads nothing before `open`."""
         self.connection: Final = connection
@@ -60,6 +73,8 @@ class GuestLine:
         self.admitted = False  # written by `admit`
         self._carrier = carrier
         self._notary = notary
+        self._board = board
+        self._watches = False  # written by `show`
         self._report = report
         self._ended = ended
         self._nonce: Final = make_nonce()
@@ -110,6 +125,12 @@ class GuestLine:
         self.admitted = True
         self._carrier.admit()
         return self._notary.certify(self.node, self._key)
+
+    def show(self) -> None:
+        """It may look at the board from now on, and sees it."""
+        self._watches = True
+        self._carrier.admit()
+        self.send(Shown(self._board.page()))
 
     def part(self) -> None:
         """End it politely: what was said still arrives. Who waits for the other side does so elsewhere."""
@@ -167,12 +188,15 @@ class GuestLine:
         if self.hello is None:
             self.hello = decode_hello(body)
             return events.Greeted(self.connection, self.hello)
-        message = decode_join(body, MAX_JOIN_BYTES if self.admitted else MAX_STRANGER_BYTES)
+        message = decode_join(body, MAX_JOIN_BYTES if self.admitted or self._watches else MAX_STRANGER_BYTES)
         match message:
             case Apply():
                 return events.Applied(self.connection, message, *self._examine(message, "candidate", self.hello))
             case Reserve():
                 return events.Reserved(self.connection, message, *self._examine(message, "launcher", self.hello))
+            case Watch():
+                proven = self._notary.is_proven(message.proof, "watcher", self.hello, self._nonce)
+                return events.Watched(self.connection, proven)
         return self._read_insider(message)
 
     def _read_insider(self, message: JoinMessage) -> events.Event | None:
@@ -188,7 +212,7 @@ class GuestLine:
                 return self._read_word(message)
             case Here():
                 return events.Answered(self.connection, message.number)
-            case Renew() | AreYouThere():
+            case Renew() | AreYouThere() | News() | Look():
                 self._answer(message)
                 return None
         raise _Nonsense(f"it said {type(message).__name__}, which only a seed says")
@@ -210,9 +234,27 @@ class GuestLine:
         self._key = read_request(message.request, hello.node)
         return True, fingerprint(self._key)
 
-    def _answer(self, message: Renew | AreYouThere) -> None:
+    def _answer(self, message: Renew | AreYouThere | News | Look) -> None:
+        if isinstance(message, Look):
+            self._answer_watcher(message)
+        else:
+            self._answer_insider(message)
+
+    def _answer_watcher(self, message: Look) -> None:
+        if not self._watches:
+            raise _Nonsense("it wanted to see the board, and has not proven that it may")
+        if self._unread_bytes() > MAX_JOIN_BYTES:
+            raise _Nonsense("it says Look and does not read the answers")
+        self.send(Shown(self._board.page(message.first)))
+
+    def _answer_insider(self, message: Renew | AreYouThere | News) -> None:
         if not self.admitted or self._key is None:
             raise _Nonsense(f"it said {type(message).__name__} before it was let in")
+        if isinstance(message, News):
+            bulletin = decode_bulletin(message.body)
+            if bulletin is not None:
+                self._board.pin(self.node, bulletin)  # of who is no member the board knows nothing
+            return
         if self._unread_bytes() > MAX_JOIN_BYTES:
             raise _Nonsense(f"it says {type(message).__name__} and does not read the answers")
         self.send(Here(message.number) if isinstance(message, AreYouThere) else self._renew(message, self._key))

@@ -26,6 +26,7 @@ from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.cluster.notary import Notary
+from nexar.cluster.notice_board import NoticeBoard
 from nexar.cluster.outcome import Outcome
 from nexar.cluster.seed_place import open_place, same_place, seed_addresses
 from nexar.cluster.seed_state import SeedIdentity, SeedState, make_identity
@@ -38,6 +39,7 @@ from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
 from nexar.transport.address import parse_address
 from nexar.types import whole
+from nexar.wire.bulletin import Board
 
 _NOWHERE: Final = "localhost:1"  # a token is the same secret wherever the seed is
 
@@ -115,12 +117,16 @@ class Seed:
                 terms=terms,
             )
         lifetime = timedelta(seconds=min(config.certificate_lifetime, AUTHORITY_LIFETIME.total_seconds()))
+        self._board = NoticeBoard(identity.authority.cluster, self._size, lambda: admission.joined)
+        if membership is not None:
+            self._board.moved(membership)
         notary = Notary(identity.secret, identity.authority, certificate.public_bytes(Encoding.DER), lifetime)
         return Doorway(
             admission,
             notary,
             self._outcome,
             self._chronicle,
+            self._board,
             keep=self._keep_membership,
             keep_vote=self._keep_vote,
             max_lingering=config.join_max_pending,
@@ -154,6 +160,10 @@ class Seed:
     def events(self) -> list[Note]:
         """What happened at the door, the newest, oldest first: who knocked, who was refused and why, who left."""
         return self._chronicle.notes
+
+    def board(self) -> Board:
+        """What every member last told of itself, and who is lost and why. Any thread."""
+        return self._board.whole()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "forming" if self.membership is None else "formed"

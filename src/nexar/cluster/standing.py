@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
@@ -28,6 +29,7 @@ from nexar.security.renewal import read_validity, renew_at
 from nexar.security.request import make_request
 from nexar.types import NodeId
 from nexar.wire import messages
+from nexar.wire.bulletin import Bulletin, encode_bulletin
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     MAX_WORD_BYTES,
@@ -36,6 +38,7 @@ from nexar.wire.joining import (
     Died,
     Here,
     JoinMessage,
+    News,
     Renew,
     Renewed,
     Waiting,
@@ -51,6 +54,9 @@ _SOON: Final = 0.5
 """Seconds at most, when somebody has a word for it."""
 _PATIENCE: Final = 10.0
 _LONGEST_WAIT: Final = 3600.0
+NEWS_INTERVAL: Final = 1.0
+"""Seconds between two bulletins."""
+_CLEAR_BYTES: Final = 64 << 10  # a line that still has more to carry is not given news on top
 
 
 def _ignore(*_: Any) -> None:
@@ -95,14 +101,20 @@ class Standing:
         *,
         random: Random | None = None,
         listeners: Listeners | None = None,
+        news: Callable[[], Bulletin | None] | None = None,
     ) -> None:
-        """`knock` makes one attempt at a new line, and raises if it comes to nothing."""
+        """`knock` makes one attempt at a new line, and raises if it comes to nothing. `news`: what this node does, to
+        be told every second by the thread; None: nothing, this time. It must not wait.
+        """
         self._node = node
         self._line = line  # written by the thread; any thread says its words on the one it finds
         self._knock = knock
         self._listeners = listeners or Listeners()
         self._random = random or Random()
         self._spread = self._random.random()
+        self._news = news
+        self._news_at = math.inf if news is None else time.monotonic()  # of the next bulletin; the thread writes
+        self._answer_by = 0.0  # when the answer to a renewal is overdue; likewise
         self._cluster, self._authority = welcome.cluster, welcome.authority
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
         self._asked = False  # for a renewal, and not answered yet; the thread writes
@@ -176,16 +188,28 @@ class Standing:
         """Until the next word of the seed, or the next renewal."""
         due = self._renew_at - datetime.now(UTC)
         wait = min(max(due.total_seconds(), 0.0), _LONGEST_WAIT)
+        until = self._answer_by if self._asked else time.monotonic() + wait
         try:
-            message = self._line.receive(time.monotonic() + (_PATIENCE if self._asked else wait))
+            message = self._line.receive(min(until, self._news_at))
         except TimeoutError:
-            if self._asked:
+            self._tell_news()
+            if self._asked and time.monotonic() >= self._answer_by:
                 raise LineLost("the seed does not answer") from None
-            if datetime.now(UTC) >= self._renew_at:
+            if not self._asked and datetime.now(UTC) >= self._renew_at:
                 self._line.send(Renew(request=make_request(self._node.id, self._node.key)))
-                self._asked = True
+                self._asked, self._answer_by = True, time.monotonic() + _PATIENCE
             return
         self._heard(message)
+
+    def _tell_news(self) -> None:
+        """If it is time. What a busy line does not take is not told: the next bulletin says more."""
+        now = time.monotonic()
+        if self._news is None or now < self._news_at:
+            return
+        self._news_at = now + NEWS_INTERVAL
+        bulletin = self._news()
+        if bulletin is not None and self._line.unread_bytes <= _CLEAR_BYTES:
+            self._line.send(News(encode_bulletin(bulletin)))
 
     def _heard(self, message: JoinMessage) -> None:
         listeners = self._listeners

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from cryptography import x509
 
@@ -30,7 +31,18 @@ from nexar.security.renewal import read_validity
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
-from nexar.wire.joining import Apply, Committed, Current, FormationFailed, JoinMessage, Ready, Reserve, Welcome
+from nexar.wire.joining import (
+    Apply,
+    Committed,
+    Current,
+    FormationFailed,
+    JoinMessage,
+    Ready,
+    Reserve,
+    Shown,
+    Watch,
+    Welcome,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +50,8 @@ GRACE: Final = 5.0
 """Seconds beyond the formation timeout: by then the seed, whose clock began earlier, has said who is missing."""
 _LONGEST_ATTEMPT: Final = 10.0
 
+_Entered = TypeVar("_Entered")
+_Answer = TypeVar("_Answer", Welcome, Shown)
 Ask: TypeAlias = Callable[[bytes], "Apply | Reserve"]
 """What to ask for, given the proof that goes with it."""
 OnCurrent: TypeAlias = Callable[[Membership], None]
@@ -110,7 +124,8 @@ class Worker:
         LineLost also if the seed takes us for somebody new: others know more, and tell it.
         """
         deadline = time.monotonic() + self._timeout
-        line, welcome = self._attempt("candidate", lambda proof: self._apply(proof, place), deadline)
+        ask = partial(self._apply, place=place)
+        line, welcome = self._attempt(lambda: self._knock("candidate", ask, deadline))
         return self._complete(line, welcome, deadline, _taken_for_another)
 
     def enter(self, role: Role, ask: Ask) -> tuple[JoinLine, Welcome]:
@@ -119,25 +134,38 @@ class Worker:
 
     def enter_again(self, role: Role, ask: Ask) -> JoinLine:
         """One attempt, at a seed that was gone. Errors as for `rejoin`."""
-        return self._attempt(role, ask, time.monotonic() + self._timeout)[0]
+        deadline = time.monotonic() + self._timeout
+        return self._attempt(lambda: self._knock(role, ask, deadline))[0]
+
+    def watch(self) -> tuple[JoinLine, Shown]:
+        """Knock until the seed shows its board, to whoever knows the secret; nothing else is wanted of it, and no
+        certificate given. Errors as for `join`.
+        """
+        deadline = time.monotonic() + self._timeout
+        return self._persist(lambda until: self._attempt(lambda: self._knock_to_watch(until)), deadline)
 
     def _enter(self, role: Role, ask: Ask, deadline: float, cause: Exception | None = None) -> tuple[JoinLine, Welcome]:
         """`cause`: why it was not enough to have entered before."""
+        return self._persist(lambda until: self._attempt(lambda: self._knock(role, ask, until)), deadline, cause)
+
+    def _persist(
+        self, attempt: Callable[[float], _Entered], deadline: float, cause: Exception | None = None
+    ) -> _Entered:
         while self.attempts == 0 or time.monotonic() < deadline:
             self._node.recall.pause(self._pause(deadline))
             try:
-                return self._attempt(role, ask, min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
+                return attempt(min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
             except TimeoutError as failed:
                 cause = cause or failed  # the last attempt has little time: the one before knew more
             except (ConnectRefused, LineLost) as failed:
                 cause = failed
         raise self._unreachable(cause) from cause
 
-    def _attempt(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
+    def _attempt(self, knock: Callable[[], _Entered]) -> _Entered:
         """What another attempt would not change is raised as the user reads it; the rest is an OSError."""
         self.attempts += 1
         try:
-            return self._knock(role, ask, deadline)
+            return knock()
         except RefusedBySeed as refused:
             raise JoinRefused(reason=refused.reason, address=", ".join(self._invitation.addresses)) from refused
         except Impostor as impostor:
@@ -163,6 +191,21 @@ class Worker:
         )
 
     def _knock(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:
+        line, welcome = self._greet(role, ask, Welcome, deadline)
+        try:
+            take_certificate(self._node, welcome.cluster, welcome.certificate, welcome.authority)
+        except BaseException:
+            line.close("giving up")
+            raise
+        return line, welcome
+
+    def _knock_to_watch(self, deadline: float) -> tuple[JoinLine, Shown]:
+        return self._greet("watcher", Watch, Shown, deadline)
+
+    def _greet(
+        self, role: Role, ask: Callable[[bytes], JoinMessage], answer: type[_Answer], deadline: float
+    ) -> tuple[JoinLine, _Answer]:
+        """Until the seed has given this answer."""
         invitation, node = self._invitation, self._node
         expected = Expected(UNKNOWN_NODE, invitation.fingerprint, anonymous=True)
         line = JoinLine(node.dialer.dial(self._addresses(), expected, deadline))
@@ -170,12 +213,10 @@ class Worker:
             with node.recall.waking(line.interrupt):
                 proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
                 line.send(ask(proof))
-                welcome = line.expect(Welcome, deadline)
-            take_certificate(node, welcome.cluster, welcome.certificate, welcome.authority)
+                return line, line.expect(answer, deadline)
         except BaseException:
             line.close("giving up")
             raise
-        return line, welcome
 
     def _addresses(self) -> Mapping[str, tuple[str, ...]]:
         """TLS first. The seed must know who has died before it commits, and the system closes the TCP connections of a

@@ -90,6 +90,8 @@ class Conductor:
                     raise  # not late: over
                 if early < deadline:
                     early = deadline
+                    if call is not None:
+                        call.awaits = operations
                     self.declare(call)
                 elif timeout is None or call is None:
                     raise self._journal.patience.explain(late) from None

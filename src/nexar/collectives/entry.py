@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from time import monotonic
 
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import name_of
 from nexar.links.operation import Operation
-from nexar.types import AwaitedPeer
+from nexar.types import AwaitedPeer, Rank
 
 
 def name_of_call(operation: int, sequence: int) -> str:
@@ -21,7 +22,7 @@ class Entry(Operation):
     somebody else has ended it for all.
     """
 
-    __slots__ = ("arrivals", "began", "carried", "fingerprint", "moved_at", "sequence", "step")
+    __slots__ = ("arrivals", "awaits", "began", "carried", "fingerprint", "moved_at", "sequence", "step")
 
     arrivals: dict[int, float]
     """By node: when it was first heard of in this call. Under the node's lock."""
@@ -35,6 +36,7 @@ class Entry(Operation):
         self.sequence = sequence
         self.fingerprint = fingerprint
         self.step = 0
+        self.awaits: Sequence[Operation] = ()  # what it waits for, once it lasts; written by who runs the call
         self.began = self.moved_at = monotonic()
         self.carried: float | None = None  # bytes on all links when they were last looked at, once the call lasts
 
@@ -52,6 +54,11 @@ class Entry(Operation):
         """One more step is done: that is progress. By who runs the call."""
         self.step += 1
         self.moved_at = monotonic()
+
+    def waiting_for(self) -> set[Rank]:
+        """The ranks that it has been waiting for since it turned out to last, so far as they are known. Any thread."""
+        awaited = (each.awaited().rank for each in self.awaits if not each.done)
+        return {rank for rank in awaited if rank is not None}
 
     def awaited(self) -> AwaitedPeer:
         """Nobody in particular."""

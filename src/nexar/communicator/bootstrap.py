@@ -124,7 +124,7 @@ def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joi
         on_back=presence.seed_back,
         on_refused=presence.seed_refused,
     )
-    return Standing(node, joined.line, joined.welcome, knock, listeners=listeners)
+    return Standing(node, joined.line, joined.welcome, knock, listeners=listeners, news=presence.bulletin)
 
 
 def _check_size(joined: Joined, size: int | None) -> None:

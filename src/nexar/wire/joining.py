@@ -1,9 +1,9 @@
 """Join messages: what is said on the join line, in the bodies of CONTROL frames, after the hello.
 
-    candidate or launcher                     seed
+    candidate, launcher or watcher            seed
     Hello ─────────────────────────────────→
           ←───────────────────────────────── Challenge    the seed proves that it knows the secret, first
-    Apply, Reserve ────────────────────────→              then the other side does
+    Apply, Reserve, Watch ─────────────────→              then the other side does
           ←───────────────────────────────── Welcome      certificate and authority
     Ready ─────────────────────────────────→              a candidate shows its certificate: others may dial it
           ←───────────────────────────────── Current      to who comes after the cluster has formed: whom it will join;
@@ -13,8 +13,11 @@
           ←───────────────────────────────── Renewed
           ←───────────────────────────────── Waiting      to members: who would like to come in
           ←───────────────────────────────── Died         to members: a hint
+    News ──────────────────────────────────→              a member's bulletin, once a second
     AreYouThere, Here ←────────────────────→ AreYouThere, Here
     Word ←─────────────────────────────────→ Word         what members say to one another when they agree on something
+    Look ──────────────────────────────────→              of a watcher, which gets nothing else
+          ←───────────────────────────────── Shown        the answer to Watch, and to each Look
           ←───────────────────────────────── Refused      at any time; the line is closed behind it
 
 Law: every message carries the prefix of `handshake`, so each side can tell another version from nonsense. Within one
@@ -35,6 +38,7 @@ from msgspec import Meta
 
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.types import MAX_NODE
+from nexar.wire.bulletin import Board
 from nexar.wire.handshake import (
     MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
@@ -49,6 +53,7 @@ MAX_JOIN_BYTES: Final = 1 << 20
 """Of any message afterwards."""
 MAX_WORD_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
 """Of what a Word carries, so that it fits."""
+MAX_NEWS_BYTES: Final = 16 << 10
 MAX_RANKS: Final = 1 << 20
 MAX_ADDRESSES: Final = 64
 MAX_REFUSALS: Final = 256
@@ -255,16 +260,41 @@ class Waiting(_Base, frozen=True, tag="waiting"):
     """Each as `cluster.membership` encodes a member."""
 
 
+class Watch(_Base, frozen=True, tag="watch"):
+    """Somebody wants to see the board, and nothing else."""
+
+    proof: _Proof
+
+
+class Look(_Base, frozen=True, tag="look"):
+    """A watcher asks for a page of the board: the rows from this one on."""
+
+    first: _Number = 0
+
+
+class Shown(_Base, frozen=True, tag="shown"):
+    """The answer to Watch and Look."""
+
+    board: Board
+
+
+class News(_Base, frozen=True, tag="news"):
+    """What a member does. Nobody answers; the newest one counts."""
+
+    body: Annotated[bytes, Meta(max_length=MAX_NEWS_BYTES)]
+    """As `wire.bulletin` encodes it."""
+
+
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
-    Current, Word, Died, AreYouThere, Here, Waiting,
+    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News,
 ]  # fmt: skip
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
-    Current, Word, Died, AreYouThere, Here, Waiting,
+    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News,
 )  # fmt: skip
 
-_FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Refused)
+_FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Watch, Refused)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final[msgspec.msgpack.Decoder[JoinMessage]] = msgspec.msgpack.Decoder(JoinMessage)
 

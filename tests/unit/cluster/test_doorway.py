@@ -12,6 +12,7 @@ from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
 from nexar.cluster.membership import Attendant, Membership
 from nexar.cluster.notary import Notary
+from nexar.cluster.notice_board import NoticeBoard
 from nexar.cluster.outcome import Outcome
 from nexar.errors import FormationTimeout, UsageError
 from nexar.security.authority import Authority, make_key
@@ -45,11 +46,13 @@ class Scene:
         self.chronicle = Chronicle()
         admission = Admission("c", size, started=time.monotonic(), formation_timeout=timeout, seed=SEED)
         notary = Notary(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
+        self.board = NoticeBoard("c", size, lambda: admission.joined)
         self.doorway = Doorway(
             admission,
             notary,
             self.outcome,
             self.chronicle,
+            self.board,
             keep=self.keep,
             keep_vote=self.votes.append,
             max_lingering=max_lingering,

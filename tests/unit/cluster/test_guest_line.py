@@ -5,6 +5,7 @@ import pytest
 from nexar.cluster.decisions import admission_events as events
 from nexar.cluster.guest_line import GuestLine
 from nexar.cluster.notary import Notary
+from nexar.cluster.notice_board import NoticeBoard
 from nexar.security.authority import Authority, make_key
 from nexar.security.identity import fingerprint
 from nexar.security.proof import make_nonce, prove
@@ -47,7 +48,15 @@ class Scene:
         self.events: list[events.Event] = []
         self.ended: list[GuestLine] = []
         notary = Notary(SECRET, AUTHORITY, b"leaf", timedelta(hours=1))
-        self.line = GuestLine(3, as_carrier(self.carrier), notary, self.events.append, self.ended.append)
+        self.board = NoticeBoard("c", 2, lambda: 0)
+        self.line = GuestLine(
+            3,
+            as_carrier(self.carrier),
+            notary,
+            board=self.board,
+            report=self.events.append,
+            ended=self.ended.append,
+        )
         self.line.open()
 
     def greet(self) -> None:

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
+from nexar.wire.bulletin import Board, Bulletin, Late, Row, Traffic
 from nexar.wire.joining import (
     MAX_RANKS,
     Apply,
@@ -16,12 +17,16 @@ from nexar.wire.joining import (
     Here,
     JoinMessage,
     Leave,
+    Look,
+    News,
     Ready,
     Refused,
     Renew,
     Renewed,
     Reserve,
+    Shown,
     Waiting,
+    Watch,
     Welcome,
     Word,
 )
@@ -37,6 +42,31 @@ words = lines.filter(bool)
 addresses = st.dictionaries(st.sampled_from(["quic", "tls", "shm"]), st.lists(words, max_size=3).map(tuple), max_size=3)
 numbers = st.integers(0, 2**63 - 1)
 launchers = st.integers(0, 2**64 - 1)
+counters = st.integers(0, 2**62 - 1)
+ages = st.floats(0, 1e9)
+short = lines.map(lambda text: text[:40])
+bulletins = st.builds(
+    Bulletin,
+    ranks,
+    counters,
+    host=short,
+    operation=short,
+    began=ages,
+    waiting_for=st.lists(ranks, max_size=3).map(tuple),
+    peers=st.lists(st.builds(Traffic, ranks, short, counters, counters), max_size=3).map(tuple),
+    late=st.lists(st.builds(Late, ranks, ages, ages, counters, st.floats(0, 1)), max_size=3).map(tuple),
+)
+rows = st.builds(
+    Row,
+    st.integers(1, 2**64 - 1),
+    ranks,
+    st.sampled_from(["running", "waiting", "stuck", "lost", "left"]),
+    words,
+    cause=short,
+    gone=st.one_of(st.none(), ages),
+    bulletin=st.one_of(st.none(), bulletins),
+)
+boards = st.builds(Board, short, counters, counters, counters, st.lists(rows, max_size=3).map(tuple))
 
 messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Challenge, nonces, proofs),
@@ -64,4 +94,8 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(AreYouThere, numbers),
     st.builds(Here, numbers),
     st.builds(Waiting, st.lists(blobs, max_size=3).map(tuple)),
+    st.builds(Watch, proofs),
+    st.builds(Look, numbers),
+    st.builds(Shown, boards),
+    st.builds(News, blobs),
 )

@@ -18,7 +18,7 @@ Laws:
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from nexar.cluster.addresses import add_seen
 from nexar.cluster.decisions.admission_events import (
@@ -44,8 +44,11 @@ from nexar.cluster.decisions.admission_events import (
     Reserved,
     Said,
     SendChallenge,
+    Show,
     Tick,
+    Watched,
 )
+from nexar.cluster.decisions.authenticating import Joining, Watchers, authenticate
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.formed_cluster import FormedCluster
 from nexar.cluster.decisions.guest import Guest
@@ -57,15 +60,11 @@ from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member, Membership
 from nexar.errors import InternalError, UsageError
-from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import UNKNOWN_NODE, NodeId, Rank, describe_peer, format_node, format_seconds
 from nexar.wire.handshake import Hello
 
-WRONG_SECRET: Final = "the ticket or token does not open this cluster"
 _MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted, the last ones
 _CROWDED: Final = "too many connections wait to authenticate; try again"
-
-_Joining: TypeAlias = Literal["candidate", "launcher"]
 
 
 class Admission:
@@ -99,6 +98,7 @@ class Admission:
         self._pending = WaitingRoom(self._terms.max_pending, self._terms.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
+        self._watchers = Watchers()
         self._ended: dict[NodeId, ChildDied] = {}  # by launcher: a child that ended well and had never come
         self._refusals = Refusals()
 
@@ -183,17 +183,22 @@ class Admission:
                 actions = self._ready(guest)
             case Reserved():
                 actions = self._reserved(guest, event)
+            case Watched():
+                actions = self._watched(guest, event)
             case BadMessage():
                 raise Refusal(event.reason)
-            case Gone():
-                actions = self._end(guest, "gone", event.reason)
-            case Left():
-                actions = [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]
+            case Gone() | Left():
+                actions = self._went(guest, event)
             case ChildDied():
                 actions = self._child_died(guest, event)
             case Said() | Answered():
                 actions = self._spoke(guest, event)
         return actions
+
+    def _went(self, guest: Guest, event: Gone | Left) -> list[Action]:
+        if isinstance(event, Gone):
+            return self._end(guest, "gone", event.reason)
+        return [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]
 
     def _spoke(self, guest: Guest, event: Said | Answered) -> list[Action]:
         if self._formed is None:
@@ -218,7 +223,7 @@ class Admission:
     def _greeted(self, guest: Guest, hello: Hello) -> list[Action]:
         if guest.hello is not None:
             raise Refusal("it said hello twice")
-        if hello.role not in ("candidate", "launcher"):
+        if hello.role not in ("candidate", "launcher", "watcher"):
             raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
         if hello.node == UNKNOWN_NODE:
             raise Refusal("its hello names no node")
@@ -226,26 +231,21 @@ class Admission:
         self._pending.spoke(guest.connection)
         return [SendChallenge(guest.connection)]
 
-    def _authenticate(self, guest: Guest, role: _Joining, event: Applied | Reserved) -> Hello:
+    def _prove(self, guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:
         """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
-        if guest.hello is None:
-            raise Refusal("it asked to be let in before it said hello")
-        if guest.fingerprint:
-            raise Refusal("it asked to be let in twice")
-        if guest.hello.role != role:
-            raise Refusal(f"it said hello as a {guest.hello.role} and asked for what a {role} gets")
-        if not event.proof_ok:
-            raise Refusal(WRONG_SECRET)
-        if len(event.fingerprint) != FINGERPRINT_BYTES:
-            raise InternalError(f"an application with a fingerprint of {len(event.fingerprint)} bytes was let through")
-        guest.fingerprint = event.fingerprint
+        hello = authenticate(guest, role, event)
         self._pending.leave(guest.connection)
-        return guest.hello
+        return hello
+
+    def _watched(self, guest: Guest, event: Watched) -> list[Action]:
+        self._prove(guest, "watcher", event)
+        self._watchers.enter(guest)
+        return [Show(guest.connection), self._note("watching", guest)]
 
     # ------------------------------------------------------------ forming
 
     def _applied(self, guest: Guest, event: Applied) -> list[Action]:
-        hello, asked = self._authenticate(guest, "candidate", event), event.application
+        hello, asked = self._prove(guest, "candidate", event), event.application
         if self._formation is None:
             return self._after().applied(guest, hello, asked)
         self._check_new(hello.node, asked.epoch)
@@ -266,7 +266,7 @@ class Admission:
         return self._commit(self._formation) if self._formation.is_complete else []
 
     def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
-        hello, asked = self._authenticate(guest, "launcher", event), event.reservation
+        hello, asked = self._prove(guest, "launcher", event), event.reservation
         if self._formation is None:
             return self._after().reserved(guest, hello, asked)
         self._check_new(hello.node, asked.epoch)
@@ -366,6 +366,7 @@ class Admission:
         note = self._note(kind, guest, reason)
         del self._guests[guest.connection]
         self._pending.leave(guest.connection)
+        self._watchers.leave(guest)
         if self._formed is not None:
             return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
         self._withdraw(guest)

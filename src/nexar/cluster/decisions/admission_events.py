@@ -66,6 +66,14 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """It asked to see the board."""
+
+    connection: int
+    proof_ok: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BadMessage:
     """What it said means nothing, is of another version, or carries a request that is not in order."""
 
@@ -121,7 +129,9 @@ class Tick:
     """Time has passed: at the latest when `due` said."""
 
 
-Heard: TypeAlias = Greeted | Applied | Ready | Reserved | BadMessage | Gone | ChildDied | Said | Answered | Left
+Heard: TypeAlias = (
+    Greeted | Applied | Ready | Reserved | Watched | BadMessage | Gone | ChildDied | Said | Answered | Left
+)
 """What happens on a connection that has knocked."""
 Event: TypeAlias = Knocked | Heard | Tick
 
@@ -151,6 +161,13 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
+class Show:
+    """It may see the board from now on, and sees it at once."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Send Refused with the reason, then close: a judgement, and trying again will not change it."""
 
@@ -174,6 +191,8 @@ class Commit:
     connections: tuple[int, ...]
     present: frozenset[NodeId] = frozenset()
     """The members that are connected."""
+    willing: frozenset[NodeId] = frozenset()
+    """Those that are members no longer because they wanted to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +225,7 @@ class Fail:
 
 NoteKind: TypeAlias = Literal[
     "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
-    "failed", "moved on",
+    "failed", "moved on", "watching",
 ]  # fmt: skip
 
 
@@ -221,4 +240,4 @@ class Note:
     reason: str = ""
 
 
-Action: TypeAlias = SendChallenge | Admit | Refuse | Drop | Commit | Tell | KeepVote | Fail | Note
+Action: TypeAlias = SendChallenge | Admit | Show | Refuse | Drop | Commit | Tell | KeepVote | Fail | Note

@@ -10,6 +10,7 @@ kept before anybody hears of it, told to all, and followed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from nexar.cluster.addresses import add_seen
@@ -262,7 +263,9 @@ class FormedCluster:
         size, epoch = self.membership.size, self.membership.epoch
         note = Note("moved on", reason=f"to epoch {epoch}: {size} members, {len(new)} new, {len(change.left)} gone")
         told = list(self._members.values()) if before != self._register.waiting else new
-        return [self._commit(new), note, *self._current(self._waiting_guests()), *self._waiting(told)]
+        willing = frozenset(departure.node for departure in change.left if departure.willing)
+        commit = replace(self._commit(new), willing=willing)
+        return [commit, note, *self._current(self._waiting_guests()), *self._waiting(told)]
 
     def _part(self, change: Change) -> list[Action]:
         actions: list[Action] = []

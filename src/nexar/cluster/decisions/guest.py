@@ -17,6 +17,8 @@ class Guest:
     hello: Hello | None = None
     fingerprint: bytes = b""
     """Of its key; empty until it has proven that it knows the secret."""
+    watches: bool = False
+    """It has proven that too, and wants no more than to see the board: it needs no key."""
 
     @property
     def node(self) -> NodeId | None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from nexar.cluster.decisions.admission import WRONG_SECRET
 from nexar.cluster.decisions.admission_events import (
     Admit,
     Applied,
@@ -22,6 +21,7 @@ from nexar.cluster.decisions.admission_events import (
     SendChallenge,
     Tick,
 )
+from nexar.cluster.decisions.authenticating import WRONG_SECRET
 from nexar.cluster.membership import MAX_MEMBERS
 from nexar.errors import InternalError, UsageError
 from nexar.types import format_node

@@ -1,0 +1,54 @@
+"""From a stranger to somebody who has proven that it knows the secret. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from nexar.cluster.decisions.admission_events import Applied, Reserved, Watched
+from nexar.cluster.decisions.guest import Guest
+from nexar.cluster.decisions.refusals import Refusal
+from nexar.errors import InternalError
+from nexar.security.invitation import FINGERPRINT_BYTES
+from nexar.wire.handshake import Hello
+
+WRONG_SECRET: Final = "the ticket or token does not open this cluster"
+MAX_WATCHERS: Final = 64
+"""At once: each costs the seed a line."""
+
+Joining: TypeAlias = Literal["candidate", "launcher", "watcher"]
+
+
+class Watchers:
+    """Those that look at the board."""
+
+    def __init__(self) -> None:
+        self._connections: set[int] = set()
+
+    def enter(self, guest: Guest) -> None:
+        """One more. Refusal if there are enough."""
+        if len(self._connections) >= MAX_WATCHERS:
+            raise Refusal(f"{MAX_WATCHERS} others watch already; try again when one of them has ended")
+        self._connections.add(guest.connection)
+
+    def leave(self, guest: Guest) -> None:
+        """Its connection has ended. Of anybody else it is no news."""
+        self._connections.discard(guest.connection)
+
+
+def authenticate(guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:
+    """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
+    if guest.hello is None:
+        raise Refusal("it asked to be let in before it said hello")
+    if guest.fingerprint or guest.watches:
+        raise Refusal("it asked to be let in twice")
+    if guest.hello.role != role:
+        raise Refusal(f"it said hello as a {guest.hello.role} and asked for what a {role} gets")
+    if not event.proof_ok:
+        raise Refusal(WRONG_SECRET)
+    if isinstance(event, Watched):
+        guest.watches = True
+        return guest.hello
+    if len(event.fingerprint) != FINGERPRINT_BYTES:
+        raise InternalError(f"an application with a fingerprint of {len(event.fingerprint)} bytes was let through")
+    guest.fingerprint = event.fingerprint
+    return guest.hello

@@ -1,0 +1,149 @@
+"""What members tell the seed of themselves, and what the seed shows to those who watch. Pure.
+
+A *bulletin* is one member's own word, once a second. The *board* is all of them beside what the seed knows by itself:
+who is lost, and why. Times are ages in seconds: clocks of two hosts cannot be compared, and the way takes less.
+
+Law: every text is one printable line of a bounded length, and every list is bounded, so a member that lies can fill
+its own row and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+MAX_PEERS: Final = 64
+"""Of which one bulletin tells: those that carried most."""
+MAX_LATE: Final = 8
+MAX_AWAITED: Final = 16
+ROWS: Final = 32
+"""On one page of the board: what a world of thousands says does not fit into one message."""
+MAX_CAUSE_CHARACTERS: Final = 400
+
+_LINE: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+_Short: TypeAlias = Annotated[str, Meta(max_length=120, pattern=_LINE)]
+_Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS, pattern=_LINE)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+
+State: TypeAlias = Literal["running", "waiting", "stuck", "lost", "left"]
+"""Waiting: in a call that does not go on. Stuck: it is connected and says nothing, as where a thread holds the
+interpreter or the process is stopped. Left: of its own will."""
+
+
+class Traffic(msgspec.Struct, frozen=True, array_like=True):
+    """What has passed between the member and one peer."""
+
+    rank: _Rank
+    carriers: Annotated[str, Meta(max_length=64, pattern=_LINE)]
+    """`shm`, `quic+tls`; empty: nothing connects them now."""
+    bytes_sent: _Count = 0
+    bytes_received: _Count = 0
+
+
+class Late(msgspec.Struct, frozen=True, array_like=True):
+    """How late a rank came to collectives, as the member saw it. Seconds."""
+
+    rank: _Rank
+    mean: _Seconds
+    worst: _Seconds
+    times_last: _Count
+    share: Annotated[float, Meta(ge=0, le=1)]
+
+
+class Bulletin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of one member. Fields may be added with a default."""
+
+    rank: _Rank
+    epoch: _Count
+    pid: _Count = 0
+    host: _Short = ""
+    """The name of its host, for people."""
+    operation: _Short = ""
+    """The call that it has been in for longest: `all_reduce #12`; empty: it is in none."""
+    began: _Seconds = 0.0
+    """Seconds ago."""
+    moved: _Seconds = 0.0
+    """Seconds since its last step."""
+    waiting_for: Annotated[tuple[_Rank, ...], Meta(max_length=MAX_AWAITED)] = ()
+    finished: _Short = ""
+    """The last call that went well."""
+    finished_ago: _Seconds = 0.0
+    calls: _Count = 0
+    """Collectives that have ended, on all its communicators."""
+    call_bytes: _Count = 0
+    """Of their arrays."""
+    seconds_waiting: _Seconds = 0.0
+    """Spent in collectives until the last rank had come."""
+    errors: _Count = 0
+    messages_sent: _Count = 0
+    messages_received: _Count = 0
+    bytes_sent: _Count = 0
+    """Through links; what ranks of one host reduce in shared memory passes through none."""
+    bytes_received: _Count = 0
+    peers: Annotated[tuple[Traffic, ...], Meta(max_length=MAX_PEERS)] = ()
+    late: Annotated[tuple[Late, ...], Meta(max_length=MAX_LATE)] = ()
+    """The worst first."""
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One member on the board, or who was one."""
+
+    node: Annotated[int, Meta(ge=1)]
+    rank: _Rank
+    """Of one that is gone: the last it had."""
+    state: State
+    host: Annotated[str, Meta(max_length=255, pattern=_LINE)]
+    """The id of its host."""
+    cause: _Cause = ""
+    """Why it is lost."""
+    gone: _Seconds | None = None
+    """Seconds since it was seen to be gone."""
+    heard: _Seconds | None = None
+    """Seconds since its last bulletin; None: there was none."""
+    bulletin: Bulletin | None = None
+    """The last one."""
+
+
+class Board(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the seed shows: one page of it."""
+
+    cluster: Annotated[str, Meta(max_length=64, pattern=_LINE)]
+    size: _Count
+    """Members now; before the cluster has formed: how many are awaited."""
+    joined: _Count = 0
+    """Members that are connected."""
+    epoch: _Count = 0
+    """0: the cluster has not formed."""
+    rows: Annotated[tuple[Row, ...], Meta(max_length=ROWS)] = ()
+    """Members by rank, then who is gone, the newest first."""
+    first: _Count = 0
+    """How many rows come before these."""
+    total: _Count = 0
+    """Of all rows."""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Bulletin)
+
+
+def encode_bulletin(bulletin: Bulletin) -> bytes:
+    """As News carries it."""
+    return _encoder.encode(bulletin)
+
+
+def decode_bulletin(body: bytes) -> Bulletin | None:
+    """None for what is no bulletin that could be shown: nobody loses its place for it."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def line(text: str, most: int = 120) -> str:
+    """`text` as a bulletin may carry it: one printable line, cut where it is too long."""
+    plain = "".join(character if character.isprintable() else " " for character in text)
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"

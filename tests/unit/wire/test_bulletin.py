@@ -1,0 +1,52 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.wire.bulletin import MAX_PEERS, ROWS, Board, Bulletin, Row, Traffic, decode_bulletin, encode_bulletin, line
+from nexar.wire.joining import MAX_JOIN_BYTES, MAX_NEWS_BYTES, Shown, encode_join
+from tests.unit.wire.join_messages import bulletins
+
+LONG = "\U0001f680" * 120
+FULL = Bulletin(
+    rank=2**20 - 1,
+    epoch=2**60,
+    host=LONG,
+    operation=LONG,
+    finished=LONG,
+    waiting_for=tuple(range(16)),
+    peers=tuple(Traffic(2**19 + number, "quic+shm+tls", 2**60, 2**60) for number in range(MAX_PEERS)),
+)
+
+
+@given(bulletins)
+def test_a_bulletin_comes_back_as_it_was(bulletin: Bulletin) -> None:
+    assert decode_bulletin(encode_bulletin(bulletin)) == bulletin
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_bulletin_is_none_and_nobody_raises(body: bytes) -> None:
+    found = decode_bulletin(body)
+    assert found is None or isinstance(found, Bulletin)
+
+
+def test_the_largest_bulletin_fits_into_the_news() -> None:
+    assert len(encode_bulletin(FULL)) <= MAX_NEWS_BYTES
+
+
+def test_a_page_full_of_the_largest_rows_a_member_can_make_fits_into_a_message_or_nobody_could_look() -> None:
+    assert ROWS * (MAX_NEWS_BYTES + (4 << 10)) < MAX_JOIN_BYTES
+    row = Row(2**63, 2**20 - 1, "running", LONG, cause=LONG * 3, gone=1e9, heard=1e9, bulletin=FULL)
+    assert len(encode_join(Shown(Board("c" * 64, 1, rows=(row,) * ROWS)))) <= MAX_JOIN_BYTES
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "\x1b[31mred", "a\u2028b", "\x00"])
+def test_a_text_with_more_than_one_line_is_refused_and_line_makes_it_one(text: str) -> None:
+    body = msgspec.msgpack.encode({"rank": 0, "epoch": 1, "host": text})
+    assert decode_bulletin(body) is None
+    assert decode_bulletin(encode_bulletin(Bulletin(0, 1, host=line(text)))) is not None
+
+
+def test_a_long_text_is_cut() -> None:
+    assert line("x" * 500) == "x" * 119 + "…"
+    assert line("short") == "short"

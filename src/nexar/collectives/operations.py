@@ -30,6 +30,9 @@ class OperationCode(IntEnum):
     ALL_GATHER_OBJECT = 19
     SCATTER_OBJECT = 20
     SPLIT = 21
+    ALL_REDUCE_COMPRESSED = 22
+    CHECKPOINT = 23
+    GROW = 24
 
 
 def name_of(code: int) -> str:

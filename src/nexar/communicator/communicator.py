@@ -50,6 +50,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         self._assembly = assembly = branch.assembly
         self._group = assembly.group
         self._close = close
+        self._giver = 0
         self._agreements = itertools.count(1)  # numbers of agree(); next() is atomic
         self._closing = threading.Lock()  # taken by the first close, never given back
         self._quick = Quick(assembly)
@@ -226,6 +227,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
             array.__class__ is np.ndarray
             and op.__class__ is str
             and not self._closing.locked()
+            and not self._giver
             and self._reduce_quickly(array, op)
         )
 
@@ -250,9 +252,13 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         return final
 
     def _deadline(self, timeout: Any) -> float:
-        return deadline_after(self._seconds(timeout))
+        return deadline_after(self._allowed_seconds(timeout))
 
     def _seconds(self, timeout: Any) -> float:
+        self._check_giver()
+        return self._allowed_seconds(timeout)
+
+    def _allowed_seconds(self, timeout: Any) -> float:
         if self._closing.locked():
             again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
             raise UsageError(f"this communicator is closed; make a new one with {again}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,15 @@ from msgspec.structs import replace
 
 from nexar.cluster.decisions.resize import Resize, Wish, decode_wish, encode_wish, resize
 from nexar.cluster.decisions.succession_events import Wanted
+from nexar.collectives.operations import OperationCode, name_of
+from nexar.collectives.work import Work
 from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.object_calls import all_gather_object, broadcast_object
 from nexar.communicator.presence import Presence
 from nexar.communicator.state_transfer import give
 from nexar.errors import (
     Cancelled,
+    CollectiveTimeout,
     Expelled,
     MembershipChanged,
     OperationTimeout,
@@ -52,20 +57,17 @@ class Growing(ABC):
 
     _branch: Branch
     _presence: Presence
+    _giver: int
+    """The thread that is in `state()`, by its number; 0: none. Written by that thread: it must not make calls that wait
+    for the other ranks, which wait for it."""
 
     @abstractmethod
     def _seconds(self, timeout: Any) -> float:
         """See Communicator."""
 
     @abstractmethod
-    def all_gather_object(self, value: Any, *, pickle: bool = False, timeout: float | None = None) -> Any:
-        """See Communicator."""
-
-    @abstractmethod
-    def broadcast_object(
-        self, value: Any = None, root: Rank = 0, *, pickle: bool = False, timeout: float | None = None
-    ) -> Any:
-        """See Communicator."""
+    def _call(self, work: Work, timeout: float) -> Any:
+        """See Calling."""
 
     @property
     def state(self) -> Any:
@@ -82,7 +84,8 @@ class Growing(ABC):
         """
         seconds = self._checked(timeout)
         config = self._presence.node.config
-        return self._resize(max(0, config.elastic_min_world_size - self._branch.group.size), state, seconds)
+        wanted = max(0, config.elastic_min_world_size - self._branch.group.size)
+        return self._resize(OperationCode.CHECKPOINT, wanted, state, seconds)
 
     def grow(
         self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
@@ -91,7 +94,7 @@ class Growing(ABC):
         number = whole(n)
         if number is None or number < 1:
             raise UsageError(f"grow({n!r}): say how many are to join, 1 or more")
-        return self._resize(number, state, self._checked(timeout))
+        return self._resize(OperationCode.GROW, number, state, self._checked(timeout))
 
     def leave(self) -> None:
         """At the next checkpoint this rank goes; that returns with `communicator` None, and everything here is over."""
@@ -110,14 +113,20 @@ class Growing(ABC):
         given = self._presence.node.config.elastic_checkpoint_timeout if timeout is None else timeout
         return self._seconds(given)
 
-    def _resize(self, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Checkpoint | None:
+    def _resize(
+        self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, seconds: float
+    ) -> Checkpoint | None:
         """The others may be quicker: then the change that all of them wanted comes while this rank still learns of it.
         Only what somebody's death has changed is not what was asked for here.
         """
         try:
-            plan = self._plan(wanted, state, seconds)
+            plan = self._plan(code, wanted, state, seconds)
             if plan.joined or plan.left:
                 self._carry_out_plan(plan, seconds)
+        except CollectiveTimeout as late:  # by the time that was allowed, not by what it comes to inside
+            raise CollectiveTimeout(
+                operation=late.operation, sequence=late.sequence, waiting_for=late.waiting_for, timeout=seconds
+            ) from None
         except MembershipChanged:
             if not self._branch.agreed:
                 raise
@@ -132,25 +141,26 @@ class Growing(ABC):
         joined = tuple(rank for rank, member in enumerate(members) if member.node not in known)
         return Checkpoint(successor, joined, self._branch.gone)
 
-    def _plan(self, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Resize:
+    def _plan(self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, seconds: float) -> Resize:
         """What is to happen, the same on all ranks; who is to join has the state."""
         deadline = deadline_after(seconds)
-        plan = self._agree_on_plan(wanted, seconds)
+        plan = self._agree_on_plan(code, wanted, seconds)
         self._presence.expect(plan.joined)
-        return self._hand_over(plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
+        return self._hand_over(code, plan, state, max(0.001, deadline - time.monotonic())) if plan.joined else plan
 
-    def _agree_on_plan(self, wanted: int, seconds: float) -> Resize:
+    def _agree_on_plan(self, code: OperationCode, wanted: int, seconds: float) -> Resize:
         """Everybody brings what it knows; rank 0 waits for joiners, if that is wanted."""
         presence, group = self._presence, self._branch.group
         late = wanted and group.rank == 0 and not self._joiners_come(wanted, seconds)
         mine = presence.wishes.mine()
         if late:  # the others wait for this rank, and are told
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
-        told = self.all_gather_object(encode_wish(mine), timeout=seconds + _GRACE)
+        work = all_gather_object(self._branch.assembly, encode_wish(mine), pickle=False, code=code)
+        told = self._call(work, seconds + _GRACE if wanted else seconds)
         config, wishes = presence.node.config, [_read(rank, each) for rank, each in enumerate(told)]
         complaint = next((wish.complaint for wish in wishes if wish.complaint), "")
         if complaint:
-            raise OperationTimeout(operation="the checkpoint", waiting_for=one_line(complaint), timeout=seconds)
+            raise OperationTimeout(operation=name_of(code), waiting_for=one_line(complaint), timeout=seconds)
         least, most = config.elastic_min_world_size, config.elastic_max_world_size
         return resize(self._branch.membership, wishes, least=least, most=most)
 
@@ -160,26 +170,43 @@ class Growing(ABC):
         with mine.waking(wishes.look), node.waking(wishes.look):
             return wishes.wait(wanted, seconds, lambda: mine.made or node.made)
 
-    def _hand_over(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Resize:
+    def _hand_over(self, code: OperationCode, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Resize:
         """The lowest rank that stays gives the state to the joiners; who has not got it does not come in."""
-        presence, group = self._presence, self._branch.group
         leaving = {departure.node for departure in plan.left}
         members = self._branch.membership.members
         giver = next(rank for rank, member in enumerate(members) if member.node not in leaving)
         answer: tuple[Sequence[NodeId], str] = (), ""
-        fault: Exception | None = None
-        if group.rank == giver:
+        fault: BaseException | None = None
+        if self._branch.group.rank == giver:
             try:
-                value = None if state is None else state()
-                answer = give(presence.node, presence.mesh, value, plan.joined, seconds, recall=self._branch.recall), ""
-            except Exception as error:  # noqa: BLE001 - of the user's function: raised below, when the others know
-                fault, answer = error, ((), f"{type(error).__name__}: {error}")
-        fit, reason = self.broadcast_object(answer, root=giver, timeout=seconds + _GRACE)
+                answer = self._give(plan, state, seconds), ""
+            except BaseException as error:  # noqa: BLE001 - whatever ends it: raised below, when the others know
+                fault, answer = error, ((), f"{type(error).__name__}: {error}".removesuffix(": "))
+        work = broadcast_object(self._branch.assembly, answer, giver, pickle=False, code=code)
+        fit, reason = self._call(work, seconds + _GRACE)
         if fault is not None:
             raise fault
         if reason:
-            raise Cancelled(operation="the checkpoint", reason=f"state() raised {one_line(reason)}", rank=giver)
+            raise Cancelled(operation=name_of(code), reason=f"state() raised {one_line(reason)}", rank=giver)
         return Resize(tuple(joiner for joiner in plan.joined if joiner.node in fit), plan.left)
+
+    def _give(self, plan: Resize, state: Callable[[], Any] | None, seconds: float) -> Sequence[NodeId]:
+        """To whom the state could be given. Raises what `state` raises."""
+        self._giver = threading.get_ident()
+        try:
+            value = None if state is None else state()
+        finally:
+            self._giver = 0
+        presence = self._presence
+        return give(presence.node, presence.mesh, value, plan.joined, seconds, recall=self._branch.recall)
+
+    def _check_giver(self) -> None:
+        """Before a call that waits for other ranks."""
+        if self._giver == threading.get_ident():
+            raise UsageError(
+                f"state() on rank {self._branch.group.rank} makes a call that waits for the other ranks, and they wait "
+                "for state(); make that call before the checkpoint"
+            )
 
     def _carry_out_plan(self, plan: Resize, seconds: float) -> NoReturn:
         """Raises what becomes of this communicator: it is over."""

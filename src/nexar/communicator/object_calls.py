@@ -29,11 +29,13 @@ _Row = NDArray[Any]
 _LARGEST: Final = 1 << 47  # bytes: more than a process can address
 
 
-def broadcast_object(assembly: Assembly, value: Any, root: int, *, pickle: bool) -> Work:
-    """The root's value."""
+def broadcast_object(
+    assembly: Assembly, value: Any, root: int, *, pickle: bool, code: OperationCode = OperationCode.BROADCAST_OBJECT
+) -> Work:
+    """The root's value. `code`: the call that this is a part of."""
     root = assembly.group.check(root)
     row = _row(value, pickle=pickle) if assembly.group.rank == root else None
-    call = assembly.begin(Fingerprint(OperationCode.BROADCAST_OBJECT, 0, 0, rooted(root)))
+    call = assembly.begin(Fingerprint(code, 0, 0, rooted(root)))
     return assembly.work(call, _broadcast(assembly, call, row, root, _reader(pickle=pickle)))
 
 
@@ -48,10 +50,12 @@ def _broadcast(assembly: Assembly, call: Call, row: _Row | None, root: int, read
     return read(root, found)
 
 
-def all_gather_object(assembly: Assembly, value: Any, *, pickle: bool) -> Work:
-    """A list of all values, by rank."""
+def all_gather_object(
+    assembly: Assembly, value: Any, *, pickle: bool, code: OperationCode = OperationCode.ALL_GATHER_OBJECT
+) -> Work:
+    """A list of all values, by rank. `code` as above."""
     read = _reader(pickle=pickle)
-    work = all_gather_v(assembly, _row(value, pickle=pickle), OperationCode.ALL_GATHER_OBJECT)
+    work = all_gather_v(assembly, _row(value, pickle=pickle), code)
     return work.then(lambda rows: [read(rank, row) for rank, row in enumerate(rows)])
 
 

@@ -1,9 +1,13 @@
 """Errors of one operation."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from nexar.errors.base import NexarError, facts, list_ranks
 from nexar.types import AwaitedPeer, Rank, format_seconds
+
+_SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
+"""The settings that have to do with calls that have one of their own."""
 
 
 @facts
@@ -55,7 +59,7 @@ class CollectiveTimeout(OperationTimeout):
         return f"{self.operation} #{self.sequence}"
 
     def _remedy(self) -> str:
-        setting = "BARRIER" if self.operation == "barrier" else "COLLECTIVE"
+        setting = _SETTINGS.get(self.operation, "COLLECTIVE")
         return f"timeout=, or NEXAR_{setting}_TIMEOUT_SECS"
 
 

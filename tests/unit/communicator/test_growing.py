@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nexar.cluster.membership import Member
+from nexar.communicator import growing
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.growing import Checkpoint
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import Cancelled, MembershipChanged, NexarError, OperationTimeout, UsageError
+from nexar.errors import Cancelled, CollectiveTimeout, MembershipChanged, NexarError, OperationTimeout, UsageError
 from tests.ranks import on_every
 
 NOBODY = Member(77, "nowhere", bytes(32), {"memory": ("nobody",)})
@@ -100,9 +102,78 @@ def test_all_hear_that_the_state_could_not_be_had(three: list[Communicator]) -> 
     assert isinstance(first, KeyError)
     for other in others:
         assert isinstance(other, Cancelled)
-        assert (other.rank, other.operation) == (0, "the checkpoint")
+        assert (other.rank, other.operation) == (0, "checkpoint")
         assert "state() raised KeyError: 'model'" in str(other)
     assert checkpoints(three, lambda: "now it can") == [None] * 3
+
+
+def _reduce(comm: Communicator) -> None:
+    comm.all_reduce(np.ones(2))
+
+
+def _start(comm: Communicator) -> None:
+    comm.start.barrier()
+
+
+def _exit(_: Communicator) -> None:
+    raise SystemExit(3)
+
+
+def _interrupt(_: Communicator) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("does", "raised", "said"),
+    [
+        (_exit, SystemExit, "state() raised SystemExit: 3"),
+        (_interrupt, KeyboardInterrupt, "state() raised KeyboardInterrupt"),
+        (_reduce, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
+        (_start, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
+        (Communicator.checkpoint, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
+    ],
+)
+def test_all_hear_how_the_function_that_gives_the_state_ended(
+    three: list[Communicator], does: Callable[[Communicator], object], raised: type[BaseException], said: str
+) -> None:
+    for comm in three:
+        pretend_waiting(comm)
+
+    def attempt(comm: Communicator) -> BaseException | None:
+        try:
+            comm.checkpoint(lambda: does(comm))
+        except BaseException as error:  # noqa: BLE001 - what is looked at here
+            return error
+        return None
+
+    first, *others = on_every(three, attempt)
+    assert type(first) is raised
+    for other in others:
+        assert isinstance(other, Cancelled)
+        assert other.rank == 0
+        assert said in str(other)
+    assert on_every(three, lambda comm: comm.all_reduce(1)) == [3] * 3
+
+
+def test_the_function_that_gives_the_state_may_talk_to_one_rank(three: list[Communicator]) -> None:
+    for comm in three:
+        pretend_waiting(comm)
+    three[1].send(np.ones(2), dest=0, tag=5)
+    assert checkpoints(three, lambda: three[0].recv(source=1, tag=5)) == [None] * 3
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "grow"])
+def test_what_takes_too_long_has_the_name_and_the_time_that_the_user_gave(
+    three: list[Communicator], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "_GRACE", 0.05)
+    pretend_waiting(three[0])
+    with pytest.raises(CollectiveTimeout) as late:
+        three[0].checkpoint(timeout=0.1) if verb == "checkpoint" else three[0].grow(1, timeout=0.1)
+    assert (late.value.operation, late.value.timeout) == (verb, 0.1)
+    assert f"{verb} #0 did not finish in 100 ms" in str(late.value)
+    assert "NEXAR_ELASTIC_CHECKPOINT_TIMEOUT_SECS" in str(late.value)
+    assert "object" not in str(late.value)
 
 
 def test_all_are_told_when_joiners_do_not_come(three: list[Communicator]) -> None:

@@ -178,6 +178,8 @@ SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
     OperationCode.ALL_GATHER_OBJECT: OperationCode.ALL_GATHER,
     OperationCode.SCATTER_OBJECT: OperationCode.SCATTER,
     OperationCode.SPLIT: OperationCode.ALL_GATHER,
+    OperationCode.CHECKPOINT: OperationCode.ALL_GATHER,
+    OperationCode.GROW: OperationCode.ALL_GATHER,
 }
 """Forms of another operation, which move in the same ways."""
 

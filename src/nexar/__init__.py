@@ -41,6 +41,12 @@ from nexar.errors import (
 from nexar.types import ANY_SOURCE, ANY_TAG
 
 if TYPE_CHECKING:
+    from nexar.arrays.compression.compressor import Compressor
+    from nexar.arrays.compression.fp8 import FP8
+    from nexar.arrays.compression.int8 import Int8
+    from nexar.arrays.compression.no_compression import NoCompression
+    from nexar.arrays.compression.random_k import RandomK
+    from nexar.arrays.compression.top_k import TopK
     from nexar.cluster.membership import Membership
     from nexar.communicator.communicator import Communicator
     from nexar.communicator.events import FailureEvent, MembershipEvent
@@ -56,17 +62,20 @@ __version__ = "0.1.0"
 __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
+    "FP8",
     "BufferMismatch",
     "Cancelled",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
+    "Compressor",
     "Config",
     "ConfigError",
     "DeviceError",
     "Expelled",
     "FailureEvent",
     "FormationTimeout",
+    "Int8",
     "InternalError",
     "JoinRefused",
     "LinkClosed",
@@ -74,11 +83,13 @@ __all__ = [
     "MembershipChanged",
     "MembershipEvent",
     "NexarError",
+    "NoCompression",
     "NoQuorum",
     "OperationTimeout",
     "PeerError",
     "PeerLost",
     "PeerMisbehaved",
+    "RandomK",
     "RecoveryTimeout",
     "RemoteError",
     "Request",
@@ -90,6 +101,7 @@ __all__ = [
     "Seed",
     "SeedUnreachable",
     "Team",
+    "TopK",
     "UnknownFunction",
     "UsageError",
     "VersionMismatch",
@@ -102,12 +114,18 @@ __all__ = [
 
 _ROOMS = {
     "Communicator": "nexar.communicator.communicator",
+    "Compressor": "nexar.arrays.compression.compressor",
+    "FP8": "nexar.arrays.compression.fp8",
     "FailureEvent": "nexar.communicator.events",
+    "Int8": "nexar.arrays.compression.int8",
     "Membership": "nexar.cluster.membership",
     "MembershipEvent": "nexar.communicator.events",
+    "NoCompression": "nexar.arrays.compression.no_compression",
+    "RandomK": "nexar.arrays.compression.random_k",
     "Request": "nexar.communicator.request",
     "Seed": "nexar.launch.seed",
     "Team": "nexar.communicator.resilient",
+    "TopK": "nexar.arrays.compression.top_k",
     "connect": "nexar.launch.init",
     "init": "nexar.launch.init",
     "local": "nexar.launch.local",

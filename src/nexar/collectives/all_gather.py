@@ -30,10 +30,11 @@ def all_gather(
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=way_of(name))
     spans = split(len(out), assembly.group.size)
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.all_gather, array, out, spans))
-    return assembly.work(call, _run(assembly, call, name, array, out, mine=spans[assembly.group.rank]))
+    return assembly.work(call, run(assembly, call, name, array, out, mine=spans[assembly.group.rank]))
 
 
-def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span) -> Run:
+def run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span) -> Run:
+    """A call that has its number and its turn. `array` may be that span of `out`."""
     if name == SHARED_MEMORY:
         yield (call.take_turn(),)
         return

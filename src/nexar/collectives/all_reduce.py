@@ -29,17 +29,19 @@ def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, wi
     """In place, on a flat array."""
     name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code, way_of(name))
-    call = assembly.begin(fingerprint, _turns(assembly, name, array, reduction))
-    return assembly.work(call, _run(assembly, call, name, array, reduction))
+    call = assembly.begin(fingerprint, turns(assembly, name, array, reduction))
+    return assembly.work(call, run(assembly, call, name, array, reduction))
 
 
-def _turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:
+def turns(assembly: Assembly, name: str, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:
+    """What the call needs of the arena, on this way."""
     if name == TWO_LEVEL and assembly.arena is not None:
         return turns_between_hosts(assembly, assembly.arena, array, reduction)
     return assembly.in_memory(name, Arena.all_reduce, array, reduction)
 
 
-def _run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reduction: Reduction) -> Run:
+def run(assembly: Assembly, call: Call, name: str, array: NDArray[Any], reduction: Reduction) -> Run:
+    """A call that has its number and its turns."""
     if name == SHARED_MEMORY:
         yield (call.take_turn(),)
         return

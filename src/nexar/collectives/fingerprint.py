@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from nexar.arrays.compression.mark import words_of
 from nexar.arrays.dtypes import dtype_of
 from nexar.arrays.operations import ReduceCode
 from nexar.collectives.operations import OperationCode, name_of
@@ -32,6 +33,8 @@ class Fingerprint(NamedTuple):
             text += f", {_reduce_name(self.reduce_op)}"
         if self.operation == OperationCode.REDUCE_SCATTER_V:
             text += f", counts of digest {self.root:x}"
+        elif self.operation == OperationCode.ALL_REDUCE_COMPRESSED:
+            text += f", {words_of(self.root)}"
         elif self.root:
             text += f", root {self.root - 1}"
         return f"{text}, by {name_of_way(self.way)}" if way and self.way else text

@@ -67,6 +67,21 @@ class Work:
         self.run = wrapped()
         return self
 
+    def commit(self, write: Callable[[], None]) -> Self:
+        """The same work, which calls `write` when it is known that it ended well, before anybody is told so. What is
+        written there and nowhere else is as it was if the call raises.
+        """
+        end = self.end
+
+        def ended(error: BaseException | None) -> BaseException | None:
+            final = end(error)
+            if final is None:
+                write()
+            return final
+
+        self.end = ended
+        return self
+
     def finish(self, error: BaseException | None) -> BaseException | None:
         """Every buffer is detached first. Returns the error to raise."""
         self.run.close()

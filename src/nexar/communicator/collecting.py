@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from nexar.arrays.compression.compressor import Compressor
 from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.barrier import barrier
 from nexar.collectives.work import Work
 from nexar.communicator import calls, object_calls
 from nexar.communicator.bucketed import all_reduce_bucketed
 from nexar.communicator.calls import Op
+from nexar.communicator.compressed import all_reduce_compressed
 from nexar.types import Rank
 
 
@@ -78,6 +80,26 @@ class Collecting(ABC):
         seconds = self._seconds(timeout)
         wish = Wish(algorithm, deterministic)
         work = all_reduce_bucketed(self._assembly, arrays, op, bucket_bytes, wish, commutative=commutative)
+        return self._conduct(work, seconds)
+
+    def all_reduce_compressed(
+        self,
+        array: Any,
+        compressor: Compressor,
+        *,
+        residual: Any = None,
+        op: Op = "sum",
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The sum or average of what all ranks' compressed arrays mean, in place, on every rank; returns the array.
+        Float types. The compressor is TopK, RandomK, FP8, Int8, NoCompression or one of your own.
+
+        `residual`: this rank's array of what was not sent yet, zeros before the first call. It is added before anything
+        is sent, and then holds what is left. A call that raises leaves both arrays as they were.
+        """
+        seconds = self._seconds(timeout)
+        work = all_reduce_compressed(self._assembly, array, compressor, residual=residual, op=op, out=out)
         return self._conduct(work, seconds)
 
     def broadcast(

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.compression.compressor import Compressor
 from nexar.arrays.operand import adapt
 from nexar.cluster.membership import Membership
 from nexar.communicator.calls import Op
@@ -27,6 +28,8 @@ class Collective(Gathering, Protocol):
     def all_reduce(self) -> Callable[..., Any]: ...
     @property
     def all_reduce_bucketed(self) -> Callable[..., Any]: ...
+    @property
+    def all_reduce_compressed(self) -> Callable[..., Any]: ...
     @property
     def broadcast(self) -> Callable[..., Any]: ...
     @property
@@ -138,6 +141,25 @@ class Team(Generic[C]):
             lambda comm: comm.all_reduce_bucketed(given, op, bucket_bytes=bucket_bytes, **options),
             options,
             _Written(given),
+        )
+
+    def all_reduce_compressed(
+        self,
+        array: Any,
+        compressor: Compressor,
+        *,
+        residual: Any = None,
+        op: Op = "sum",
+        out: Any = None,
+        **options: Unpack[Timed],
+    ) -> Any:
+        """As Communicator.all_reduce_compressed. The residual is that of the run that counts."""
+        rewritten = [array] if out is None or _overlap(array, out) else []
+        written = _Written(rewritten if residual is None else [*rewritten, residual])
+        return self._carry_through(
+            lambda comm: comm.all_reduce_compressed(array, compressor, residual=residual, op=op, out=out, **options),
+            options,
+            written,
         )
 
     def all_gather(self, array: Any, **options: Unpack[Moving]) -> Any:

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from nexar.arrays.compression.mark import mark_of
+from nexar.arrays.compression.top_k import TopK
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import ReduceCode
 from nexar.collectives.fingerprint import Fingerprint, counted, rooted
@@ -17,6 +19,10 @@ FLOAT = code_of(np.dtype(np.float32))
         (Fingerprint(OperationCode.ALL_REDUCE, FLOAT, 8, 0, ReduceCode.SUM), "all_reduce of float32[8], sum"),
         (Fingerprint(OperationCode.BROADCAST, FLOAT, 3, rooted(2)), "broadcast of float32[3], root 2"),
         (Fingerprint(OperationCode.REDUCE, FLOAT, 3, rooted(0), ReduceCode.MAX), "reduce of float32[3], max, root 0"),
+        (
+            Fingerprint(OperationCode.ALL_REDUCE_COMPRESSED, FLOAT, 8, mark_of(TopK(0.01), feedback=True), 5),
+            "all_reduce_compressed of float32[8], avg, TopK(0.01) with a residual",
+        ),
         (Fingerprint(99, 77, 3, 0, 55), "collective 99 of dtype 77[3], op 55"),
     ],
 )

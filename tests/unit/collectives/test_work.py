@@ -119,6 +119,23 @@ def test_an_error_of_the_run_itself_ends_it() -> None:
         running.result()
 
 
+def test_what_it_commits_is_written_once_it_is_known_to_have_ended_well_and_else_never() -> None:
+    written: list[str] = []
+
+    def commit(ends: Ends, run: Any) -> Running:
+        work = Work(run, None, ends).commit(lambda: written.append("done"))
+        return Running(cast(Progress, Later()), work)
+
+    ends, posted = Ends(), Posted()
+    running = commit(ends, waiting(posted))
+    running.cancel()
+    assert written == []
+    assert commit(Ends(PeerLost(rank=1, cause="gone")), waiting()).error is not None, "what `end` says counts"
+    assert written == []
+    assert commit(Ends(), waiting()).result() == "result"
+    assert written == ["done"]
+
+
 def test_cancelling_closes_the_run_and_happens_once() -> None:
     ends, posted = Ends(), Posted()
     running, later = start(waiting(posted), ends)

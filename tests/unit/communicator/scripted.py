@@ -138,6 +138,17 @@ class Communicator:
             array[...] = sum(parts)
         return arrays
 
+    def all_reduce_compressed(
+        self, array: Any, compressor: Any, *, residual: Any = None, op: Any = "sum", out: Any = None, **options: Any
+    ) -> Any:
+        """Everything is sent; a residual grows by one."""
+        target, brought = array if out is None else out, array if residual is None else array + residual
+        found = sum(self._meet("all_reduce_compressed", brought.copy()))
+        target[...] = found
+        if residual is not None:
+            residual += 1
+        return target
+
     def reduce_scatter(self, array: Any, op: Any = "sum", **options: Any) -> Any:
         return np.array_split(sum(self._meet("reduce_scatter", np.array(array))), self.size)[self.rank]
 

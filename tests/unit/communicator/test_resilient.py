@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nexar.arrays.compression.top_k import TopK
 from nexar.communicator.communicator import Communicator as Real
 from nexar.communicator.local import local_communicators
 from nexar.communicator.resilient import Team
@@ -40,6 +41,10 @@ VERBS: dict[str, tuple[Callable[[Team[Communicator]], Any], list[Any]]] = {
     "all_reduce_bucketed": (
         lambda team: [x[0] for x in team.all_reduce_bucketed([row(team), row(team)])],
         [[101, 101], [101, 101]],
+    ),
+    "all_reduce_compressed": (lambda team: team.all_reduce_compressed(row(team), TopK(1))[0], [101, 101]),
+    "all_reduce_compressed out": (
+        lambda team: team.all_reduce_compressed(row(team), TopK(1), out=np.empty(6))[0], [101, 101],
     ),
     "all_gather": (lambda team: team.all_gather(row(team))[:, 0].tolist(), [[1, 100], [1, 100]]),
     "all_gather_v": (lambda team: [x[0] for x in team.all_gather_v(row(team))], [[1, 100], [1, 100]]),
@@ -92,6 +97,21 @@ def test_an_array_that_is_hit_halfway_is_restored_first(pool: ThreadPoolExecutor
         assert ended[0][:4] in ([111] * 4, [111 - 10**loss.victim] * 4)
         assert ended[0][4:8] == [0] * 4
         assert ended[0][8] in (2, 3)
+
+
+def test_a_residual_is_that_of_the_run_that_counts(pool: ThreadPoolExecutor) -> None:
+    def task(team: Team[Communicator]) -> list[float]:
+        x, residual = row(team), np.zeros(6)
+        team.all_reduce_compressed(x, TopK(1), residual=residual)
+        out = np.empty(6)
+        team.all_reduce_compressed(row(team), TopK(1), residual=residual, out=out)
+        team.barrier()  # nobody leaves before the loss
+        return [x[0], residual[0]]
+
+    for loss in losses(3, 4):
+        ended = survivors(task, pool, loss)
+        assert ended[0] == ended[1]
+        assert ended[0][1] == 2, "each call counts once, however often it was run"
 
 
 @pytest.mark.parametrize("verb", ["broadcast", "broadcast_object"])
@@ -169,6 +189,7 @@ def test_a_real_communicator_has_all_that_a_team_needs() -> None:
         assert x.tolist() == [3.0] * 4
         assert team.all_reduce(1.0, "max", timeout=5) == 1.0
         assert [y.tolist() for y in team.all_reduce_bucketed([np.ones(2), np.ones(1)], bucket_bytes=8)] == [[2, 2], [2]]
+        assert team.all_reduce_compressed(np.ones(4), TopK(0.5), residual=np.zeros(4)).tolist() == [2, 2, 0, 0]
         assert team.all_gather(x[:1], algorithm="ring").tolist() == [[3], [3]]
         assert [len(each) for each in team.all_gather_v(np.zeros(comm.rank))] == [0, 1]
         assert team.all_gather_object({"rank": comm.rank}) == [{"rank": 0}, {"rank": 1}]

@@ -1,0 +1,1 @@
+"""Arrays made smaller before they travel, and what of that has to be agreed on."""

@@ -1,0 +1,65 @@
+"""What makes an array smaller, so that less of it travels: the contract."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.compression.terms import Terms, work_dtype
+
+Piece = NDArray[np.uint8]
+"""What one rank's array was made: a flat row of bytes."""
+
+
+class Compressor(ABC):
+    """Makes a piece of a rank's array, and an array of a piece. Subclass it for a way of your own.
+
+    Every rank compresses its array, all pieces go to all ranks, and each rank adds up what they mean, in rank order: so
+    all ranks have the same bits if `decompress` gives the same for the same piece and terms. A compressor has no state
+    that a call changes: several threads may use one, and a call that failed leaves no trace. What it may lose, the
+    residual keeps: the caller's array, plus the residual, minus what `decompress` makes of the own piece.
+
+    An error that it raises ends the call on this rank with it, on the others with Cancelled, and nothing was written.
+    """
+
+    linear: ClassVar[bool] = False
+    """A piece is a row of elements of the caller's dtype, and the sum of pieces, element by element, is the piece of
+    the sum. Then the pieces are all-reduced instead of gathered, which costs less in larger worlds."""
+
+    @property
+    def name(self) -> str:
+        """Says which one it is, with all that ranks must have alike; those whose names differ raise
+        CollectiveMismatch. Override it if there is anything to set.
+        """
+        return type(self).__qualname__
+
+    @abstractmethod
+    def size_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
+        """Of a piece of `count` elements. It depends on nothing else, so that all ranks expect the same; what varies
+        has to be padded.
+        """
+
+    @abstractmethod
+    def compress(self, array: NDArray[Any], terms: Terms) -> Piece:
+        """The piece: a new flat array of `size_bytes`. `array` is flat, of dtype `terms.work`, and must not be changed:
+        it may be the caller's own memory.
+        """
+
+    @abstractmethod
+    def decompress(self, piece: Piece, terms: Terms) -> NDArray[Any]:
+        """A new flat array of `terms.count` elements and dtype `terms.work`. `piece` may lie anywhere in memory, and
+        must not be changed. ValueError if it cannot be one: that is what its sender is blamed for.
+        """
+
+    def add(self, piece: Piece, total: NDArray[Any], terms: Terms) -> None:
+        """Add what the piece means to `total`. Override it where that is less work than to decompress it whole."""
+        np.add(total, self.decompress(piece, terms), out=total)
+
+    def working_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
+        """The most memory that `compress`, `decompress` or `add` takes, beside what it is given and the piece that it
+        makes. What `compressed_allreduce_max_bytes` is compared with has this in it.
+        """
+        return 3 * count * work_dtype(dtype).itemsize

@@ -1,0 +1,142 @@
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nexar.arrays.compression.compressor import Compressor, Piece
+from nexar.arrays.compression.fp8 import FP8
+from nexar.arrays.compression.int8 import Int8
+from nexar.arrays.compression.no_compression import NoCompression
+from nexar.arrays.compression.random_k import RandomK
+from nexar.arrays.compression.terms import Terms
+from nexar.arrays.compression.top_k import TopK
+from nexar.arrays.operations import reduction_of
+from nexar.collectives.compressed import Compressed, Outcome, all_reduce_compressed, memory_bytes, seed_of
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
+from nexar.errors import NexarError, PeerMisbehaved, UsageError
+from tests.ranks import PATIENCE, on_every
+
+SUM = reduction_of("sum")
+OURS = [TopK(0.1), RandomK(0.1), NoCompression(), FP8(), Int8()]
+
+
+def perform(comm: Communicator, brought: Compressed) -> Outcome:
+    found: Outcome = comm._assembly.conductor.perform(all_reduce_compressed(comm._assembly, brought), PATIENCE)
+    return found
+
+
+def test_seeds_are_the_same_for_the_same_call_and_differ_for_others() -> None:
+    seeds = [seed_of(*call) for call in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1 << 63, 7, 1 << 40))]
+    assert len(set(seeds)) == 5
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
+    assert seed_of(3, 1, 4) == 0xBB77D20DB65ACE24, "ranks of different versions have to agree"
+
+
+@pytest.mark.parametrize("compressor", OURS, ids=lambda each: each.name)
+def test_nothing_of_the_callers_is_written(compressor: Compressor) -> None:
+    with local_communicators(2, Config()) as world:
+
+        def task(comm: Communicator) -> Outcome:
+            array, residual = np.arange(30.0), np.ones(30)
+            array.flags.writeable = residual.flags.writeable = False
+            found = perform(comm, Compressed(array, residual, compressor, SUM))
+            assert found.residual is not None
+            assert found.total.dtype == found.residual.dtype == np.float64
+            return found
+
+        one, other = on_every(world, task)
+        assert (one.total == other.total).all()
+        assert np.allclose(one.total, 2 * (np.arange(30.0) + 1 - one.residual))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("compressor", OURS, ids=lambda each: each.name)
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_memory_that_is_reckoned_with_is_that_which_is_taken(
+    compressor: Compressor, feedback: bool, dtype: type
+) -> None:
+    """On one rank, whose threads share the count with nobody. Not much more is reckoned, either."""
+    count = 1 << 18
+    array = np.random.default_rng(0).normal(size=count).astype(dtype)
+    residual = np.zeros(count, dtype) if feedback else None
+    brought = Compressed(array, residual, compressor, SUM)
+    with local_communicators(1, Config()) as (comm,):
+        perform(comm, brought)
+        tracemalloc.start()
+        perform(comm, brought)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak - 65536 <= memory_bytes(brought, 1) <= 3 * peak
+
+
+def test_more_memory_than_is_allowed_is_refused_on_every_rank_before_the_call_is_one() -> None:
+    brought = Compressed(np.ones(1000, np.float32), None, TopK(0.5), SUM)
+    with local_communicators(3, Config(compressed_allreduce_max_bytes=memory_bytes(brought, 3))) as world:
+        on_every(world, lambda comm: perform(comm, brought))
+        more = brought._replace(residual=np.zeros(1000, np.float32))
+        for comm in world:
+            with pytest.raises(UsageError, match=r"TopK\(0\.5\) on 3 ranks would take .* NEXAR_COMPRESSED_ALLREDUCE"):
+                perform(comm, more)
+        assert [comm._assembly.journal._next for comm in world] == [1, 1, 1]
+    with local_communicators(1, Config(compressed_allreduce_max_bytes=0)) as (comm,):
+        perform(comm, more)
+
+
+class Odd(Compressor):
+    """Does what it is told to, and as much of it as is wrong."""
+
+    def __init__(self, size: int = 8, piece: Any = None, array: Any = None, *, linear: bool = False) -> None:
+        self._size, self._piece, self._array = size, piece, array
+        self.linear = linear  # type: ignore[misc]
+
+    def size_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
+        return self._size
+
+    def compress(self, array: Any, terms: Terms) -> Piece:
+        return np.zeros(8, np.uint8) if self._piece is None else self._piece
+
+    def decompress(self, piece: Piece, terms: Terms) -> Any:
+        return np.zeros(2) if self._array is None else self._array
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (Odd(-1), "-1 bytes"),
+        (Odd(9, linear=True), "whole elements"),
+        (Odd(piece=np.zeros(7, np.uint8)), r"uint8\[7\], where size_bytes says uint8\[8\]"),
+        (Odd(piece=np.zeros(8, np.int8)), r"int8\[8\], where"),
+        (Odd(array=np.zeros(3)), r"float64\[3\] of a piece, where it has to be float64\[2\]"),
+        (Odd(array=np.zeros(2, np.float32)), r"float32\[2\] of a piece"),
+    ],
+)
+def test_a_compressor_that_breaks_its_contract_is_told_so(odd: Odd, says: str) -> None:
+    with local_communicators(1, Config()) as (comm,), pytest.raises(UsageError, match=says):
+        perform(comm, Compressed(np.ones(2), np.zeros(2), odd, SUM))
+
+
+class Picky(TopK):
+    """Reads no piece but those of rank 0, whose values are ones."""
+
+    def add(self, piece: Piece, total: Any, terms: Terms) -> None:
+        if (piece[:8].view(np.float64) != 1).any():
+            raise ValueError("its values are not ones")
+        super().add(piece, total, terms)
+
+
+def test_who_sent_what_cannot_be_read_is_named() -> None:
+    with local_communicators(2, Config()) as world:
+
+        def task(comm: Communicator) -> BaseException:
+            with pytest.raises((NexarError, ValueError)) as raised:
+                perform(comm, Compressed(np.full(1, 1.0 + comm.rank), None, Picky(1), SUM))
+            return raised.value
+
+        first, second = on_every(world, task)
+    assert isinstance(first, PeerMisbehaved)
+    assert first.rank == 1
+    assert "its values are not ones" in str(first)
+    assert not isinstance(second, PeerMisbehaved), "its own piece is nobody else's fault"

@@ -12,6 +12,8 @@ from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
 from nexar.cli.seed import seed
+from nexar.cli.status import status
+from nexar.cli.top import top
 from nexar.cli.trace import trace
 
 app = typer.Typer(
@@ -19,6 +21,8 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(seed)
+app.command()(status)
+app.command()(top)
 app.command()(config)
 app.command()(doctor)
 app.command()(bench)

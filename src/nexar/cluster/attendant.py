@@ -69,7 +69,7 @@ class Attendant:
         worker = Worker(self._node, self._invitation, timeout=self._config.join_auth_timeout)
         return worker.enter_again("launcher", self._ask)
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, reason: str, _: int) -> None:
         """The children know better why, if they are concerned."""
         _log.info("the seed refused this launcher: %s", reason)
 

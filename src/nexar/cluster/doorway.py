@@ -187,7 +187,7 @@ class Doorway:
             case Show():
                 line.show()
             case Refuse():
-                line.send(Refused(action.reason))
+                line.send(Refused(action.reason, action.expelled))
                 self._part(line)
             case Drop() if line.admitted:
                 self._part(line)

@@ -43,11 +43,14 @@ class Impostor(ConnectionError):
 
 
 class RefusedBySeed(ConnectionError):
-    """The seed said no. `reason` is the seed's."""
+    """The seed said no. `reason` is the seed's; `expelled`: the epoch since which this node is no member; 0: it was
+    none, or left.
+    """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, expelled: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.expelled = expelled
 
 
 class JoinLine:
@@ -93,7 +96,7 @@ class JoinLine:
             self._received.put(received)  # it stays the last word
             raise received
         if isinstance(received, Refused):
-            raise RefusedBySeed(received.reason)
+            raise RefusedBySeed(received.reason, received.expelled)
         return received
 
     def expect(self, kind: type[_Said], deadline: float) -> _Said:

@@ -63,12 +63,6 @@ def _ignore(*_: Any) -> None:
     """Nobody listens."""
 
 
-def _warn(reason: str) -> None:
-    """Who left by its own will, and has not closed yet, is not surprised."""
-    level = logging.INFO if reason.startswith("left in epoch ") else logging.WARNING
-    _log.log(level, "the seed refused this node, which goes on without it: %s", reason)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
     """Who is told what the seed says. Called by the thread of the standing, one after the other; none may block."""
@@ -85,8 +79,9 @@ class Listeners:
     """The line to the seed is gone, and why."""
     on_back: Callable[[int], None] = _ignore
     """There is a line again, and the epoch of the membership that the seed knows: it may be behind."""
-    on_refused: Callable[[str], None] = _warn
-    """The seed wants nothing more to do with this node, and why. Nothing more comes."""
+    on_refused: Callable[[str, int], None] = _ignore
+    """The seed wants nothing more to do with this node, why, and the epoch since which it is no member, if it was
+    expelled. Nothing more comes."""
 
 
 class Standing:
@@ -181,8 +176,16 @@ class Standing:
             try:
                 self._listen()
             except (LineLost, RefusedBySeed, NexarError) as lost:
-                if self._stop.is_set() or not self._knock_again(lost):
+                if self._stop.is_set() or self._is_expelled(lost) or not self._knock_again(lost):
                     return
+
+    def _is_expelled(self, lost: Exception) -> bool:
+        """Whether the seed has said so: then there is no way back."""
+        if not isinstance(lost, RefusedBySeed) or not lost.expelled:
+            return False
+        self._give_up(lost)
+        self._listeners.on_refused(lost.reason, lost.expelled)
+        return True
 
     def _listen(self) -> None:
         """Until the next word of the seed, or the next renewal."""
@@ -255,17 +258,14 @@ class Standing:
 
     def _knock_again(self, lost: Exception) -> bool:
         """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""
-        _log.info("%s; members go on without it", lost)
-        self._line.close("the line is dead")
-        self._end_inquiries()
-        self._listeners.on_lost(str(lost))
+        self._give_up(lost)
         bound = 1.0
         while self._pause(bound):
             bound = min(2 * bound, LONGEST_PAUSE)
             try:
                 self._line = self._knock()
             except JoinRefused as refused:
-                self._listeners.on_refused(refused.reason)
+                self._listeners.on_refused(refused.reason, refused.expelled)
                 return False
             except Recalled:
                 return False
@@ -276,6 +276,13 @@ class Standing:
                 self._listeners.on_back(self._line.epoch)
                 return True
         return False
+
+    def _give_up(self, lost: Exception) -> None:
+        """There is no line any more, at least for now."""
+        _log.info("%s; members go on without it", lost)
+        self._line.close("the line is dead")
+        self._end_inquiries()
+        self._listeners.on_lost(str(lost))
 
     def _pause(self, bound: float) -> bool:
         """A while, of random length, so that not all knock at once. False: the node is closing."""

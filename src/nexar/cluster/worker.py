@@ -167,7 +167,8 @@ class Worker:
         try:
             return knock()
         except RefusedBySeed as refused:
-            raise JoinRefused(reason=refused.reason, address=", ".join(self._invitation.addresses)) from refused
+            address = ", ".join(self._invitation.addresses)
+            raise JoinRefused(reason=refused.reason, address=address, expelled=refused.expelled) from refused
         except Impostor as impostor:
             raise self._not_the_seed(impostor) from impostor
         except ConnectRefused as failed:
@@ -273,7 +274,7 @@ class Worker:
         except TimeoutError as late:
             raise self._too_late(line, welcome) from late
         except RefusedBySeed as refused:
-            raise JoinRefused(reason=refused.reason, address=line.address) from refused
+            raise JoinRefused(reason=refused.reason, address=line.address, expelled=refused.expelled) from refused
 
     def _too_late(self, line: JoinLine, welcome: Welcome) -> FormationTimeout | OperationTimeout:
         if not line.epoch:

@@ -8,7 +8,6 @@ Each part knows the next one only by a function that it was given; they are put 
 from __future__ import annotations
 
 import logging
-import re
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
@@ -41,6 +40,7 @@ from nexar.communicator.revocations import Revocations
 from nexar.errors import Expelled, LinkClosed, NexarError, NoQuorum, PeerLost, RecoveryTimeout
 from nexar.group import Group
 from nexar.links.link import Link
+from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank, format_seconds
 from nexar.wire.bulletin import Bulletin
 from nexar.wire.messages import (
@@ -58,8 +58,6 @@ from nexar.wire.messages import (
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN: Final = 1.0  # seconds
-_EXPELLED: Final = re.compile(r"expelled\b.*\bepoch (?P<epoch>\d+)")
-"""How the seed begins when it refuses who was a member: see decisions.register."""
 
 
 class Presence:
@@ -190,11 +188,12 @@ class Presence:
         del epoch  # a node that has ended has ended, whatever the epoch is by now
         self._lookout.told_of(node, cause)
 
-    def seed_refused(self, reason: str) -> None:
+    def seed_refused(self, reason: str, expelled: int) -> None:
         """The seed wants nothing more to do with this node: if the others went on without it, all is over here."""
-        found = _EXPELLED.match(reason)
-        if found is not None:
-            self.expelled(int(found["epoch"]), reason)
+        if expelled:
+            self.expelled(expelled, reason)
+        elif not self.has_left:
+            _log.warning("the seed refused this node, which goes on without it: %s", one_line(reason))
 
     def seed_told_of_waiting(self, members: tuple[Member, ...]) -> None:
         """The seed says who waits to come in. Who does not any more has become a member, or is gone."""

@@ -12,6 +12,8 @@ class JoinRefused(NexarError, ConnectionError):
 
     reason: str
     address: str | None = None
+    expelled: int = 0
+    """This node was a member until this epoch, when the others went on without it; 0: that is not the reason."""
 
     def _message(self) -> str:
         return f"the seed{f' at {self.address}' if self.address else ''} refused this node: {self.reason}"

@@ -193,6 +193,8 @@ class Refused(_Base, frozen=True, tag="refused"):
     """The seed says no, and trying again will not help. The line is closed behind it."""
 
     reason: _Line
+    expelled: _Number = 0
+    """The hearer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
 
 
 class Renew(_Base, frozen=True, tag="renew"):

@@ -101,7 +101,7 @@ def test_a_refusal_is_raised_with_the_seeds_reason() -> None:
     seed.say_message(Refused("this cluster is full"))
     with pytest.raises(RefusedBySeed) as raised:
         line.receive(soon())
-    assert raised.value.reason == "this cluster is full"
+    assert (raised.value.reason, raised.value.expelled) == ("this cluster is full", 0)
 
 
 def test_a_seed_that_says_nothing_is_waited_for_until_the_deadline() -> None:

@@ -341,13 +341,22 @@ def test_the_loss_and_the_return_of_the_seed_are_told(scene: Scene) -> None:
 
 def test_whom_the_seed_refuses_is_told_why(scene: Scene) -> None:
     def refuse() -> Line:
-        raise JoinRefused(reason="expelled in epoch 3", address="seed:1")
+        raise JoinRefused(reason="expelled in epoch 3", address="seed:1", expelled=3)
 
     scene.again = refuse
     scene.stand()
     scene.seed.lose()
     assert scene.next_told()[0] == "on_lost"
-    assert scene.next_told() == ("on_refused", "expelled in epoch 3")
+    assert scene.next_told() == ("on_refused", "expelled in epoch 3", 3)
+
+
+def test_who_hears_on_its_line_that_it_was_expelled_does_not_knock_again(scene: Scene) -> None:
+    standing = scene.stand()
+    scene.seed.say_message(Refused("expelled in epoch 3", 3))
+    assert scene.next_told()[0] == "on_lost"
+    assert scene.next_told() == ("on_refused", "expelled in epoch 3", 3)
+    standing._thread.join(PATIENCE)
+    assert not scene.knocked.is_set()
 
 
 # ---------------------------------------------------------------- the end
@@ -382,10 +391,3 @@ def test_closing_while_somebody_knocks_calls_it_back(scene: Scene) -> None:
     assert not standing._thread.is_alive()
     with pytest.raises(Recalled):
         scene.node.recall.pause(0)
-
-
-@pytest.mark.parametrize(("reason", "level"), [("left in epoch 3: done", "INFO"), ("expelled in epoch 3", "WARNING")])
-def test_a_refusal_that_nobody_listens_for_is_logged(reason: str, level: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        Listeners().on_refused(reason)
-    assert [record.levelname for record in caplog.records] == [level]

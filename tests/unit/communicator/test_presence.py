@@ -125,6 +125,19 @@ def test_who_was_expelled_is_told_since_when_and_why(world: World, caplog: pytes
     assert "expelled in epoch 5" in caplog.text
 
 
+def test_the_seed_may_say_that_this_node_was_expelled_or_that_it_wants_nothing_to_do_with_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = world(3)
+    ranks[2]._presence.seed_refused("expelled: epoch 7 is what this text says", 0)
+    ranks[2]._branch.fate.check()
+    assert "the seed refused this node, which goes on without it" in caplog.text
+    ranks[2]._presence.seed_refused("it was silent", 5)
+    error = raised(ranks[2].barrier)
+    assert isinstance(error, Expelled)
+    assert error.epoch == 5
+
+
 def test_who_asked_to_leave_is_not_warned(world: World, caplog: pytest.LogCaptureFixture) -> None:
     ranks = world(2)
     ranks[1]._presence.expelled(2, "as agreed", willing=True)

@@ -83,7 +83,7 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
         st.floats(0, 1e6),
         st.integers(0, 2**40),
     ),
-    st.builds(Refused, lines),
+    st.builds(Refused, lines, st.integers(0, 2**32)),
     st.builds(Renew, blobs),
     st.builds(Renewed, blobs),
     st.builds(ChildDied, ranks, st.text(max_size=40)),

@@ -169,8 +169,8 @@ class Admission:
             return []
         try:
             return self._heard(guest, event)
-        except Refusal as reason:
-            return self._refuse(guest, str(reason))
+        except Refusal as why:
+            return self._refuse(guest, str(why), why.expelled)
 
     def _heard(self, guest: Guest, event: Heard) -> list[Action]:
         """Refusal if the guest has to go for it."""
@@ -353,10 +353,10 @@ class Admission:
 
     # ------------------------------------------------------------ ends
 
-    def _refuse(self, guest: Guest, reason: str) -> list[Action]:
+    def _refuse(self, guest: Guest, reason: str, expelled: int = 0) -> list[Action]:
         reason = brief(reason)
         self._refusals.add(self._who(guest), reason)
-        return [Refuse(guest.connection, reason), *self._end(guest, "refused", reason)]
+        return [Refuse(guest.connection, reason, expelled), *self._end(guest, "refused", reason)]
 
     def _drop(self, guest: Guest, reason: str) -> list[Action]:
         self._refusals.add(self._who(guest), reason)

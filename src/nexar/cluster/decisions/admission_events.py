@@ -173,6 +173,8 @@ class Refuse:
 
     connection: int
     reason: str
+    expelled: int = 0
+    """It was a member until this epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,9 +93,9 @@ class FormedCluster:
         rank = self._register.check_member(hello.node, guest.fingerprint)
         if rank is not None:
             return self._returned(guest, hello.node, rank)
-        reason = self._register.why_former(hello.node, asked.epoch)
-        if reason is not None:
-            raise Refusal(reason)
+        why = self._register.why_former(hello.node, asked.epoch)
+        if why is not None:
+            raise Refusal(why.reason, expelled=why.expelled)
         if asked.epoch:  # of a membership that this seed does not know: whoever has a line tells it
             return [Drop(guest.connection, _BEHIND), *self._end(guest, "dropped", _BEHIND)]
         return self._joined(guest, hello, asked)
@@ -272,9 +272,11 @@ class FormedCluster:
         for departure in change.left:
             guest = self._members.get(departure.node)
             if guest is not None:
-                reason = brief(self._register.why_former(departure.node, 0) or "")
+                former = self._register.why_former(departure.node, 0)
+                reason = "" if former is None else brief(former.reason)
                 kind: NoteKind = "left" if departure.willing else "refused"
-                end = Drop(guest.connection, reason) if departure.willing else Refuse(guest.connection, reason)
+                refuse = Refuse(guest.connection, reason, change.epoch)
+                end = Drop(guest.connection, reason) if departure.willing else refuse
                 actions += [end, *self._end(guest, kind, last_line(reason))]
         return actions
 

@@ -16,6 +16,11 @@ _MAX_TEXT: Final = 200
 class Refusal(Exception):
     """Somebody cannot have what it asked for. The text says why, and is meant for them."""
 
+    def __init__(self, reason: str, *, expelled: int = 0) -> None:
+        """`expelled`: it was a member until this epoch."""
+        super().__init__(reason)
+        self.expelled = expelled
+
 
 class Refusals:
     """A list that forgets its oldest."""

@@ -8,7 +8,7 @@ though the others still have to agree that it is gone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.refusals import Refusal
@@ -18,6 +18,14 @@ from nexar.types import NodeId, Rank, format_node
 _What = TypeVar("_What")
 _MOST_REMEMBERED: Final = 4096
 """Nodes that left, and nodes that were let in: the newest."""
+
+
+class Former(NamedTuple):
+    """Why somebody is a member no more."""
+
+    reason: str
+    expelled: int
+    """Since which epoch; 0: it left by its own will."""
 
 
 class Register:
@@ -33,7 +41,7 @@ class Register:
         self._joiners: dict[NodeId, Member] = {}  # in the order in which they came
         self._ready: set[NodeId] = set()
         self._admitted: OrderedDict[NodeId, None] = OrderedDict()
-        self._former: OrderedDict[NodeId, str] = OrderedDict()
+        self._former: OrderedDict[NodeId, Former] = OrderedDict()
         self._children = _children(membership)
 
     # -- members -----------------------------------------------------------------------------------------
@@ -50,12 +58,13 @@ class Register:
             raise Refusal(f"node {format_node(node)} is known with another key")
         return rank
 
-    def why_former(self, node: NodeId, epoch: int) -> str | None:
+    def why_former(self, node: NodeId, epoch: int) -> Former | None:
         """Why a node that was a member in this epoch (0: it does not say) is one no more; None: it never was."""
         if node in self._former:
             return self._former[node]
-        gone = f"expelled: it is no member of epoch {self.membership.epoch} any more"
-        return gone if 0 < epoch <= self.membership.epoch else None
+        now = self.membership.epoch
+        gone = Former(f"expelled: it is no member of epoch {now} any more", now)
+        return gone if 0 < epoch <= now else None
 
     def set_present(self, node: NodeId, *, present: bool) -> None:
         """The line of a member has come back, or broken."""
@@ -128,8 +137,9 @@ class Register:
         self._bytes = len(self.membership.encode())
         for departure in change.left:
             self._absent.discard(departure.node)
-            verb = "left" if departure.willing else "expelled"
-            _remember(self._former, departure.node, f"{verb} in epoch {change.epoch}: {departure.cause}")
+            verb, expelled = ("left", 0) if departure.willing else ("expelled", change.epoch)
+            why = f"{verb} in epoch {change.epoch}: {departure.cause}"
+            _remember(self._former, departure.node, Former(why, expelled))
         for member in change.joined:
             if member.node not in self._joiners:
                 self._absent.add(member.node)  # its line broke, or the seed had never heard of it

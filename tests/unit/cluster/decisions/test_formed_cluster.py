@@ -150,10 +150,10 @@ def test_who_was_expelled_hears_what_was_chosen_and_then_why_its_line_ends() -> 
     actions = choose(door, left=(Departure(1, "silent\nfor long"),))
     words = [index for index, action in enumerate(actions) if told([action], Word)]
     refusal = only(actions, Refuse)
-    assert (refusal.connection, refusal.reason) == (1, "expelled in epoch 2: silent for long")
+    assert refusal == Refuse(1, "expelled in epoch 2: silent for long", 2)
     assert words[-1] < actions.index(refusal)
     assert door.order() == [2]
-    assert only(door.join(11, node=1), Refuse).reason == "expelled in epoch 2: silent for long"
+    assert only(door.join(11, node=1), Refuse) == Refuse(11, refusal.reason, 2)
     assert only(door.join(12, node=1, epoch=1), Refuse).reason == "expelled in epoch 2: silent for long"
 
 

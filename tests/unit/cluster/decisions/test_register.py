@@ -88,9 +88,9 @@ def test_a_change_makes_joiners_members_and_remembers_who_left() -> None:
     register.follow(Change(2, left=(Departure(1, "was killed"),), joined=(member(3),)))
     assert [each.node for each in register.membership.members] == [2, 3]
     assert (register.membership.epoch, register.present, register.waiting) == (2, 2, ())
-    assert register.why_former(1, 0) == "expelled in epoch 2: was killed"
+    assert register.why_former(1, 0) == ("expelled in epoch 2: was killed", 2)
     register.follow(Change(3, left=(Departure(2, "done", willing=True),)))
-    assert register.why_former(2, 0) == "left in epoch 3: done"
+    assert register.why_former(2, 0) == ("left in epoch 3: done", 0)
     assert register.why_former(3, 0) is None
     with pytest.raises(MembershipError):
         register.follow(Change(9))
@@ -104,7 +104,7 @@ def test_a_new_member_whose_line_broke_is_absent() -> None:
 
 def test_who_says_that_it_was_a_member_and_is_none_is_told_so() -> None:
     register = Register(Membership("c", 5, TWO.members))
-    assert register.why_former(9, 3) == "expelled: it is no member of epoch 5 any more"
+    assert register.why_former(9, 3) == ("expelled: it is no member of epoch 5 any more", 5)
     assert register.why_former(9, 6) is None  # it may know more than this seed
     assert register.why_former(9, 0) is None
 

@@ -13,7 +13,7 @@ from nexar.errors import UsageError
 
 _ALLOWED: Final = (
     "NumPy arrays, numbers, buffers (bytearray, array.array, memoryview, …), objects with __array_interface__ or "
-    "DLPack, torch tensors on the CPU"
+    "DLPack, torch tensors on the CPU or on CUDA devices, arrays of registered device adapters"
 )
 # One dtype per kind, whatever the value: ranks that give 1 and 2**63 must not disagree.
 _PYTHON_NUMBERS: Final[dict[type, type[np.generic]]] = {
@@ -22,6 +22,8 @@ _PYTHON_NUMBERS: Final[dict[type, type[np.generic]]] = {
     float: np.float64,
     complex: np.complex128,
 }
+_SEEN: Final = (np.ndarray, np.generic, bool, int, float, complex, str, bytes, list, tuple, dict, type(None))
+_DLPACK_HOST: Final = (1, 3, 11)  # kDLCPU, and the host memory that CUDA and ROCm have pinned
 
 
 class Number(NamedTuple):
@@ -60,6 +62,13 @@ def _numpy_number(result: NDArray[Any]) -> object:
 
 def _python_number(result: NDArray[Any]) -> object:
     return result if result.ndim else result.item()
+
+
+def sees(value: object) -> bool:
+    """Whether NumPy knows its memory, or it is no array at all, so that nobody else need be asked. Never copies."""
+    if isinstance(value, _SEEN) or hasattr(value, "__array_interface__") or _buffer_of(value) is not None:
+        return True
+    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_HOST
 
 
 def array_of(value: Any, *, writable: bool) -> NDArray[Any]:

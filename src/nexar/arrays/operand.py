@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from nexar.arrays import numpy_adapter, torch_adapter
 from nexar.arrays.dtypes import can_travel, kind_of
+from nexar.arrays.registration import ADAPTERS
+from nexar.arrays.staging import Mirror
 from nexar.errors import UsageError
 
 
 class Operand:
     """An argument of a collective."""
 
-    __slots__ = ("_commit", "_like", "_value", "array", "shares")
+    __slots__ = ("_commit", "_like", "_mirror", "_value", "array", "shares")
 
     def __init__(
         self,
@@ -27,7 +29,9 @@ class Operand:
         commit: Callable[[], None] | None,
         *,
         shares: bool,
+        mirror: Mirror | None = None,
     ) -> None:
+        """`mirror`: of an array on a device."""
         self.array = array
         """C-contiguous, of the caller's shape; in the caller's memory where that is possible."""
         self.shares = shares
@@ -35,6 +39,7 @@ class Operand:
         self._value = value
         self._like = like
         self._commit = commit
+        self._mirror = mirror
 
     def commit(self) -> None:
         """Bring `array`, which was written to, into the caller's memory. Does nothing where it lies there already, and
@@ -44,28 +49,44 @@ class Operand:
             self._commit()
 
     def like(self, result: NDArray[Any]) -> Any:
-        """A new array as one of the caller's kind: torch for torch, a number for a number, NumPy's for all others.
+        """A new array as one of the caller's kind: torch for torch, on the same device, a number for a number, NumPy's
+        for all others.
 
-        It may share the memory of `result`.
+        It may share the memory of `result`, which must not be written to any more.
         """
         return self._like(result)
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A new array on the host, whose values do not matter: what is best given to `like` once it is filled."""
+        return np.empty(shape, dtype) if self._mirror is None else self._mirror.room(shape, dtype)
+
+    def may_share_memory(self, other: Operand) -> bool:
+        """Whether what is written to the one may change the other. True if it is hard to tell."""
+        if self._mirror is not None and other._mirror is not None:
+            return True
+        return np.may_share_memory(self.array, other.array)
 
     def result(self) -> Any:
         """What a verb that works in place returns: the caller's own object, or a new number where it gave one."""
         return self.like(self.array) if self._value is None else self._value
 
 
-def adapt(value: Any, *, writable: bool = False) -> Operand:
-    """The operand for a value of the caller's; `writable`: the operation writes to it.
+def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
+    """The operand for a value of the caller's; `writable`: the operation writes to it. `read=False`: what is there does
+    not matter, since all of it will be written.
 
-    NumPy arrays of any layout, numbers, whatever has the buffer protocol, `__array_interface__` or DLPack, and torch
-    tensors on the CPU. UsageError for anything else, for a dtype that cannot travel, and for memory that is read-only
-    although it is to be written. A number counts as writable: a new one comes back.
+    NumPy arrays of any layout, numbers, whatever has the buffer protocol, `__array_interface__` or DLPack, torch
+    tensors on the CPU and on CUDA devices, and arrays that a registered DeviceAdapter knows. UsageError for anything
+    else, for a dtype that cannot travel, and for memory that is read-only although it is to be written. A number counts
+    as writable: a new one comes back. DeviceError if the values of a device cannot be had.
     """
     if type(value) is np.ndarray:  # nearly always, so first
         flags = value.flags
         if flags.c_contiguous and can_travel(value.dtype) and (flags.writeable or not writable):
             return Operand(value, value, numpy_adapter.same, None, shares=True)
+    mirror = mirror_of(value)
+    if mirror is not None:
+        return _of_device(mirror, writable, read)
     if torch_adapter.is_tensor(value):
         return _of_tensor(value, writable)
     number = numpy_adapter.number_of(value)
@@ -74,6 +95,25 @@ def adapt(value: Any, *, writable: bool = False) -> Operand:
     view = numpy_adapter.array_of(value, writable=writable)
     array, commit = _contiguous(view, writable)
     return Operand(array, value, numpy_adapter.same, commit, shares=array is view)
+
+
+def mirror_of(value: Any) -> Mirror | None:
+    """An array on a device, nothing of it copied yet; None for what is none. UsageError, DeviceError."""
+    on_host = value.device.type == "cpu" if torch_adapter.is_tensor(value) else numpy_adapter.sees(value)
+    if on_host:
+        return None
+    staging = ADAPTERS.find(value)
+    if staging is None:
+        return None
+    mirror = staging.mirror(value)
+    kind_of(mirror.dtype)  # refuses what cannot travel
+    return mirror
+
+
+def _of_device(mirror: Mirror, writable: bool, read: bool) -> Operand:
+    array = mirror.read() if read else mirror.room(mirror.outline.shape, mirror.dtype)
+    commit = partial(mirror.write, array) if writable else None
+    return Operand(array, mirror.value, mirror.made, commit, shares=False, mirror=mirror)
 
 
 def _of_tensor(tensor: Any, writable: bool) -> Operand:

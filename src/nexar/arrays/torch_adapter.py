@@ -1,4 +1,4 @@
-"""torch tensors on the CPU as arrays that share their memory, and back.
+"""torch tensors on the CPU as arrays that share their memory, and back; and what all tensors of torch have in common.
 
 torch is not imported: who holds a tensor has done that. As in torch.distributed, autograd does not see a collective: it
 works on the values of a tensor that requires grad, and the result of a new tensor has no history.
@@ -22,6 +22,15 @@ _FOREIGN: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "float8_e5m2": ("uint8", np.dtype(ml_dtypes.float8_e5m2)),
 }
 _NAMES: Final = {dtype: name for name, (_, dtype) in _FOREIGN.items()}
+_COMMON: Final = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+     "complex64", "complex128")
+)  # fmt: skip
+
+
+def is_loaded() -> bool:
+    """Whether this process has imported torch, so that it has a use for tensors."""
+    return hasattr(sys.modules.get("torch"), "from_numpy")
 
 
 def is_tensor(value: object) -> bool:
@@ -32,26 +41,20 @@ def is_tensor(value: object) -> bool:
 
 def array_of(tensor: Any) -> NDArray[Any]:
     """An array in the tensor's memory, with its strides. UsageError where there is none."""
-    _refuse_what_has_no_memory(tensor)
-    values = tensor.detach()
-    name = str(values.dtype).removeprefix("torch.")
-    if name in _FOREIGN:
-        integer, dtype = _FOREIGN[name]
-        bits: NDArray[Any] = values.view(getattr(_torch(), integer)).numpy()
-        return bits.view(dtype)
-    try:
-        array: NDArray[Any] = values.numpy()
-    except (TypeError, RuntimeError) as error:
-        raise UsageError(f"a torch tensor of {values.dtype} cannot be sent or reduced ({error}); convert it") from error
-    return array
-
-
-def _refuse_what_has_no_memory(tensor: Any) -> None:
     if tensor.device.type != "cpu":
         raise UsageError(
-            f"the tensor is on {tensor.device}, and only tensors on the CPU can be used; give tensor.cpu()"
+            f"the tensor is on {tensor.device}, which no device adapter here knows; give tensor.cpu(), or install a "
+            "package with an adapter for it"
         )
-    if tensor.layout is not _torch().strided:
+    refuse_what_has_no_memory(tensor)
+    dtype = dtype_of(tensor)
+    array: NDArray[Any] = plain(tensor).numpy()
+    return array.view(dtype)
+
+
+def refuse_what_has_no_memory(tensor: Any) -> None:
+    """UsageError for a tensor whose elements do not lie somewhere, each in its place, on whatever device."""
+    if tensor.layout is not module().strided:
         raise UsageError(
             f"the tensor's layout is {tensor.layout}, and only dense ones can be used; give tensor.to_dense()"
         )
@@ -59,20 +62,52 @@ def _refuse_what_has_no_memory(tensor: Any) -> None:
         raise UsageError("the tensor is a lazy conjugate or negative; give tensor.resolve_conj().resolve_neg()")
 
 
+def dtype_of(tensor: Any) -> np.dtype[Any]:
+    """NumPy's name for the tensor's dtype. UsageError if it has none."""
+    name = _name(tensor.dtype)
+    if name in _FOREIGN:
+        return _FOREIGN[name][1]
+    if name not in _COMMON:
+        raise UsageError(f"a torch tensor of {tensor.dtype} cannot be sent or reduced; convert it")
+    return np.dtype(name)
+
+
+def plain(tensor: Any) -> Any:
+    """The same memory, without history, in a type that both torch and NumPy know: integers for those that only one
+    does.
+    """
+    name = _name(tensor.dtype)
+    values = tensor.detach()
+    return values.view(getattr(module(), _FOREIGN[name][0])) if name in _FOREIGN else values
+
+
 def tensor_of(array: NDArray[Any]) -> Any:
     """A tensor in the memory of a new array."""
-    torch = _torch()
     name = _NAMES.get(array.dtype)
-    if name is None:
-        return torch.from_numpy(array)
-    bits = array.view(np.dtype(_FOREIGN[name][0]))
-    return torch.from_numpy(bits).view(getattr(torch, name))
+    return plain_tensor_of(array) if name is None else plain_tensor_of(array).view(getattr(module(), name))
+
+
+def plain_tensor_of(array: NDArray[Any]) -> Any:
+    """A tensor in the memory of an array, of the type that `plain` gives."""
+    name = _NAMES.get(array.dtype)
+    return module().from_numpy(array if name is None else array.view(np.dtype(_FOREIGN[name][0])))
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:
+    """A new tensor for values of this dtype of NumPy's."""
+    torch = module()
+    return torch.empty(shape, dtype=getattr(torch, _NAMES.get(dtype) or dtype.name), device=device)
 
 
 def written(tensor: Any) -> None:
     """Tell autograd that the values changed, so that a backward pass that needs the old ones says so."""
-    _torch().autograd.graph.increment_version(tensor)
+    module().autograd.graph.increment_version(tensor)
 
 
-def _torch() -> Any:
+def module() -> Any:
+    """torch itself. Who has a tensor has imported it."""
     return sys.modules["torch"]
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,16 +1,21 @@
-"""Many arrays, fused: fewer and larger operations, each of at most a bucket."""
+"""Many arrays, fused: fewer and larger operations, each of at most a bucket.
+
+Arrays of a device are gathered into the memory of their buckets, all of them as the call is made: while the first
+buckets travel, the later ones are copied; and each is scattered when it is done, while the next ones travel.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.operand import Operand, adapt
+from nexar.arrays.operand import Operand, adapt, mirror_of
 from nexar.arrays.operations import Reduction, check, reduction_of
+from nexar.arrays.staging import Copying, Mirror, gather, scatter
 from nexar.collectives.all_reduce import all_reduce
 from nexar.collectives.assembly import Assembly, Wish
 from nexar.collectives.executor import Run
@@ -22,6 +27,17 @@ from nexar.types import whole
 _IN_FLIGHT: Final = 2  # one is filled or emptied while another travels
 
 
+class Sized(Protocol):
+    """What buckets need to know of an array."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Bucket(NamedTuple):
     """Arrays of one dtype that travel together."""
 
@@ -31,7 +47,7 @@ class Bucket(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def buckets(arrays: Sequence[NDArray[Any]], limit_bytes: int) -> list[Bucket]:
+def buckets(arrays: Sequence[Sized], limit_bytes: int) -> list[Bucket]:
     """Each array in one bucket, in order; a bucket holds one dtype, and more than the limit only for a single array.
 
     Pure: every rank that brings the same dtypes and sizes gets the same buckets.
@@ -68,24 +84,85 @@ def all_reduce_bucketed(
         raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
     if hasattr(arrays, "dtype"):
         raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
-    operands = [adapt(array, writable=True) for array in arrays]
+    given = [mirror_of(array) or adapt(array, writable=True) for array in arrays]
     reduction = reduction_of(op, commutative=commutative)
-    for operand in operands:
-        check(reduction, operand.array.dtype)
-    return _Fusion(assembly, operands, reduction, wish, limit).work()
+    for each in given:
+        check(reduction, _sized(each).dtype)
+    return _Fusion(assembly, given, reduction, wish, limit).work()
+
+
+def _sized(each: Operand | Mirror) -> Sized:
+    return each.array if isinstance(each, Operand) else each
+
+
+class _HostBucket:
+    """Of arrays that the host sees, or of some that it sees and others."""
+
+    def __init__(self, given: Sequence[Operand | Mirror], memory: NDArray[Any]) -> None:
+        self._operands = [each if isinstance(each, Operand) else adapt(each.value, writable=True) for each in given]
+        self.memory = memory
+
+    def fill(self) -> None:
+        """Bring the arrays into the bucket."""
+        np.concatenate([operand.array.reshape(-1) for operand in self._operands], out=self.memory)
+
+    def empty(self) -> None:
+        """Bring them back."""
+        start = 0
+        for operand in self._operands:
+            stop = start + operand.array.size
+            np.copyto(operand.array.reshape(-1), self.memory[start:stop])
+            operand.commit()
+            start = stop
+
+
+class _DeviceBucket:
+    """Of arrays of one device. Its memory is its own, since the copies of all buckets are begun at once."""
+
+    def __init__(self, mirrors: Sequence[Mirror], bucket: Bucket) -> None:
+        self._mirrors = mirrors
+        self.memory = mirrors[0].room((bucket.count,), bucket.dtype)
+        self._copying: Copying = gather(mirrors, self.memory)
+
+    def fill(self) -> None:
+        """The copies were begun with the call: what is waited for here is only what they take, not what the device
+        was given to do since.
+        """
+        self._copying.wait()
+
+    def empty(self) -> None:
+        """Begin to bring them back."""
+        scatter(self._mirrors, self.memory)
 
 
 class _Fusion:
     """One call."""
 
     def __init__(
-        self, assembly: Assembly, operands: Sequence[Operand], reduction: Reduction, wish: Wish, limit: int
+        self, assembly: Assembly, given: Sequence[Operand | Mirror], reduction: Reduction, wish: Wish, limit: int
     ) -> None:
         self._assembly = assembly
-        self._operands = operands
-        self._buckets = buckets([operand.array for operand in operands], limit)
-        self._memory = memory_for(self._buckets)
-        self._works = [all_reduce(assembly, memory, reduction, wish) for memory in self._memory]
+        self._given = given
+        made = buckets([_sized(each) for each in given], limit)
+        self._buckets = [self._bucket(bucket, memory) for bucket, memory in zip(made, self._memory(made), strict=True)]
+        self._works = [all_reduce(assembly, bucket.memory, reduction, wish) for bucket in self._buckets]
+
+    def _members(self, bucket: Bucket) -> list[Operand | Mirror]:
+        return [self._given[each] for each in bucket.members]
+
+    def _memory(self, made: Sequence[Bucket]) -> list[NDArray[Any] | None]:
+        """For those that are not of one device."""
+        on_host = [bucket for bucket in made if _of_one_device(self._members(bucket)) is None]
+        rows = iter(memory_for(on_host) if on_host else ())
+        return [None if _of_one_device(self._members(bucket)) else next(rows) for bucket in made]
+
+    def _bucket(self, bucket: Bucket, memory: NDArray[Any] | None) -> _HostBucket | _DeviceBucket:
+        members = self._members(bucket)
+        mirrors = _of_one_device(members)
+        if mirrors is None:
+            assert memory is not None
+            return _HostBucket(members, memory)
+        return _DeviceBucket(mirrors, bucket)
 
     def work(self) -> Work:
         """Of all its buckets."""
@@ -95,34 +172,33 @@ class _Fusion:
 
     def _run(self) -> Run:
         running: deque[Any] = deque()
-        waiting = deque(enumerate(self._works))
+        waiting = deque(zip(self._buckets, self._works, strict=True))
         try:
             while waiting or running:
                 while waiting and len(running) < _IN_FLIGHT:
-                    index, work = waiting.popleft()
-                    self._fill(index)
-                    running.append((index, self._assembly.conductor.start(work)))
-                index, oldest = running[0]
+                    waiting[0][0].fill()
+                    bucket, work = waiting.popleft()
+                    running.append((bucket, self._assembly.conductor.start(work)))
+                bucket, oldest = running[0]
                 yield (oldest,)
                 running.popleft()
-                self._empty(index)
+                bucket.empty()
         except BaseException as error:
             for _, each in running:
                 each.cancel()
             for _, work in waiting:
                 work.finish(error)
             raise
-        return [operand.result() for operand in self._operands]
+        return [each.result() if isinstance(each, Operand) else each.value for each in self._given]
 
-    def _fill(self, index: int) -> None:
-        arrays = [self._operands[each].array.reshape(-1) for each in self._buckets[index].members]
-        np.concatenate(arrays, out=self._memory[index])
 
-    def _empty(self, index: int) -> None:
-        start = 0
-        for each in self._buckets[index].members:
-            operand = self._operands[each]
-            stop = start + operand.array.size
-            np.copyto(operand.array.reshape(-1), self._memory[index][start:stop])
-            operand.commit()
-            start = stop
+def _of_one_device(members: Sequence[Operand | Mirror]) -> list[Mirror] | None:
+    """All of them, if they are: of one adapter, one device and one stream."""
+    mirrors = [each for each in members if isinstance(each, Mirror)]
+    return mirrors if len(mirrors) == len(members) and all(_beside(mirrors[0], each) for each in mirrors) else None
+
+
+def _beside(one: Mirror, other: Mirror) -> bool:
+    return (
+        one.staging is other.staging and one.outline.device == other.outline.device and bool(one.stream == other.stream)
+    )

@@ -52,7 +52,8 @@ def all_reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, 
 def broadcast(assembly: Assembly, array: Any, root: int, wish: Wish) -> Work:
     """In place."""
     root = assembly.group.check(root)
-    target = adapt(array, writable=assembly.group.rank != root)
+    at_root = assembly.group.rank == root
+    target = adapt(array, writable=not at_root, read=at_root)
     return begin_broadcast(assembly, _flat(target.array), root, wish).then(
         lambda _: _done(target), writes=target.shares
     )
@@ -131,7 +132,7 @@ def scatter(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> 
     """My block of the root's array: a new array, or `out`."""
     root = assembly.group.check(root)
     given = adapt(array) if assembly.group.rank == root else None
-    room = None if out is None else adapt(out, writable=True)
+    room = None if out is None else adapt(out, writable=True, read=False)
     blocks = None if given is None else _blocks(given.array, assembly.group.size, "scatter")
     work = begin_scatter(assembly, blocks, root, OperationCode.SCATTER, wish)
 
@@ -217,7 +218,7 @@ def _target(given: Operand, out: Any) -> Operand:
     """Where an operation works in place: on what was given, or on `out`, which gets a copy of it first."""
     if out is None:
         return given
-    target = adapt(out, writable=True)
+    target = adapt(out, writable=True, read=False)
     _fit(target, given.array.shape, given.array.dtype)
     np.copyto(_flat(target.array), _flat(given.array))
     return target
@@ -226,8 +227,8 @@ def _target(given: Operand, out: Any) -> Operand:
 def _room(given: Operand, shape: tuple[int, ...], out: Any) -> Operand:
     """Where a result goes that is no array of the caller's yet."""
     if out is None:
-        return adapt(np.empty(shape, given.array.dtype), writable=True)
-    room = adapt(out, writable=True)
+        return adapt(given.room(shape, given.array.dtype), writable=True)
+    room = adapt(out, writable=True, read=False)
     _fit(room, shape, given.array.dtype)
     return room
 

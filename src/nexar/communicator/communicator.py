@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from nexar.arrays.registration import ADAPTERS
 from nexar.cluster.membership import Membership
 from nexar.collectives.lateness import Straggler
 from nexar.collectives.quick import Quick
@@ -173,9 +174,15 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     # -- counted ---------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What it has done so far: calls, bytes, seconds, by operation; waiting, by rank; and each link's counters."""
+        """What it has done so far: calls, bytes, seconds, by operation; waiting, by rank; and each link's counters.
+
+        `buffers` is the pool of this node's early messages, with the hit rate of each size; `staging` the host memory
+        of devices, by adapter, of this process.
+        """
         links = {rank: link.stats() for rank, link in self._group.links().items()}
-        return {**self._assembly.journal.stats(), "links": links}
+        buffers = self._group.router.pool.stats().facts()
+        staging = {name: stats._asdict() for name, stats in ADAPTERS.stats().items()}
+        return {**self._assembly.journal.stats(), "links": links, "buffers": buffers, "staging": staging}
 
     def stragglers(self) -> list[Straggler]:
         """Who keeps the others waiting in collectives, the worst first."""

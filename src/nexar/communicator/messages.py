@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.operand import adapt
+from nexar.arrays.operand import adapt, mirror_of
 from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
 from nexar.errors import PeerMisbehaved, UsageError
 from nexar.links.message import Receive
@@ -61,13 +61,13 @@ def incoming(into: object) -> Incoming:
     """Of a receive buffer; None for "make one". UsageError for what cannot be filled."""
     if into is None:
         return Incoming(None, 0, _nothing)
-    if not _has_memory(into):
+    if not _has_memory(into) and mirror_of(into) is None:
         hint = f"; for the message of a rank, write source={into!r}" if whole(into) is not None else ""
         raise UsageError(
             f"nothing can be received into {type(into).__name__}; receive without a buffer, or into an array{hint}"
         )
     _refuse_masked(into)
-    operand = adapt(into, writable=True)
+    operand = adapt(into, writable=True, read=False)
     return Incoming(as_bytes(operand.array), code_of(operand.array.dtype), operand.commit)
 
 

@@ -254,16 +254,18 @@ class _Written:
 
     def __init__(self, arrays: Iterable[Any]) -> None:
         self._operands = [adapt(array, writable=True) for array in arrays]
-        self._copies = [operand.array.copy() for operand in self._operands]
+        # An operand that is not the caller's own memory, on a device say, is such a copy already.
+        self._copies = [operand.array.copy() if operand.shares else None for operand in self._operands]
 
     def restore(self) -> None:
         for operand, copy in zip(self._operands, self._copies, strict=True):
-            np.copyto(operand.array, copy)
+            if copy is not None:
+                np.copyto(operand.array, copy)
             operand.commit()
 
 
 def _overlap(array: Any, out: Any) -> bool:
-    return np.may_share_memory(adapt(array).array, adapt(out, writable=True).array)
+    return adapt(array).may_share_memory(adapt(out, writable=True, read=False))
 
 
 class _Blocks:

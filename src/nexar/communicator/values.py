@@ -2,6 +2,9 @@
 
 Only types that can be read without running anybody's code: what is made of the bytes is made here. Types that are
 nearly one of these (a named tuple, an enum, a dataclass) are refused, because something else would come back.
+
+A tensor of torch, on whatever device, comes back as one on the CPU, if torch is loaded there: to which device it goes
+is for the receiver to say. Arrays of other devices come back as NumPy's.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import numpy as np
 from msgspec.msgpack import Decoder, Encoder, Ext
 from numpy.typing import NDArray
 
+from nexar.arrays import torch_adapter
 from nexar.arrays.dtypes import RAW, code_of
+from nexar.arrays.operand import adapt, mirror_of
 from nexar.arrays.view import as_bytes, from_bytes
 from nexar.errors import UsageError
 
@@ -32,7 +37,7 @@ _SPAN: Final = struct.Struct("<qqq")
 
 # Numbers are the wire format: never reuse one.
 INTEGER, COMPLEX, TUPLE, SET, FROZENSET, PAIRS, BYTEARRAY, ARRAY, ARRAY_APART, NUMBER = range(1, 11)
-DATETIME, DATE, TIME, TIMEDELTA = range(11, 15)
+DATETIME, DATE, TIME, TIMEDELTA, TENSOR = range(11, 16)
 
 
 class ObjectError(ValueError):
@@ -69,7 +74,10 @@ class Writer:
         if isinstance(value, np.generic):
             array = np.asarray(value)
             return Ext(NUMBER, bytes((_code_of(array),)) + array.tobytes())
-        return _refuse(value)
+        if torch_adapter.is_tensor(value):
+            return Ext(TENSOR, _encode(self._array(adapt(value).array)))
+        mirror = mirror_of(value) if hasattr(value, "dtype") and hasattr(value, "shape") else None
+        return _refuse(value) if mirror is None else self._array(mirror.read())
 
     def _list(self, value: Any) -> list[Any]:
         # Most lists are of texts and floats alone. To know that takes no walk.
@@ -121,7 +129,7 @@ def _refuse(value: object) -> NoReturn:
     raise UsageError(
         f"a {kind.__module__}.{kind.__qualname__} cannot be sent as an object; {remedy}, or pass pickle=True on both "
         "ends. Objects are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, "
-        "dates and times, NumPy arrays and numbers"
+        "dates and times, NumPy arrays and numbers, torch tensors, arrays of devices"
     )
 
 
@@ -177,6 +185,12 @@ class Reader:
         code, shape, content = self._decode(data)
         return _array_of(memoryview(bytearray(content)), code, shape)
 
+    def _tensor(self, data: memoryview) -> Any:
+        array = self._decode(data)
+        if not isinstance(array, np.ndarray):
+            raise TypeError("a tensor without its values")
+        return torch_adapter.tensor_of(array) if torch_adapter.is_loaded() else array
+
     def _array_apart(self, data: memoryview) -> NDArray[Any]:
         code, shape, index = self._decode(data)
         return _array_of(self._apart[_natural(index)], code, shape)
@@ -213,6 +227,7 @@ _READING: Final[MappingProxyType[int, Callable[[Reader, memoryview], Any]]] = Ma
         BYTEARRAY: lambda _, data: bytearray(data),
         ARRAY: Reader._array,
         ARRAY_APART: Reader._array_apart,
+        TENSOR: Reader._tensor,
         NUMBER: lambda _, data: _array_of(memoryview(bytes(data[1:])), data[0], ())[()],
         DATETIME: lambda _, data: _read_moment(datetime, data),
         DATE: lambda _, data: date.fromisoformat(str(data, "ascii")),

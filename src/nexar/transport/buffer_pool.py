@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from nexar.errors import UsageError
 
@@ -30,6 +30,21 @@ _MAPPED_FROM_BYTES: Final = 128 << 10  # below, a mapping of its own costs more 
 _UNSHARED: Final = 2
 
 
+class TierStats(NamedTuple):
+    """What one tier of a pool has done so far."""
+
+    size_bytes: int  # of each of its buffers
+    hits: int  # leases served with memory used before
+    misses: int  # leases for which memory had to be made
+    free: int  # buffers that wait to be used again
+    kept: int  # the most that may
+
+    @property
+    def hit_rate(self) -> float:
+        """Of its leases, how many were hits; 1 before the first."""
+        return _rate(self.hits, self.misses)
+
+
 class PoolStats(NamedTuple):
     """What a pool has done so far."""
 
@@ -39,12 +54,22 @@ class PoolStats(NamedTuple):
     shared: int  # buffers lost to the pool because somebody still held a view when the lease was released
     leased: int  # leases not released yet
     free_bytes: int  # memory that waits to be used again
+    tiers: tuple[TierStats, ...]  # the same by tier, the smallest first
 
     @property
     def hit_rate(self) -> float:
         """Of the leases that could have been hits, how many were; 1 before the first."""
-        tried = self.hits + self.misses
-        return self.hits / tried if tried else 1.0
+        return _rate(self.hits, self.misses)
+
+    def facts(self) -> dict[str, Any]:
+        """As `stats()` of a communicator gives them: plain, with the tiers that were used by their size."""
+        used = [tier for tier in self.tiers if tier.hits or tier.misses]
+        classes = {tier.size_bytes: {**tier._asdict(), "hit_rate": tier.hit_rate} for tier in used}
+        return {**self._asdict(), "hit_rate": self.hit_rate, "tiers": classes}
+
+
+def _rate(hits: int, misses: int) -> float:
+    return hits / (hits + misses) if hits or misses else 1.0
 
 
 class Lease:
@@ -102,7 +127,8 @@ class BufferPool:
         # Guards everything below. Reentrant: the collector may run a finaliser that releases a lease meanwhile.
         self._lock = threading.RLock()
         self._free: tuple[list[Memory], ...] = tuple([] for _ in tiers)
-        self._hits = self._misses = self._unpooled = self._shared = self._released = 0
+        self._hits, self._misses = [0 for _ in tiers], [0 for _ in tiers]
+        self._unpooled = self._shared = self._released = 0
 
     @classmethod
     def of_profile(cls, profile: str | Sequence[tuple[int, int]]) -> BufferPool:
@@ -123,18 +149,18 @@ class BufferPool:
         with self._lock:
             free = self._free[tier]
             memory = free.pop() if free else None
-            if memory is None:
-                self._misses += 1
-            else:
-                self._hits += 1
+            (self._misses if memory is None else self._hits)[tier] += 1
         return Lease(self, tier, _make(self._sizes[tier]) if memory is None else memory, size)
 
     def stats(self) -> PoolStats:
         """Counters, all of one moment."""
         with self._lock:
-            taken = self._hits + self._misses + self._unpooled
-            free_bytes = sum(size * len(free) for size, free in zip(self._sizes, self._free, strict=True))
-            return PoolStats(self._hits, self._misses, self._unpooled, self._shared, taken - self._released, free_bytes)
+            free = map(len, self._free)
+            tiers = tuple(map(TierStats, self._sizes, self._hits, self._misses, free, self._kept))
+            hits, misses = sum(self._hits), sum(self._misses)
+            leased = hits + misses + self._unpooled - self._released
+            free_bytes = sum(tier.size_bytes * tier.free for tier in tiers)
+            return PoolStats(hits, misses, self._unpooled, self._shared, leased, free_bytes, tiers)
 
     def clear(self) -> None:
         """Give all free memory back to the system."""

@@ -100,6 +100,23 @@ def test_what_is_larger_than_the_last_tier_is_not_pooled(pool: BufferPool) -> No
     assert pool.stats().free_bytes == 0
 
 
+def test_what_each_tier_did_is_told_apart(pool: BufferPool) -> None:
+    for size in (900, 9000, 900, 10, 9000, 300_001):
+        pool.take(size).release()
+    stats = pool.stats()
+    assert [(tier.size_bytes, tier.hits, tier.misses, tier.free, tier.kept) for tier in stats.tiers] == [
+        (1000, 2, 1, 1, 2), (10_000, 1, 1, 1, 1), (300_000, 0, 0, 0, 1),
+    ]  # fmt: skip
+    assert [tier.hit_rate for tier in stats.tiers] == [2 / 3, 0.5, 1.0]
+    assert (stats.hits, stats.misses, stats.unpooled) == (3, 2, 1)
+    facts = stats.facts()
+    assert facts["hit_rate"] == 0.6
+    assert facts["tiers"] == {
+        1000: {"size_bytes": 1000, "hits": 2, "misses": 1, "free": 1, "kept": 2, "hit_rate": 2 / 3},
+        10_000: {"size_bytes": 10_000, "hits": 1, "misses": 1, "free": 1, "kept": 1, "hit_rate": 0.5},
+    }
+
+
 def test_the_profiles_are_the_documented_ones() -> None:
     assert TIER_BYTES == (64 * KIB, 8 * MIB, 64 * MIB, 256 * MIB)
     assert PROFILES == {"training": (256, 32, 16, 4), "inference": (256, 16, 4, 0)}

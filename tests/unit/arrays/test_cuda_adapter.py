@@ -1,0 +1,168 @@
+"""What the adapter for CUDA asks of torch, on tensors of the CPU; what a GPU does is in tests/devices/test_cuda.py."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nexar.arrays import torch_adapter
+from nexar.arrays.cuda_adapter import CudaAdapter
+from nexar.arrays.device_adapter import Pending
+from nexar.arrays.staging import Staging, gather, scatter
+from nexar.errors import UsageError
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+
+DTYPES = {
+    "bool": np.bool_, "int8": np.int8, "int64": np.int64, "uint16": np.uint16, "float16": np.float16,
+    "float32": np.float32, "complex64": np.complex64, "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+
+
+class Event:
+    def query(self) -> bool:
+        return True
+
+
+class Runtime:
+    """Instead of torch.cuda."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.used: list[str] = []
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def current_stream(self, device: Any) -> str:
+        return f"the current stream of {device}"
+
+    @contextlib.contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.used.append(stream)
+        yield
+
+
+class Adapter(CudaAdapter):
+    def __init__(self) -> None:
+        self.runtime = Runtime()
+        self.followed: list[tuple[int, str]] = []
+
+    def recognises(self, value: object) -> bool:
+        return torch_adapter.is_tensor(value)
+
+    def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
+        return np.empty(size_bytes, np.uint8)
+
+    def _runtime(self) -> Any:
+        return self.runtime
+
+    def _after(self, values: Sequence[Any], stream: str) -> Pending:
+        from nexar.arrays.cuda_adapter import _Event
+
+        self.followed.append((len(values), stream))
+        return _Event(Event())
+
+
+@pytest.fixture
+def staging() -> Staging:
+    return Staging(Adapter())
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
+def test_every_dtype_goes_to_the_host_and_back(staging: Staging, name: str, shape: tuple[int, ...]) -> None:
+    given = torch.ones(shape).to(getattr(torch, name))
+    mirror = staging.mirror(given)
+    array = mirror.read()
+    assert array.dtype == np.dtype(DTYPES[name])
+    assert np.array_equal(array, np.ones(shape, DTYPES[name]))
+    made = mirror.made(array)
+    assert (made.dtype, tuple(made.shape)) == (given.dtype, shape)
+    assert not made.numel() or bool((made.to(torch.complex64) == 1).all())
+
+
+def test_everything_is_done_on_the_callers_stream(staging: Staging) -> None:
+    adapter: Any = staging.adapter
+    mirror = staging.mirror(torch.ones(3))
+    mirror.write(mirror.read())
+    mirror.made(np.zeros(3, np.float32))
+    assert set(adapter.runtime.used) == {"the current stream of cpu"}
+    assert adapter.followed == [(1, "the current stream of cpu")] * 3
+
+
+def test_strided_tensors_are_read_in_order_and_written_in_place(staging: Staging) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    mirror = staging.mirror(whole.t()[1:3])
+    array = mirror.read()
+    assert array.tolist() == [[1, 5, 9], [2, 6, 10]]
+    mirror.write(array + 100)
+    assert whole.tolist() == [[0, 101, 102, 3], [4, 105, 106, 7], [8, 109, 110, 11]]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2"])
+def test_many_tensors_are_one_copy(staging: Staging, name: str) -> None:
+    dtype = getattr(torch, name)
+    given = [torch.full(shape, number + 1.0).to(dtype) for number, shape in enumerate([(2,), (2, 2), (), (0,)])]
+    mirrors = [staging.mirror(each) for each in given]
+    flat = mirrors[0].room((7,), mirrors[0].dtype)
+    gather(mirrors, flat).wait()
+    assert flat.astype(np.float32).tolist() == [1, 1, 2, 2, 2, 2, 3]
+    flat[:] = np.ones(7, flat.dtype)
+    scatter(mirrors, flat)
+    assert all(bool((each.float() == 1).all()) for each in given)
+    assert len(staging.adapter.followed) == 2  # type: ignore[attr-defined]
+
+
+def test_autograd_learns_of_what_was_written(staging: Staging) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    loss = (parameter * parameter).sum()
+    mirror = staging.mirror(parameter)
+    mirror.write(mirror.read() * 2)
+    assert parameter.tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("op", "result"), [("sum", [4, 6]), ("prod", [3, 8]), ("min", [1, 2]), ("max", [3, 4])])
+def test_a_device_reduces_what_has_one_instruction(op: str, result: list[int]) -> None:
+    into, other = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    assert Adapter().reduce(op, into, other, "stream")
+    assert into.tolist() == result
+
+
+def test_what_it_cannot_reduce_is_left_alone() -> None:
+    into = torch.ones(2)
+    assert not Adapter().reduce("avg", into, into, "stream")
+    assert not Adapter().reduce("sum", into, into.double(), "stream")
+    eight = into.to(torch.float8_e5m2)
+    assert not Adapter().reduce("sum", eight, eight, "stream")
+
+
+def test_a_graph_that_is_being_captured_cannot_hold_a_message(staging: Staging) -> None:
+    staging.adapter.runtime.capturing = True  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="outside of the graph"):
+        staging.mirror(torch.ones(1))
+
+
+PLAINLESS = {
+    r"give tensor\.to_dense": lambda: torch.eye(2).to_sparse(),
+    "resolve_conj": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "convert it": lambda: torch.ones(2).to(torch.float8_e4m3fnuz),
+}
+
+
+@pytest.mark.parametrize("advice", PLAINLESS)
+def test_tensors_without_plain_values_are_refused(staging: Staging, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        staging.mirror(PLAINLESS[advice]())
+
+
+def test_tensors_of_the_cpu_are_none_of_a_device() -> None:
+    assert not CudaAdapter().recognises(torch.ones(1))
+    assert not CudaAdapter().recognises(np.ones(1))

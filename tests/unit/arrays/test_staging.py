@@ -1,0 +1,204 @@
+"""Host memory of device arrays: used again, never too early; and errors of a device are DeviceErrors."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nexar.arrays.staging import HostMemory, Mirror, Staging, gather, rounded, scatter
+from nexar.errors import DeviceError, UsageError
+from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
+
+KIB = 1 << 10
+
+
+class Switch:
+    """Copies that are done when somebody says so."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+
+@pytest.fixture
+def memory() -> HostMemory:
+    return HostMemory(SlateAdapter(), kept_bytes=64 * KIB)
+
+
+@pytest.fixture
+def staging() -> Staging:
+    return Staging(SlateAdapter())
+
+
+def slate(values: Any, patience: int = 3) -> Slate:
+    return Slate(values, Engine(patience))
+
+
+@given(st.integers(0, 1 << 40))
+def test_sizes_are_rounded_up_by_an_eighth_at_most(size: int) -> None:
+    assert size <= rounded(size) <= max(4 * KIB, size + size // 8 + 64)
+    assert rounded(rounded(size)) == rounded(size)
+
+
+def test_memory_that_nobody_sees_any_more_is_used_again(memory: HostMemory) -> None:
+    first = memory.take(1000)
+    assert (len(first), first.flags.writeable) == (1000, True)
+    first[:] = 7
+    del first
+    assert memory.take(500)[:3].tolist() == [7, 7, 7]
+    assert memory.stats()[:2] == (1, 1)
+
+
+KEEPERS: dict[str, Callable[[Any], Any]] = {
+    "a slice": lambda array: array[10:20],
+    "another dtype": lambda array: array.view(np.float32).reshape(2, -1),
+    "its bytes": lambda array: array.data[4:],
+    "a view of a view": lambda array: array[1:][1:].data.cast("B"),
+}
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_memory_that_somebody_sees_is_never_handed_out_again(memory: HostMemory, keeper: str) -> None:
+    array = memory.take(4096)
+    array[:] = 1
+    kept = KEEPERS[keeper](array)
+    del array
+    for _ in range(5):
+        memory.take(4096)[:] = 2
+    assert set(bytes(kept)) == {1}
+    del kept
+    gc.collect()
+    assert memory.stats().free_bytes == 2 * 4096
+
+
+def test_memory_that_the_device_reads_is_not_handed_out_before_it_has(memory: HostMemory) -> None:
+    switch = Switch()
+    array = memory.take(100)
+    array[:] = 1
+    assert memory.lend(array[5:].view(np.uint8), switch)
+    del array
+    other = memory.take(100)
+    other[:] = 2
+    assert memory.stats().misses == 2
+    switch.over = True
+    assert memory.take(100)[0] == 1
+
+
+def test_memory_of_others_is_known_as_such(memory: HostMemory) -> None:
+    assert not memory.owns(np.zeros(3))
+    assert not memory.lend(np.zeros(3)[1:], Switch())
+    assert memory.owns(memory.take(10)[3:])
+
+
+def test_memory_with_which_the_device_failed_is_let_go(memory: HostMemory) -> None:
+    engine = Engine()
+    array = memory.take(100)
+    memory.lend(array, engine.begin("stage_in", lambda: None))
+    engine.broken = "done"
+    del array
+    assert memory.stats().free_bytes == 0
+    memory.take(100)
+    assert memory.stats().misses == 2
+
+
+def test_no_more_is_kept_than_was_agreed_and_the_newest_stays(memory: HostMemory) -> None:
+    arrays = [memory.take(size * KIB) for size in (40, 20, 30)]
+    for array in arrays:
+        array[:4] = len(array) // KIB
+    del array
+    while arrays:
+        del arrays[0]
+    assert memory.stats().free_bytes == 50 * KIB
+    assert memory.take(30 * KIB)[0] == 30
+
+
+def test_an_array_is_read_and_written_in_order(staging: Staging) -> None:
+    given = slate(np.arange(12.0).reshape(3, 4))
+    mirror = staging.mirror(given)
+    assert (mirror.size, mirror.nbytes, mirror.dtype) == (12, 96, np.float64)
+    array = mirror.read()
+    assert np.array_equal(array, np.arange(12.0).reshape(3, 4))
+    array *= 2
+    mirror.write(array)
+    del array
+    for _ in range(4):
+        staging.room(12, np.dtype(np.float64), "slate:0")[:] = -1  # must not be what the device still reads
+    assert given.values().tolist() == (np.arange(12.0).reshape(3, 4) * 2).tolist()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_a_new_array_is_made_beside_the_first(staging: Staging, shape: tuple[int, ...]) -> None:
+    mirror = staging.mirror(slate([1]))
+    values = np.ones(shape, np.int16)
+    values.flags.writeable = False
+    made = mirror.made(values)
+    assert isinstance(made, Slate)
+    assert (made.shape, made.dtype) == (shape, np.int16)
+    assert np.array_equal(made.values(), values)
+    assert mirror.stream.begun == ["stage_in"]
+
+
+def test_a_new_array_of_staging_memory_is_not_copied_once_more(staging: Staging) -> None:
+    mirror = staging.mirror(slate([1]))
+    room = mirror.room((2, 3), np.dtype(np.float32))
+    room[...] = 5
+    made = mirror.made(room)
+    assert staging.memory.stats().misses == 1
+    assert made.values().tolist() == [[5, 5, 5]] * 2
+
+
+def test_pieces_are_gathered_and_scattered_by_one_copy_each(staging: Staging) -> None:
+    engine = Engine()
+    slates = [Slate(np.full(shape, number, np.float32), engine) for number, shape in enumerate([(2,), (2, 2), ()])]
+    mirrors = [staging.mirror(each) for each in slates]
+    flat = mirrors[0].room((7,), np.dtype(np.float32))
+    gather(mirrors, flat).wait()
+    assert flat.tolist() == [0, 0, 1, 1, 1, 1, 2]
+    flat += 10
+    scatter(mirrors, flat)
+    assert engine.begun == ["stage_out", "stage_in"]
+    assert [each.values().reshape(-1).tolist() for each in slates] == [[10, 10], [11] * 4, [12]]
+
+
+def test_memory_that_is_not_ours_is_waited_for(staging: Staging) -> None:
+    given, values = slate([0.0, 0.0]), np.array([1.0, 2.0])
+    staging.mirror(given).write(values)
+    values[:] = -1
+    assert given.values().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("broken", "act"), [
+    ("stage_out", Mirror.read),
+    ("done", Mirror.read),
+    ("stage_in", lambda mirror: mirror.write(np.zeros(2))),
+    ("stage_in", lambda mirror: mirror.made(np.zeros(2))),
+])  # fmt: skip
+def test_errors_of_the_device_say_which_one_and_what_it_did(staging: Staging, broken: str, act: Any) -> None:
+    mirror = staging.mirror(slate([1.0, 2.0]))
+    mirror.stream.broken = broken
+    with pytest.raises(
+        DeviceError, match=r"stage_(in|out) on device slate:0 failed: RuntimeError: the chalk"
+    ) as raised:
+        act(mirror)
+    assert (raised.value.device, isinstance(raised.value.__cause__, RuntimeError)) == ("slate:0", True)
+    assert "pass a host array" in str(raised.value)
+
+
+def test_no_memory_for_the_host_is_an_error_of_the_device(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object, size: int) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(SlateAdapter, "host_memory", refuse)
+    with pytest.raises(DeviceError, match="host_memory on device slate:0 failed: MemoryError;"):
+        staging.mirror(slate([1.0])).read()
+
+
+def test_an_array_that_can_never_be_staged_is_the_callers_mistake(staging: Staging) -> None:
+    with pytest.raises(UsageError, match="write numbers on it"):
+        staging.mirror(slate(np.array([None])))

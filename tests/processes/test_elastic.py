@@ -95,6 +95,14 @@ def test_two_become_five_then_three_then_six_and_joiners_have_the_state_bit_by_b
     measured(record_property, state_bytes=8 * count, longest_checkpoint_s=round(max(took), 3), checkpoints=len(took))
 
 
+def test_more_than_form_the_cluster_may_come_at_once_and_all_are_let_in(scene: Scene) -> None:
+    scene.open(2, "--max", 4)
+    ranks = scene.start("member", 4, number=4)
+    scene.await_size(4)
+    scene.stop()
+    assert sorted(line["end"] for rank in ranks for line in with_fact(rank, "end")) == [0, 1, 2, 3]
+
+
 def test_a_rank_that_is_asked_to_go_goes_and_hears_why(scene: Scene) -> None:
     scene.open(3)
     ranks = scene.start("removing", number=3)

@@ -11,13 +11,14 @@ Laws:
 - A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
   membership pins: that node has lost its old line, though we may not have noticed.
 - The first membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
-  whoever hears of it can dial everybody in it. Launchers do not count. From then on it is the members who decide who
-  is here, and `FormedCluster` that follows.
+  whoever hears of it can dial everybody in it. Launchers do not count, nor those who came too early and wait to join.
+  From then on it is the members who decide who is here, and `FormedCluster` that follows.
 - Every event costs the same however large the world is, but for a change of the membership, which is paid for once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from nexar.cluster.addresses import add_seen
@@ -48,7 +49,9 @@ from nexar.cluster.decisions.admission_events import (
     Tick,
     Watched,
 )
-from nexar.cluster.decisions.authenticating import Joining, Watchers, authenticate
+from nexar.cluster.decisions.authenticating import Joining, Watchers, authenticate, greet
+from nexar.cluster.decisions.children import Children
+from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.formed_cluster import FormedCluster
 from nexar.cluster.decisions.guest import Guest
@@ -60,10 +63,9 @@ from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member, Membership
 from nexar.errors import InternalError, UsageError
-from nexar.types import UNKNOWN_NODE, NodeId, Rank, describe_peer, format_node, format_seconds
+from nexar.types import NodeId, Rank, describe_peer, format_node, format_seconds
 from nexar.wire.handshake import Hello
 
-_MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted, the last ones
 _CROWDED: Final = "too many connections wait to authenticate; try again"
 
 
@@ -99,7 +101,8 @@ class Admission:
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
         self._watchers = Watchers()
-        self._ended: dict[NodeId, ChildDied] = {}  # by launcher: a child that ended well and had never come
+        self._children = Children(self._launchers)
+        self._early = EarlyJoiners(size, self._terms)  # until it has formed
         self._refusals = Refusals()
 
     @classmethod
@@ -221,13 +224,7 @@ class Admission:
         return [*dropped, knocked]
 
     def _greeted(self, guest: Guest, hello: Hello) -> list[Action]:
-        if guest.hello is not None:
-            raise Refusal("it said hello twice")
-        if hello.role not in ("candidate", "launcher", "watcher"):
-            raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
-        if hello.node == UNKNOWN_NODE:
-            raise Refusal("its hello names no node")
-        guest.hello = hello
+        greet(guest, hello)
         self._pending.spoke(guest.connection)
         return [SendChallenge(guest.connection)]
 
@@ -251,15 +248,18 @@ class Admission:
         self._check_new(hello.node, asked.epoch)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
-        self._formation.admit(member, asked.rank)
-        self._members[hello.node] = guest
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
-        in_vain = [action for event in self._ended.values() for action in self._fail_without(event)]
+        if not self._early.admit(self._formation, guest, member, asked.rank):
+            return [admit, self._note("admitted", guest, "it waits to come in")]
+        self._members[hello.node] = guest
+        in_vain = [action for event in self._children.missing for action in self._fail_without(event)]
         return [admit, self._note("admitted", guest), *in_vain]
 
     def _ready(self, guest: Guest) -> list[Action]:
         if self._formation is None:
             return self._after().ready(guest)
+        if self._early.make_ready(guest):
+            return []
         if guest.node is None or self._members.get(guest.node) is not guest:
             raise Refusal("it said that it is ready, and has not joined")
         self._formation.make_ready(guest.node)
@@ -270,31 +270,38 @@ class Admission:
         if self._formation is None:
             return self._after().reserved(guest, hello, asked)
         self._check_new(hello.node, asked.epoch)
-        block = self._formation.reserve(Attendant(hello.node, guest.fingerprint), asked.count, asked.first_rank)
+        block = self._early.reserve(self._formation, Attendant(hello.node, guest.fingerprint), asked)
         self._launchers[hello.node] = guest
-        admit = Admit(
-            guest.connection,
-            hello.node,
-            guest.address,
-            self.size,
-            first_rank=block.first_rank,
-            group_rank=block.group_rank,
-        )
+        admit = Admit(guest.connection, hello.node, guest.address, self.size)
+        if block is None:
+            return [admit, self._note("reserved", guest, "no ranks yet")]
+        admit = replace(admit, first_rank=block.first_rank, group_rank=block.group_rank)
         return [admit, self._note("reserved", guest, f"ranks {block.ranks.start}..{block.ranks.stop - 1}")]
 
     def _check_new(self, node: NodeId, epoch: int) -> None:
         """Refusal for who has come already, and for members of the cluster of a seed that was here before."""
         if epoch:
             raise Refusal("its cluster has formed, and this seed does not know it: it was started without its state")
-        present = self._members.get(node) or self._launchers.get(node)
+        present = self._members.get(node) or self._launchers.get(node) or self._early.find(node)
         if present is not None:
             raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")
 
     def _commit(self, formation: Formation) -> list[Action]:
         self._formation = None
-        membership = self._form(formation.make_membership()).membership
-        commit = Commit(membership, self._insiders(), frozenset(self._members))
-        return [commit, Note("committed", reason=f"{self.size} members")]
+        formed = self._form(formation.make_membership())
+        commit = Commit(formed.membership, self._insiders(), frozenset(self._members))
+        return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(self._early)]
+
+    def _promote(self) -> list[Action]:
+        """Who waits gets a place that has become free."""
+        if self._formation is None or not self._formation.has_room or (early := self._early.take()) is None:
+            return []
+        try:
+            self._formation.admit(early.member, None)
+        except Refusal as why:
+            return self._refuse(early.guest, str(why))
+        self._members[early.member.node] = early.guest
+        return self._ready(early.guest) if early.ready else []
 
     def _after(self) -> FormedCluster:
         if self._formed is None:
@@ -305,16 +312,8 @@ class Admission:
         formation = self._formation
         if formation is None:
             return self._after().child_died(guest, event)
-        if guest.node is None or self._launchers.get(guest.node) is not guest:
-            raise Refusal("it reported the end of a child, and is no launcher")
-        if not formation.is_child(guest.node, event.rank):
-            raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
-        holder = formation.holder(event.rank)
-        died = Note("child died", guest.address, holder, event.rank, event.cause[-_MAX_CAUSE:])
-        if event.well and not self._members:  # perhaps none of them wants to come: then nothing has failed
-            self._ended[guest.node] = event
-            return [died]
-        return [died, *self._fail_without(event)]
+        died, in_vain = self._children.ended(formation, guest, event, somebody_waits=bool(self._members))
+        return [died, *self._fail_without(event)] if in_vain else [died]
 
     def _fail_without(self, event: ChildDied) -> list[Action]:
         """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
@@ -338,7 +337,7 @@ class Admission:
 
     def _fail(self, formation: Formation) -> list[Action]:
         """Everybody is told: those who are in, the facts; the others, that it is over."""
-        insiders = self._insiders()
+        insiders = (*self._insiders(), *self._early.clear())
         joined = tuple(self._who(guest) + formation.flaw_of(node) for node, guest in self._members.items())
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
         refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
@@ -370,14 +369,15 @@ class Admission:
         if self._formed is not None:
             return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
         self._withdraw(guest)
-        return [note]
+        return [note, *self._promote()]
 
     def _withdraw(self, guest: Guest) -> None:
         """What its node has claimed is free again."""
+        self._early.withdraw(guest)
         for circle in (self._members, self._launchers):
             if guest.node is not None and circle.get(guest.node) is guest:
                 del circle[guest.node]
-                self._ended.pop(guest.node, None)
+                self._children.forget(guest.node)
                 if self._formation is not None:
                     self._formation.withdraw(guest.node)
 

@@ -9,6 +9,7 @@ from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal
 from nexar.errors import InternalError
 from nexar.security.invitation import FINGERPRINT_BYTES
+from nexar.types import UNKNOWN_NODE
 from nexar.wire.handshake import Hello
 
 WRONG_SECRET: Final = "the ticket or token does not open this cluster"
@@ -33,6 +34,17 @@ class Watchers:
     def leave(self, guest: Guest) -> None:
         """Its connection has ended. Of anybody else it is no news."""
         self._connections.discard(guest.connection)
+
+
+def greet(guest: Guest, hello: Hello) -> None:
+    """It says hello. Refusal for who has done so, is nobody, or can never come in."""
+    if guest.hello is not None:
+        raise Refusal("it said hello twice")
+    if hello.role not in ("candidate", "launcher", "watcher"):
+        raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
+    if hello.node == UNKNOWN_NODE:
+        raise Refusal("its hello names no node")
+    guest.hello = hello
 
 
 def authenticate(guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:

@@ -55,11 +55,16 @@ class Formation:
         self._launchers[launcher.node] = launcher
         return block
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a candidate without a wish finds a place."""
+        return self._places.left > 0
+
     def withdraw(self, node: NodeId) -> None:
-        """A candidate or launcher is gone, and what it had claimed is free."""
+        """A candidate or launcher is gone, and what it had claimed is free. A launcher may have claimed nothing."""
         if self._launchers.pop(node, None) is not None:
             self._places.release(node)
-        else:
+        elif node in self._candidates:
             del self._candidates[node]
             self._ready.discard(node)
             self._places.give_up(node)
@@ -77,6 +82,10 @@ class Formation:
     def holder(self, rank: Rank) -> NodeId | None:
         """The candidate that will have this rank, if that is settled."""
         return self._places.holder(rank)
+
+    def has_block(self, launcher: NodeId) -> bool:
+        """Whether ranks are reserved for the children of this launcher."""
+        return self._places.block_of(launcher) is not None
 
     def is_child(self, launcher: NodeId, rank: Rank) -> bool:
         """Whether the launcher has reserved this rank."""

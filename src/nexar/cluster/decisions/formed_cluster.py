@@ -28,6 +28,7 @@ from nexar.cluster.decisions.admission_events import (
     Said,
     Tell,
 )
+from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, brief, last_line
 from nexar.cluster.decisions.register import Register
@@ -119,13 +120,27 @@ class FormedCluster:
             raise Refusal(f"node {format_node(hello.node)} is known with another key")
         replaced = self._replace(self._joiners, hello.node)
         addresses = add_seen(asked.addresses, guest.address)
-        self._register.admit(
-            Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
-        )
-        self._witness.admitted = self._register.admitted
-        self._joiners[hello.node] = guest
+        member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
+        self._expect(guest, member)
         admit = Admit(guest.connection, hello.node, guest.address, self.membership.size)
         return [*replaced, admit, _note("admitted", guest, None, "it waits to come in")]
+
+    def take_over(self, early: EarlyJoiners) -> list[Action]:
+        """Joiners that came before the cluster had formed: they wait no longer there."""
+        actions: list[Action] = []
+        while (joiner := early.take()) is not None:
+            try:
+                self._expect(joiner.guest, joiner.member)
+                actions += self.ready(joiner.guest) if joiner.ready else []
+            except Refusal as why:
+                reason = brief(str(why))
+                actions += [Refuse(joiner.guest.connection, reason), *self._end(joiner.guest, "refused", reason)]
+        return actions
+
+    def _expect(self, guest: Guest, member: Member) -> None:
+        self._register.admit(member)
+        self._witness.admitted = self._register.admitted
+        self._joiners[member.node] = guest
 
     def _check_stranger(self, node: NodeId, rank: Rank | None) -> None:
         """Refusal for who may not come in: nobody may, it is somebody else already, or there is no room."""

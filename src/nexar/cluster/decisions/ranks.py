@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nexar.cluster.decisions.free_ranks import FreeRanks
-from nexar.cluster.decisions.refusals import Refusal
+from nexar.cluster.decisions.refusals import NoRoom, Refusal
 from nexar.errors import InternalError
 from nexar.types import NodeId, Rank, format_node
 
@@ -120,7 +120,7 @@ class Places:
         self._need(count)
         start = self._free.lowest(count) if first_rank is None else first_rank
         if start is None:
-            raise Refusal(f"no {count} neighbouring ranks are left of {self.size}")
+            raise NoRoom(f"no {count} neighbouring ranks are left of {self.size}")
         if start + count > self.size:
             raise Refusal(f"the ranks {_span(range(start, start + count))} are not all in 0..{self.size - 1}")
         if not self._free.are_free(start, count):
@@ -156,9 +156,9 @@ class Places:
 
     def _need(self, count: int) -> None:
         if self.left == 0:
-            raise Refusal(f"all {self.size} places are taken or reserved; start the seed with a larger size")
+            raise NoRoom(f"all {self.size} places are taken or reserved; start the seed with a larger size")
         if count > self.left:
-            raise Refusal(f"{count} places were asked for, {self.left} are left of {self.size}")
+            raise NoRoom(f"{count} places were asked for, {self.left} are left of {self.size}")
 
     def _next_group(self) -> int:
         """All numbers below the count of groups are in use or returned, so the count itself is the next new one."""

@@ -22,6 +22,10 @@ class Refusal(Exception):
         self.expelled = expelled
 
 
+class NoRoom(Refusal):
+    """So many places are not left. Where others may come in later, this need not be the end."""
+
+
 class Refusals:
     """A list that forgets its oldest."""
 

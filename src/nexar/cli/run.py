@@ -10,6 +10,7 @@ import typer
 
 from nexar.cli.ending import exit_code_of
 from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
+from nexar.cli.showing import PageAt, WriteTicket, page_place, shown
 from nexar.cli.way_in import NO_WAY_IN, Ticket, TicketFile, way_in
 from nexar.config import Config
 from nexar.environment import effective, inherited
@@ -39,6 +40,8 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(help="With --elastic: start so many ranks again, in all, when they die.", show_default=False)
     ] = 0,
+    page: PageAt = None,
+    write_ticket: WriteTicket = None,
 ) -> None:
     """Start ranks on this host, watch them, and end with them."""
 
@@ -54,6 +57,8 @@ def run(
         _check_port(count, config)
         _check_restarts(max_restarts, config)
         _check_most(count, config)
+        place = page_place(page)
+        _check_own(config, page=page, write_ticket=write_ticket)
         wishes = Wishes(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
@@ -62,7 +67,13 @@ def run(
             max_restarts=max_restarts,
         )
         order = Order(
-            count=count, command=command, config=config, wishes=wishes, inherited=variables, first_rank=first_rank
+            count=count,
+            command=command,
+            config=config,
+            wishes=wishes,
+            inherited=variables,
+            first_rank=first_rank,
+            when_open=lambda door: shown(door, place, write_ticket),
         )
         return run_host(order, _console())
 
@@ -100,6 +111,15 @@ def _check_restarts(max_restarts: int, config: Config) -> None:
     if max_restarts and not config.elastic_enabled:
         allowed = "0 in a cluster that is not elastic: nobody would let a rank in that was started again"
         raise ConfigError(variable="--max-restarts", value=max_restarts, allowed=allowed, hint="give --elastic too")
+
+
+def _check_own(config: Config, *, page: str | None, write_ticket: Path | None) -> None:
+    if config.ticket is None and config.seed is None:
+        return
+    if page is not None:
+        raise UsageError("the page is served by who opens the cluster: give --page to `nexar seed`")
+    if write_ticket is not None:
+        raise UsageError("--write-ticket is for a cluster that this command opens; this one has a ticket already")
 
 
 def _is_module(name: str) -> bool:

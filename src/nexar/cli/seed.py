@@ -10,6 +10,7 @@ import typer
 
 from nexar.cli.ending import GOOD, complain, exit_code_of
 from nexar.cli.options import Elastic, Least, Most, elastic_settings
+from nexar.cli.showing import PageAt, page_place, shown
 from nexar.cli.way_in import ticket_in
 from nexar.config import Config
 from nexar.environment import effective, inherited
@@ -32,6 +33,7 @@ def seed(
     elastic: Elastic = False,
     least: Least = None,
     most: Most = None,
+    page: PageAt = None,
 ) -> None:
     """Open the door of a cluster. Ends when every member has left; an elastic one when it is stopped."""
 
@@ -40,11 +42,13 @@ def seed(
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         config = effective(given, without_outer_launch(inherited())).config
+        place = page_place(page)
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
         with (
             Seed(listen, size, config=config, state_dir=state_dir, on_event=_announce) as door,
             _told(door, size, config, ticket_file, keep=state_dir is not None),
+            shown(door, place),
         ):
             _attend(door, size, config)
         return GOOD

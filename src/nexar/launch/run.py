@@ -8,9 +8,10 @@ the seed as threads of this process.
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nexar.config import Config
 from nexar.errors import ConfigError
@@ -23,6 +24,9 @@ from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import parse_ticket
 from nexar.transport.address import parse_address
 from nexar.types import Rank
+
+if TYPE_CHECKING:
+    from nexar.cluster.seed import Seed
 
 _LOOPBACK = "127.0.0.1"
 
@@ -37,6 +41,8 @@ class Order:
     wishes: Wishes
     inherited: Mapping[str, str] = field(repr=False)
     first_rank: Rank | None = None
+    when_open: Callable[["Seed"], AbstractContextManager[None]] = lambda _: nullcontext()
+    """Entered with the seed of a cluster that is opened here, and left before it closes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ def _opened(order: Order) -> Iterator[Entrance]:
         from nexar.cluster.seed import Seed  # noqa: PLC0415  # only the host that opens the cluster needs it
 
         listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"  # who may come later may come from elsewhere
-        with Seed(listen, order.count, config=config) as seed:
+        with Seed(listen, order.count, config=config) as seed, order.when_open(seed):
             yield Entrance(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
 
 

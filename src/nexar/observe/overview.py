@@ -23,6 +23,8 @@ class Line:
     """One rank, or who had one."""
 
     rank: Rank
+    former: bool
+    """It is no member any more: this was its rank."""
     state: State
     cause: str
     """Why it is gone."""
@@ -132,6 +134,7 @@ class Overseer:
         in_call = bool(bulletin.operation) and not gone
         return Line(
             rank=row.rank,
+            former=row.former,
             state=row.state,
             cause=row.cause,
             node=format_node(row.node),
@@ -139,7 +142,7 @@ class Overseer:
             pid=bulletin.pid,
             epoch=bulletin.epoch,
             operation=bulletin.operation if in_call else "",
-            seconds=bulletin.began + (row.heard or 0.0) if in_call else 0.0,
+            seconds=_seconds(row) if in_call else 0.0,
             waiting_for=bulletin.waiting_for if in_call else (),
             awaited_by=awaited_by,
             finished=bulletin.finished,
@@ -166,6 +169,13 @@ class Overseer:
         if before is None or last is None or _is_gone(row) or row.state == "stuck" or last.when <= before.when:
             return 0.0
         return float(max(0, getattr(last.bulletin, name) - getattr(before.bulletin, name)) / (last.when - before.when))
+
+
+def _seconds(row: Row) -> float:
+    """In its call. Of one that goes on it is what the bulletin said: by now it is in another."""
+    if row.bulletin is None:
+        return 0.0
+    return row.bulletin.began if row.state == "running" else row.bulletin.began + (row.heard or 0.0)
 
 
 def _is_gone(row: Row) -> bool:

@@ -98,6 +98,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     state: State
     host: Annotated[str, Meta(max_length=255, pattern=_LINE)]
     """The id of its host."""
+    former: bool = False
+    """It is no member any more, and others may have its rank."""
     cause: _Cause = ""
     """Why it is lost."""
     gone: _Seconds | None = None

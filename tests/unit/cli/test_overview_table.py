@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from nexar.cli.overview_table import coloured, plain, size_of
+from nexar.cli.overview_table import coloured, plain
 from nexar.observe.overview import Overseer, Overview
 from tests.unit.observe.boards import HOSTILE, board, busy, row
 
@@ -40,15 +40,3 @@ def test_what_members_say_is_no_markup() -> None:
 
 def test_an_empty_table_is_only_its_title() -> None:
     assert plain(Overseer().see(board(epoch=0, size=3), 0.0)) == "forming: 0 of 3 members have come"
-
-
-def test_sizes_have_three_digits_and_a_unit() -> None:
-    assert [size_of(each) for each in (0, 999, 1000, 1_500_000, 123_456_789, 1e15, 1e19)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "1.5 MB",
-        "123 MB",
-        "1.0 PB",
-        "10000 PB",
-    ]

@@ -106,7 +106,7 @@ class Notices:
             size=self._size,
             joined=here,
             epoch=self._epoch,
-            rows=tuple(_row(place, now) for place in places[first : first + ROWS]),
+            rows=tuple(_row(place, now, former=place.node in self._former) for place in places[first : first + ROWS]),
             first=first,
             total=len(places),
         )
@@ -119,12 +119,13 @@ def _essence(cause: str) -> str:
     return (named or lines)[-1]
 
 
-def _row(place: _Place, now: float) -> Row:
+def _row(place: _Place, now: float, *, former: bool) -> Row:
     return Row(
         node=place.node,
         rank=place.rank,
         state=_state(place, now),
         host=place.host,
+        former=former,
         cause=place.cause,
         gone=None if place.gone is None else now - place.gone,
         heard=None if place.bulletin is None else now - place.since,

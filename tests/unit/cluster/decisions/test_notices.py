@@ -77,6 +77,7 @@ def test_who_is_no_member_any_more_is_shown_last_with_its_old_rank() -> None:
     rows = notices.page(3.0).rows
     assert [(row.node, row.rank, row.state) for row in rows] == [(1, 0, "running"), (3, 1, "running"), (2, 1, "lost")]
     assert "epoch 2" in rows[2].cause
+    assert [row.former for row in rows] == [False, False, True]
 
 
 def test_those_that_are_gone_are_bounded() -> None:

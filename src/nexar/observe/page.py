@@ -1,0 +1,108 @@
+"""The page of a cluster: what its seed's board shows, for browsers. Read-only, and only for who has the key.
+
+The key is derived from the cluster's secret, so whoever has the ticket can make it, and whoever has the key cannot make
+the ticket. It is part of the address, or comes in a header: `Authorization: Bearer …`. What members say of themselves
+reaches the browser as JSON, and the page as text: never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Final, Self
+
+from nexar.observe.overview import Overseer, Overview
+from nexar.observe.service import TEXT, Answer, Service
+from nexar.observe.wording import cells_of, straggling
+from nexar.wire.bulletin import Board
+
+_LABEL: Final = b"nexar page key, format 1"
+_REFUSED: Final = Answer(
+    b"This page needs its key: open the whole address that --page printed, or send the key as Authorization: Bearer.\n",
+    TEXT,
+    HTTPStatus.FORBIDDEN,
+)
+_MISSING: Final = Answer(b"There is no such page here.\n", TEXT, HTTPStatus.NOT_FOUND)
+_FILES: Final = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+_LONGEST_KEY: Final = 128
+
+
+def page_key(secret: bytes) -> str:
+    """Of the cluster with this secret: 43 characters that may stand in an address."""
+    return base64.urlsafe_b64encode(hmac.digest(secret, _LABEL, "sha256")).decode().rstrip("=")
+
+
+class Display:
+    """What the page answers. Any thread."""
+
+    def __init__(self, board: Callable[[], Board], secret: bytes) -> None:
+        """`board` is called by one thread at a time."""
+        self.key: Final = page_key(secret)
+        self._board = board
+        self._lock = threading.Lock()
+        self._overseer = Overseer()  # under the lock
+        folder = files("nexar.observe") / "page_files"
+        self._files = {path: Answer((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
+
+    def respond(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """See service.Respond."""
+        first, _, rest = path.removeprefix("/").partition("/")
+        if self._is_key(first):
+            return self._answer(rest)
+        scheme, _, key = (headers.get("authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_key(key.strip()):
+            return self._answer(path.removeprefix("/"))
+        return _REFUSED
+
+    def _is_key(self, text: str) -> bool:
+        """Takes as long for a wrong one as for the right one."""
+        return len(text) <= _LONGEST_KEY and hmac.compare_digest(text.encode(), self.key.encode())
+
+    def _answer(self, name: str) -> Answer:
+        if name == "board.json":
+            with self._lock:  # who watches the seed from elsewhere has one line to it
+                overview = self._overseer.see(self._board(), time.monotonic())
+            return Answer(json.dumps(facts_of(overview)).encode(), "application/json")
+        return self._files.get(name, _MISSING)
+
+
+class Page:
+    """Served from its making on. Close it, or leave its `with` block."""
+
+    def __init__(self, board: Callable[[], Board], secret: bytes, host: str, port: int) -> None:
+        """UsageError if it cannot listen there."""
+        display = Display(board, secret)
+        self._service = Service(host, port, display.respond, name="page")
+        self.url: Final = f"{self._service.url}/{display.key}/"
+        """With the key: a secret."""
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def facts_of(overview: Overview) -> dict[str, Any]:
+    """For programs, and in words for people."""
+    facts = overview.facts()
+    cells = [cells_of(line, rates=True) for line in overview.lines]
+    for rank, words in zip(facts["ranks"], cells, strict=True):
+        rank["cells"] = list(words.values())
+    facts["headings"] = list(cells[0]) if cells else []
+    facts["sentence"] = "" if overview.straggler is None else straggling(overview)
+    return facts

@@ -1,0 +1,164 @@
+"""Those who reach the port of the page or of the metrics, and want to do harm there. Real sockets of this process."""
+
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from nexar.errors import UsageError
+from nexar.observe import service as module
+from nexar.observe.service import MAX_CONVERSATIONS, MAX_HEAD_BYTES, Answer, Service
+
+HERE = "127.0.0.1"
+
+
+def respond(path: str, headers: Mapping[str, str]) -> Answer:
+    if path == "/fault":
+        raise RuntimeError("a bug of ours")
+    return Answer(f"path {path}".encode())
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(module, "PATIENCE", 0.4)
+    with Service(HERE, 0, respond, name="trial") as made:
+        yield made
+
+
+def connect(service: Service) -> socket.socket:
+    return socket.create_connection((service.host, service.port), timeout=20)
+
+
+def say(service: Service, request: bytes) -> bytes:
+    with connect(service) as line:
+        line.sendall(request)
+        return read(line)
+
+
+def read(line: socket.socket) -> bytes:
+    """Until the other side ends it; a reset is an end too."""
+    found = b""
+    try:
+        while piece := line.recv(65536):
+            found += piece
+    except ConnectionError:
+        return found
+    return found
+
+
+def test_a_path_is_answered_whole_with_headers_that_keep_browsers_careful(service: Service) -> None:
+    answer = say(service, b"GET /a/b?key=secret HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200")
+    assert body == b"path /a/b"
+    for header in (b"nosniff", b"no-referrer", b"default-src 'none'", b"X-Frame-Options: DENY", b"no-store"):
+        assert header in head
+    assert b"Python" not in head
+
+
+def test_a_head_is_asked_for_alone(service: Service) -> None:
+    line = http.client.HTTPConnection(service.host, service.port, timeout=20)
+    line.request("HEAD", "/x")
+    answer = line.getresponse()
+    assert (answer.status, answer.getheader("Content-Length"), answer.read()) == (200, "7", b"")
+    line.close()
+
+
+@pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"])
+def test_whoever_wants_to_change_something_is_told_that_this_is_read_only(service: Service, method: bytes) -> None:
+    answer = say(service, method + b" / HTTP/1.1\r\nContent-Length: 9999999999\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 405")
+    assert b"Allow: GET, HEAD" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"nonsense", b"400"),
+        (b"GET", b"400"),
+        (b"GET / HTTP/9.9", b"505"),
+        (b"GET / HTTP/1.1 more", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", b"400"),
+        (b"GET /" + b"a" * 20000, b"431"),
+        (b"GET <script>alert(1)</script> HTTP/x", b"400"),
+    ],
+)
+def test_nonsense_gets_a_plain_refusal_that_repeats_nothing(
+    service: Service, request_line: bytes, status: bytes
+) -> None:
+    answer = say(service, request_line + b"\r\n\r\n")
+    assert answer[9:12] in (status, b""), answer
+    assert b"script" not in answer.partition(b"\r\n\r\n")[2]
+
+
+def test_headers_without_end_are_cut_off(service: Service) -> None:
+    answer = say(service, b"GET / HTTP/1.1\r\n" + b"X-Long: y\r\n" * (MAX_HEAD_BYTES // 8))
+    assert answer[9:12] in (b"431", b""), answer
+    assert say(service, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n")[9:12] == b"431", "too many of them"
+
+
+def test_who_sends_a_byte_now_and_then_has_one_deadline_for_all(service: Service) -> None:
+    began = time.monotonic()
+    with connect(service) as line:
+        try:
+            while time.monotonic() - began < 20:
+                line.sendall(b"G")
+                time.sleep(0.02)
+        except ConnectionError:
+            pass
+    assert time.monotonic() - began < 10
+
+
+def test_who_takes_every_place_keeps_it_only_until_the_deadline(service: Service) -> None:
+    idle = [connect(service) for _ in range(MAX_CONVERSATIONS + 10)]
+    try:
+        deadline = time.monotonic() + 20
+        while not say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        for line in idle:
+            line.close()
+
+
+def test_a_fault_of_ours_is_an_answer_and_the_next_one_is_served(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert say(service, b"GET /fault HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500")
+    assert "a bug of ours" in caplog.text
+    assert b"a bug" not in say(service, b"GET /fault HTTP/1.1\r\n\r\n")
+    assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
+
+
+def test_closing_ends_conversations_and_threads(service: Service) -> None:
+    with connect(service) as line:
+        line.sendall(b"GET /")
+        deadline = time.monotonic() + 20
+        while not any(each.name == "nexar-trial-talk" for each in threading.enumerate()):
+            assert time.monotonic() < deadline
+        service.close()
+        service.close()
+        assert read(line) == b""
+    assert not any(each.name.startswith("nexar-trial") for each in threading.enumerate())
+
+
+def test_a_place_that_is_taken_is_named(service: Service) -> None:
+    with pytest.raises(UsageError, match=rf"the other cannot listen at 127.0.0.1:{service.port}: "):
+        Service(HERE, service.port, respond, name="other")
+
+
+def test_a_forked_child_does_not_hold_the_port(service: Service) -> None:
+    child = os.fork()
+    if not child:
+        taken = 1
+        try:
+            socket.socket(fileno=os.dup(service._listener.fileno()))
+        except OSError:
+            taken = 0
+        os._exit(taken)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")

@@ -12,7 +12,7 @@ from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
 from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
-from nexar.communicator.events import FailureEvent, Feed, MembershipEvent
+from nexar.communicator.events import Failures, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
 from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.rpc.registry import Registry
@@ -29,7 +29,7 @@ class Branch:
         """`close` frees what it stands on; idempotent."""
         self.registry = Registry()
         """The functions that it serves. This and the feeds a successor inherits before anybody has it."""
-        self.failures: Feed[FailureEvent] = Feed("nexar-failures")
+        self.failures = Failures("nexar-failures")
         self.memberships: Feed[MembershipEvent] = Feed("nexar-memberships")
         self.assembly: Final = assembly
         self.group: Final = assembly.group
@@ -172,8 +172,8 @@ class Branch:
         rank = next(iter(self.gone), None)
         cause = "its link was lost" if rank is None else self.gone[rank]
         node = None if rank is None else self.membership.members[rank].node
-        how = "the others went on: comm.shrink() gives the next communicator"
-        return PeerLost(rank=rank, node=node, cause=f"{cause} ({how})")
+        remedy = "the others went on: comm.shrink() gives the next communicator"
+        return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)
 
     def lost(self, changes: Sequence[Change]) -> dict[Rank, str]:
         """Why members of it are gone, by their ranks in it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -124,6 +124,29 @@ class Feed(Generic[T]):
     def _subscriptions(self) -> list[Subscription[T]]:
         with self._lock:
             return [*self._called, *self._iterated]
+
+
+class Failures(Feed[FailureEvent]):
+    """What is noticed of members. One loss is told once, however many hints of it come: nothing more is said of who is
+    gone, until it is back.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._gone: OrderedDict[NodeId, None] = OrderedDict()  # under the lock; the newest
+
+    def publish(self, event: FailureEvent) -> None:
+        """See Feed."""
+        with self._lock:
+            known = event.node in self._gone
+            if event.state == "back":
+                self._gone.pop(event.node, None)
+            elif event.state in ("lost", "left"):
+                self._gone[event.node] = None
+            while len(self._gone) > QUEUE_LENGTH:
+                self._gone.popitem(last=False)
+        if not known or event.state == "back":
+            super().publish(event)
 
 
 class Subscription(Generic[T]):

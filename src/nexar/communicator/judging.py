@@ -26,11 +26,18 @@ class Judging:
         """
         fate = self.fate_after(branch, error)
         if fate is None:
-            return error
+            return self._advised(branch, error)
         if not fate.done:
             with suppress(NexarError):  # it is looked at below
                 branch.group.wait((fate,), time.monotonic() + 1.5 * self._config.recovery_timeout)
         return copy(fate.error) if fate.error is not None else error
+
+    def _advised(self, branch: Branch, error: BaseException) -> BaseException:
+        """Under the manual policy the user has to ask for the successor."""
+        if self._config.recovery_policy != "manual" or not isinstance(error, PeerLost):
+            return error
+        member = _member(branch, error)
+        return error if member is None else error.advising("comm.shrink() gives the next communicator, without it")
 
     def fate_after(self, branch: Branch, error: BaseException) -> Fate | None:
         """What a call has to wait for that ended with this error; None if that is all there is to say."""
@@ -45,10 +52,16 @@ class Judging:
             return True
         if not isinstance(error, PeerLost) or self._config.recovery_policy != "automatic":
             return False
-        node = error.node
-        if node is None and error.rank is not None and error.rank < branch.group.size:
-            node = branch.membership.members[error.rank].node
-        if node is None or node not in branch.nodes:
+        node = _member(branch, error)
+        if node is None:
             return False
         self.missed(node, error.cause)
         return True
+
+
+def _member(branch: Branch, error: PeerLost) -> NodeId | None:
+    """The member that it names; None: it names none."""
+    node = error.node
+    if node is None and error.rank is not None and error.rank < branch.group.size:
+        node = branch.membership.members[error.rank].node
+    return node if node in branch.nodes else None

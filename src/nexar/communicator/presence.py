@@ -8,6 +8,7 @@ Each part knows the next one only by a function that it was given; they are put 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback as tracebacks
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ class Presence:
         """For the next checkpoint."""
         self.has_left = False
         """As it was agreed at a checkpoint. Written by whoever performs, before the communicators are over."""
+        self._expelling = threading.Lock()  # taken by the first that says so, never given back
         self.state: Any = None
         """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
@@ -121,8 +123,9 @@ class Presence:
         membership = self.recovery.membership
         rank = membership.rank_of(self.node.id)
         if rank is not None and self.heartbeat is not None and membership.size > EAGER_WORLD:
-            size = membership.size
-            wanted = [membership.members[other].node for other in {*watchers(size, rank), *watched(size, rank)}]
+            size, topology = membership.size, self.node.config.topology
+            ranks = {*watchers(size, rank, topology), *watched(size, rank, topology)}
+            wanted = [membership.members[other].node for other in ranks]
             self.node.dialer.aside(partial(self._link, wanted))
 
     def _link(self, nodes: Sequence[NodeId]) -> None:
@@ -284,9 +287,12 @@ class Presence:
     def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
         """See Heir; also said by a peer that this node has dialed."""
         self.has_left = self.has_left or willing
+        if not self._expelling.acquire(blocking=False):
+            return  # members, the seed and the ballot all say it
         if not self.has_left:
-            _log.warning("this node was expelled in epoch %d: %s", epoch, reason)
-        self._end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
+            _log.warning("this node was expelled in epoch %d: %s", epoch, one_line(reason))
+        elastic = self.node.config.elastic_enabled
+        self._end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank, elastic=elastic))
 
     def _end_all(self, error_of: Callable[[Group], NexarError]) -> None:
         """Every communicator is over, and every ballot: the others' votes do not come any more."""
@@ -376,4 +382,5 @@ def _is_there(_: float) -> bool:
 
 def _lost_in(node: NodeId, cause: str, group: Group) -> NexarError:
     rank = group.membership.rank_of(node)
-    return PeerLost(rank=rank, node=node, cause=f"{cause} (the policy is abort: nobody goes on)")
+    remedy = "the policy is abort: nobody goes on; start the job again"
+    return PeerLost(rank=rank, node=node, cause=cause, remedy=remedy)

@@ -40,10 +40,15 @@ class Expelled(NexarError):
     epoch: int
     reason: str
     rank: Rank | None = None
+    elastic: bool = False
+    """This cluster is known to let others in."""
 
     def _message(self) -> str:
         who = "this node" if self.rank is None else f"this node (rank {self.rank})"
-        return f"{who} was expelled in epoch {self.epoch}: {self.reason}; start a new process to join again"
+        remedy = "start a new process to join again"
+        if not self.elastic:
+            remedy = "the others go on without it; a new process can join only where the cluster is elastic (--elastic)"
+        return f"{who} was expelled in epoch {self.epoch}: {quote(self.reason)}; {remedy}"
 
 
 @facts

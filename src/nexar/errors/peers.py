@@ -28,9 +28,21 @@ class PeerLost(PeerError):
     cause: str
     """How it was noticed; with the traceback when the peer raised."""
     operation: str | None = None
+    remedy: str = "go on without it, or start it again"
 
     def _message(self) -> str:
-        return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; go on without it, or start it again"
+        return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; {self.remedy}"
+
+    def advising(self, remedy: str) -> "PeerLost":
+        """The same loss, with what to do next here."""
+        return PeerLost(
+            rank=self.rank,
+            node=self.node,
+            address=self.address,
+            cause=self.cause,
+            operation=self.operation,
+            remedy=remedy,
+        )
 
 
 @facts

@@ -4,6 +4,7 @@ import threading
 
 from nexar.cluster.change import Change, Departure
 from nexar.communicator.branch import WORLD
+from nexar.communicator.events import FailureEvent
 from nexar.errors import NexarError, Revoked
 from tests.unit.communicator.branches import branch, interruptions
 from tests.unit.communicator.scripted import membership
@@ -117,9 +118,10 @@ def test_a_successor_has_the_functions_and_the_listeners_of_the_one_before() -> 
     subscription = old.failures.subscribe(listen)
     new.inherit(old)
     assert new.registry is old.registry
-    new.failures.publish("an event")  # type: ignore[arg-type]
+    event = FailureEvent(0, 1, "a cause", "stuck", 2)
+    new.failures.publish(event)
     assert came.wait(20)
-    assert heard == ["an event"]
+    assert heard == [event]
     subscription.close()
     new.end()
 

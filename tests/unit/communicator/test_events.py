@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from nexar.communicator import events
-from nexar.communicator.events import QUEUE_LENGTH, FailureEvent, Feed, MembershipEvent, Subscription
+from nexar.communicator.events import QUEUE_LENGTH, FailureEvent, Failures, Feed, MembershipEvent, Subscription
 from nexar.errors import UsageError
 from tests.ranks import PATIENCE
 
@@ -267,3 +267,21 @@ def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: Feed[int]
     if callback is None:
         assert asyncio.run(collect(subscription)) == []
     subscription.close()
+
+
+def test_one_loss_is_told_once_until_who_was_lost_is_back() -> None:
+    failures, heard = Failures("failures"), list[tuple[int, str]]()
+    told = [(5, "stuck"), (5, "lost"), (5, "lost"), (6, "left"), (6, "lost"), (5, "stuck"), (5, "back"), (5, "lost")]
+    with failures.subscribe(lambda event: heard.append((event.node, event.state))):
+        for node, state in told:
+            failures.publish(FailureEvent(1, node, "a cause", state, 1))  # type: ignore[arg-type]
+        failures.close()
+    assert heard == [(5, "stuck"), (5, "lost"), (6, "left"), (5, "back"), (5, "lost")]
+
+
+def test_of_many_that_are_gone_the_newest_are_remembered() -> None:
+    failures = Failures("failures")
+    for node in range(QUEUE_LENGTH + 2):
+        failures.publish(FailureEvent(1, node, "a cause", "lost", 1))
+    assert len(failures._gone) == QUEUE_LENGTH
+    failures.close()

@@ -56,8 +56,12 @@ def test_a_lost_peer_of_somebody_else_is_raised_as_it_is(story: Story) -> None:
 @pytest.mark.parametrize("policy", ["manual", "abort"])
 def test_under_the_other_policies_a_lost_peer_is_raised_at_once(tell: Callable[..., Story], policy: str) -> None:
     story = tell(recovery_policy=policy)
-    error = PeerLost(rank=1, node=2, cause="connection reset")
-    assert story.raised(story.begin(), error) is error
+    error = PeerLost(rank=1, node=2, cause="connection reset", operation="barrier #3")
+    given = story.raised(story.begin(), error)
+    assert isinstance(given, PeerLost)
+    assert (given.rank, given.node, given.cause, given.operation) == (1, 2, "connection reset", "barrier #3")
+    assert (given is error) == (policy == "abort")
+    assert ("comm.shrink()" in str(given)) == (policy == "manual")
     assert story.missed == []
 
 
@@ -69,7 +73,8 @@ def test_under_the_manual_policy_calls_on_the_old_one_say_how_to_get_the_next(te
     error = story.raised(world)
     assert isinstance(error, PeerLost)
     assert (error.rank, error.node) == (1, 2)
-    assert "comm.shrink()" in error.cause
+    assert error.cause == "node 2 was killed"
+    assert str(error).endswith("comm.shrink() gives the next communicator")
 
 
 def test_without_a_quorum_who_needs_the_lost_is_told_and_others_are_not(story: Story) -> None:

@@ -21,8 +21,9 @@ from nexar.links.progress import Progress, spin_of
 from nexar.security.authority import make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.provisional import provisional_credentials
+from nexar.transport.address import host_of
 from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Transport
-from nexar.transport.registry import load
+from nexar.transport.registry import is_ours, load
 from nexar.transport.sleep import PollSleeper
 from nexar.types import MAX_NODE, NodeId
 
@@ -57,7 +58,7 @@ class Node:
         )
         self.recall: Final = Recall()
         """Made when this node begins to close: nobody dials for it any more."""
-        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.network_schemes}, self.recall)
+        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes}, self.recall)
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:
@@ -78,8 +79,13 @@ class Node:
 
     @property
     def network_schemes(self) -> tuple[str, ...]:
-        """Those that lead to any other member, preferred first."""
+        """Those that lead to the seed and to any other member, preferred first."""
         return tuple(scheme for scheme in self._by_scheme if scheme in (*NETWORK, "memory"))
+
+    @property
+    def mesh_schemes(self) -> tuple[str, ...]:
+        """Those that lead to other members: the same, and transports of other packages, preferred first."""
+        return tuple(scheme for scheme in self._by_scheme if scheme in self.network_schemes or not is_ours(scheme))
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -124,13 +130,19 @@ class Node:
         """What others are told, by scheme. ConfigError if the settings leave nothing."""
         if "memory" in self._by_scheme:
             return {"memory": (self._transports.address,)}
+        told = self._told(self._transports.address, *self.network_schemes)
+        for scheme, transport in self._by_scheme.items():
+            if not is_ours(scheme) and transport.address is not None:
+                told |= self._told(transport.address, scheme)
+        return told
+
+    def _told(self, listening: str, *schemes: str) -> dict[str, tuple[str, ...]]:
+        """An address that has no host and port is told as it is."""
+        if host_of(listening) is None:
+            return dict.fromkeys(schemes, (listening,))
         config = self.config
         return candidate_addresses(
-            self._interfaces,
-            self._transports.address,
-            schemes=self.network_schemes,
-            iface=config.iface,
-            advertise=config.advertise,
+            self._interfaces, listening, schemes=schemes, iface=config.iface, advertise=config.advertise
         )
 
     def ways_to(self, member: Member) -> dict[str, tuple[str, ...]]:
@@ -139,7 +151,7 @@ class Node:
             return {"memory": tuple(member.addresses.get("memory", ()))}
         return dial_order(
             member.addresses,
-            schemes=self.network_schemes,
+            schemes=self.mesh_schemes,
             same_host=member.host == self.host,
             networks=own_networks(self._interfaces),
             own=own_numbers(self._interfaces),

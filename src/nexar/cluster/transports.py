@@ -13,8 +13,9 @@ from nexar.cluster.ports import bind_ports
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.security.credentials import Credentials, Trust
+from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
-from nexar.transport.registry import load
+from nexar.transport.registry import is_ours, load
 from nexar.transport.sleep import PollSleeper
 
 _log = logging.getLogger(__name__)
@@ -128,6 +129,9 @@ class _Opening:
             if "shm" in schemes:
                 self._opened["shm"] = load("shm")(sleeper, self._credentials.node)
                 self._listen_in_memory()
+            for scheme in schemes:
+                if not is_ours(scheme):
+                    self._open_theirs(scheme, sleeper, address)
         except BaseException:
             _close(self._opened, sleeper)
             raise
@@ -158,6 +162,12 @@ class _Opening:
         )
         self._opened["tls"] = tls
         return tls.listen(address, self._acceptor)
+
+    def _open_theirs(self, scheme: str, sleeper: Sleeper, address: str) -> None:
+        """On the same host, at a port of its own: ours is taken, and theirs may have no ports at all."""
+        theirs = load(scheme)(sleeper, self._credentials, self._trust)
+        self._opened[scheme] = theirs
+        theirs.listen(format_address(parse_address(address)[0], 0), self._acceptor)
 
     def _listen_in_memory(self) -> None:
         """A host without room for shared memory, or with a CPU that cannot, does without."""

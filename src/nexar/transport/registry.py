@@ -1,14 +1,16 @@
 """Which transports there are: scheme → what makes one. Nothing is imported before it is asked for.
 
 Others may add theirs with an entry point of the group `nexar.transports`: the name is the scheme, the object a callable
-that returns a `nexar.transport.base.Transport`. Our own schemes cannot be replaced that way.
+`(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. It is used by nodes that name it in their
+setting `transports`. Our own schemes cannot be replaced that way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from nexar.errors import UsageError
 from nexar.transport.base import Transport
@@ -33,15 +35,45 @@ def schemes() -> tuple[str, ...]:
     return tuple(sorted({*_theirs(), *_OURS}))
 
 
+def is_ours(scheme: str) -> bool:
+    """Whether it is one of nexar's own."""
+    return scheme in _OURS
+
+
 def load(scheme: str) -> Factory:
-    """What makes a transport of this scheme. UsageError if there is none; ImportError if it cannot be used here."""
+    """What makes a transport of this scheme. UsageError if there is none, or if the package that should have it cannot
+    be loaded, which it names; ImportError if one of ours cannot be used here.
+    """
     if scheme in _OURS:
         module, _, name = _OURS[scheme].partition(":")
         return cast(Factory, getattr(import_module(module), name))
     theirs = _theirs()
     if scheme not in theirs:
         raise UsageError(f"there is no transport {scheme!r}; there are: {', '.join(schemes())}")
-    return cast(Factory, theirs[scheme].load())
+    point = theirs[scheme]
+    try:
+        factory = point.load()
+    except Exception as error:  # whatever the code of a package raises
+        raise _broken(point, error) from error
+    return partial(_make, point, factory)
+
+
+def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> Transport:
+    try:
+        made = factory(*arguments, **settings)
+    except Exception as error:
+        raise _broken(point, error) from error
+    if not isinstance(made, Transport) or made.scheme != point.name:
+        raise _broken(point, TypeError(f"it made {made!r}, which is no Transport of that scheme"))
+    return made
+
+
+def _broken(point: EntryPoint, error: Exception) -> UsageError:
+    package = repr(point.dist.name) if point.dist is not None else f"that has {point.value!r}"
+    return UsageError(
+        f"the transport {point.name!r} of the package {package} cannot be used ({type(error).__name__}: {error}); "
+        f"repair that package, or take {point.name!r} out of the transports"
+    )
 
 
 def _theirs() -> dict[str, EntryPoint]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -133,3 +134,18 @@ def test_ten_nodes_leave_nothing_behind() -> None:
     for _ in range(10):
         with Node(Config(bind="127.0.0.1")):
             pass
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_others_are_told_where_a_transport_of_another_package_listens(
+    monkeypatch: pytest.MonkeyPatch, opaque: bool
+) -> None:
+    point = EntryPoint("paper", "tests.packages.paper.nexar_paper:PaperTransport", "nexar.transports")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
+    with Node(Config(transports=("paper", "tls"), bind="127.0.0.1")) as node:
+        paper = node._by_scheme["paper"]
+        paper.address = "paper://the second drawer" if opaque else paper.address
+        assert node.network_schemes == ("tls",), "the seed speaks ours only"
+        assert node.mesh_schemes == ("paper", "tls")
+        assert node.addresses() == {"tls": (node.listens_at,), "paper": (paper.address,)}
+        assert list(node.ways_to(member(node, node.host))) == ["paper", "tls"]

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from nexar.cluster.transports import has_native, open_transports, quic_terms, usable
 from nexar.config import Config
-from nexar.errors import ConfigError
+from nexar.errors import ConfigError, UsageError
 from nexar.security.credentials import Trust
 from nexar.security.provisional import provisional_credentials
 from nexar.testing.availability import why_absent
@@ -116,3 +117,20 @@ def test_quic_shows_life_several_times_within_the_heartbeat_timeout_and_outlasts
     terms = quic_terms(Config(heartbeat_timeout=timeout, heartbeat_interval=0.1, join_auth_timeout=7))
     assert terms["keep_alive_interval"] == pytest.approx(keep_alive)
     assert (terms["idle_timeout"], terms["handshake_timeout"]) == (idle, 7)
+
+
+def test_a_transport_of_another_package_listens_at_a_port_of_its_own(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("paper", "tests.packages.paper.nexar_paper:PaperTransport", "nexar.transports")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
+    made = opened("paper", "tls")
+    assert list(made.by_scheme) == ["paper", "tls"]
+    assert made.by_scheme["tls"].address == made.address
+    assert made.by_scheme["paper"].address.startswith("127.0.0.1:")
+    assert made.by_scheme["paper"].address != made.address
+
+
+def test_a_scheme_that_nobody_has_is_refused_and_nothing_is_left_open(opened: Opened) -> None:
+    with pytest.raises(UsageError, match="there is no transport 'vellum'"):
+        opened("tls", "vellum")

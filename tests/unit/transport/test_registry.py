@@ -1,10 +1,12 @@
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from nexar.errors import UsageError
 from nexar.security.credentials import Trust
 from nexar.transport import registry
+from nexar.transport.memory import MemoryNetwork, MemoryTransport
 from nexar.transport.sleep import PollSleeper
 
 
@@ -43,11 +45,42 @@ def test_a_missing_native_package_is_an_import_error(monkeypatch):
     assert "nexar-quic" in available()
 
 
-def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
-    from importlib.metadata import EntryPoint
+class Pigeon(MemoryTransport):
+    scheme = "pigeon"
 
-    theirs = [EntryPoint(name, "collections:OrderedDict", registry.GROUP) for name in ("pigeon", "tls")]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: theirs)
-    assert registry.load("pigeon").__name__ == "OrderedDict"
+
+def installed(monkeypatch, **transports):
+    points = [EntryPoint(name, value, registry.GROUP) for name, value in transports.items()]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: points)
+
+
+def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
+    installed(monkeypatch, pigeon=f"{__name__}:Pigeon", tls=f"{__name__}:Pigeon")
+    sleeper = PollSleeper()
+    transport = registry.load("pigeon")(sleeper, 1, MemoryNetwork())
+    assert isinstance(transport, Pigeon)
+    transport.close()
+    sleeper.close()
     assert "pigeon" in registry.schemes()
     assert registry.load("tls").__module__.startswith("nexar.")
+    assert registry.is_ours("tls")
+    assert not registry.is_ours("pigeon")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("nowhere_at_all:X", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("math:nothing", "AttributeError: .*"),
+        ("math:pi", "TypeError: 'float' object is not callable"),
+        ("collections:OrderedDict", r"TypeError: it made OrderedDict\(.*\), which is no Transport of that scheme"),
+    ],
+)
+def test_a_package_whose_transport_cannot_be_used_is_named(monkeypatch, value, why):
+    installed(monkeypatch, pigeon=value)
+    with pytest.raises(
+        UsageError,
+        match=rf"the transport 'pigeon' of the package that has '{value}' cannot be used \({why}\); "
+        "repair that package, or take 'pigeon' out of the transports",
+    ):
+        registry.load("pigeon")()

@@ -1,0 +1,204 @@
+"""Every call of torch's, as a method of a few lines: translated, and performed at once or in the background.
+
+Both doors (`backend_door`, `group_door`) are this class and one of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.request import Request
+from nexar.torch import translation
+from nexar.torch.completion import Completion
+from nexar.torch.translation import Plan, Tensors
+from nexar.torch.work import DoneWork, PendingWork
+from nexar.types import ANY_SOURCE
+
+AnyWork = DoneWork | PendingWork
+
+
+class Calls:
+    """What torch calls on a process group. Collectives that torch waits for at once are performed in the thread that
+    calls: their errors are raised there. All others go on in the background.
+    """
+
+    def begin(self, communicator: Communicator, timeout: float, *, owned: bool) -> None:
+        """`timeout`: of calls that have none of their own. `owned`: shutting down closes the communicator."""
+        self.communicator = communicator
+        """The group, as nexar knows it."""
+        self._timeout = timeout
+        self._owned = owned
+        self._sequence = 0  # written by whichever thread calls; torch calls one at a time
+        self._completion = Completion()
+        self._flying: set[Request] = set()  # nobody else may hold them, and one that is dropped is cancelled
+
+    # -- how calls are performed -----------------------------------------------------------------------
+
+    def _perform(self, plan: Plan, opts: Any) -> AnyWork:
+        timeout = self._seconds(opts)
+        if opts is not None and not getattr(opts, "asyncOp", True):
+            return self._at_once(plan, timeout)
+        return self._in_background(plan, timeout)
+
+    def _at_once(self, plan: Plan, timeout: float | None) -> DoneWork:
+        self._sequence += 1
+        for verb, arguments, settings, finish in plan.steps:
+            if timeout is not None:
+                settings = {**settings, "timeout": timeout}  # noqa: PLW2901
+            result = getattr(self.communicator, verb)(*arguments, **settings)
+            if finish is not None:
+                finish(result)
+        return DoneWork(plan.result, self._sequence)
+
+    def _in_background(self, plan: Plan, timeout: float | None) -> PendingWork:
+        self._sequence += 1
+        requests = []
+        for verb, arguments, settings, finish in plan.steps:
+            if timeout is not None:
+                settings = {**settings, "timeout": timeout}  # noqa: PLW2901
+            start = self.communicator.start
+            start = start if finish is None else start.finishing(finish)
+            request = getattr(start, verb)(*arguments, **settings)
+            self._keep(request)
+            requests.append(request)
+        return PendingWork(requests, plan.result, self._sequence, self._completion)
+
+    def _keep(self, request: Request) -> None:
+        flying = self._flying
+        flying.add(request)
+        request.when_done(lambda: flying.discard(request))
+
+    def _seconds(self, opts: Any) -> float | None:
+        """The call's own timeout; None: that of the communicator. torch's word for none is a negative number."""
+        given = getattr(opts, "timeout", None)
+        seconds = given.total_seconds() if given is not None else 0.0
+        if seconds <= 0:
+            seconds = self._timeout
+        return None if seconds == self.communicator.config.collective_timeout else seconds
+
+    # -- collectives -------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> AnyWork:
+        """In place."""
+        return self._perform(translation.all_reduce(tensors, opts.reduceOp), opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> AnyWork:
+        """Many, in place."""
+        return self._perform(translation.all_reduce_coalesced(tensors, opts.reduceOp), opts)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> AnyWork:
+        """In place, from `opts.rootRank`."""
+        return self._perform(translation.broadcast(tensors, opts.rootRank), opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> AnyWork:
+        """In place, at `opts.rootRank`."""
+        return self._perform(translation.reduce(tensors, opts.reduceOp, opts.rootRank), opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
+        """Into lists of tensors, one for each rank."""
+        return self._perform(translation.all_gather(outputs, inputs), opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
+        """Into each rank's list."""
+        return self._perform(translation.all_gather_coalesced(outputs, inputs), opts)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
+        """Into one tensor."""
+        return self._perform(translation.all_gather_single([output], [given]), opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
+        """Into one tensor each."""
+        return self._perform(translation.all_gather_single(outputs, inputs), opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> AnyWork:
+        """Into a list of tensors at `opts.rootRank`."""
+        return self._perform(translation.gather(outputs, inputs, opts.rootRank), opts)
+
+    def gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
+        """Into one tensor at `opts.rootRank`."""
+        at_root = self.communicator.rank == opts.rootRank
+        return self._perform(translation.gather_single(output, given, opts.rootRank, at_root=at_root), opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> AnyWork:
+        """From a list of tensors at `opts.rootRank`."""
+        return self._perform(translation.scatter(outputs, inputs, opts.rootRank), opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> AnyWork:
+        """From lists of tensors, one for each rank."""
+        return self._perform(translation.reduce_scatter(outputs, inputs, opts.reduceOp), opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
+        """From one tensor."""
+        return self._perform(translation.reduce_scatter_single([output], [given], opts.reduceOp), opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> AnyWork:
+        """From one tensor each."""
+        return self._perform(translation.reduce_scatter_single(outputs, inputs, opts.reduceOp), opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
+        """Of lists of tensors, of any sizes."""
+        return self._perform(translation.all_to_all(outputs, inputs), opts)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
+    ) -> AnyWork:
+        """Of one tensor, in parts of any sizes."""
+        size = self.communicator.size
+        return self._perform(translation.all_to_all_single(output, given, output_sizes, input_sizes, size), opts)
+
+    def barrier(self, opts: Any = None) -> AnyWork:
+        """Until every rank has called it."""
+        return self._perform(Plan("barrier", [translation.Step("barrier")], []), opts)
+
+    def monitored_barrier(self, opts: Any, wait_all: bool = False) -> None:
+        """As barrier. CollectiveTimeout names all ranks that have not come, whatever `wait_all` says."""
+        self._at_once(Plan("barrier", [translation.Step("barrier")], []), self._seconds(opts))
+
+    # The names these had before torch 2.15; C++ may call either.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    gather_into_tensor = gather_single
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, rank: int, tag: int = 0) -> AnyWork:
+        """One tensor."""
+        return self._in_background(translation.send(tensors, rank, tag), self._seconds(None))
+
+    def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> AnyWork:
+        """Into one tensor."""
+        return self._in_background(translation.recv(tensors, rank, tag), self._seconds(None))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> AnyWork:
+        """From whoever sends first; `work._source_rank()` tells who it was."""
+        return self._in_background(translation.recv(tensors, ANY_SOURCE, tag), self._seconds(None))
+
+    # -- the group ---------------------------------------------------------------------------------------
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For later calls."""
+        self._timeout = timeout.total_seconds()
+
+    def sequence_number(self) -> int:
+        """How many calls there were."""
+        return self._sequence
+
+    def abort(self) -> None:
+        """Give up what is in flight, and leave: the others are told."""
+        for request in list(self._flying):
+            request.cancel()
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Leave. Idempotent."""
+        if self._owned:
+            self.communicator.close()
+        self._completion.close()

@@ -1,0 +1,241 @@
+"""What torch asks for, as verbs of a communicator. Every function here only says what is to be done.
+
+torch calls backends with lists where one tensor would do, with lists of lists, and with options of many kinds; this is
+the one place that knows about it. A call becomes a few steps. What must be done with a step's result (filling the
+tensors of a list, say) is its `finish`: whoever drives the node runs it before the step counts as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nexar.errors import UsageError
+from nexar.torch.amendments import Received
+from nexar.torch.reductions import Reduction, reduction_of
+from nexar.torch.tensors import content, pour, row, values
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Step(NamedTuple):
+    """One call of a communicator: its verb, and what it is given."""
+
+    verb: str
+    arguments: tuple[Any, ...] = ()
+    settings: dict[str, Any] = {}  # noqa: RUF012  # of a tuple, and nobody writes to it
+    finish: Callable[[Any], object] | None = None
+
+
+class Plan(NamedTuple):
+    """One call of torch's: what to do, and the tensors that hold the result afterwards."""
+
+    name: str
+    steps: Sequence[Step]
+    result: Any
+
+
+# -- in place ------------------------------------------------------------------------------------------------------
+
+
+def all_reduce(tensors: Tensors, op: Any) -> Plan:
+    """Each tensor in place."""
+    reduction = reduction_of(op)
+    return Plan(
+        "all_reduce", [Step("all_reduce", (_scaled(each, reduction), reduction.name)) for each in tensors], tensors
+    )
+
+
+def all_reduce_coalesced(tensors: Tensors, op: Any) -> Plan:
+    """All of them together, in place."""
+    reduction = reduction_of(op)
+    arrays = [_scaled(each, reduction) for each in tensors]
+    return Plan("all_reduce_coalesced", [Step("all_reduce_bucketed", (arrays, reduction.name))], tensors)
+
+
+def broadcast(tensors: Tensors, root: int) -> Plan:
+    """Each tensor in place."""
+    return Plan("broadcast", [Step("broadcast", (content(each), root)) for each in tensors], tensors)
+
+
+def reduce(tensors: Tensors, op: Any, root: int) -> Plan:
+    """Each tensor in place, at the root."""
+    reduction = reduction_of(op)
+    steps = [Step("reduce", (_scaled(each, reduction), reduction.name, root)) for each in tensors]
+    return Plan("reduce", steps, tensors)
+
+
+# -- gathering -----------------------------------------------------------------------------------------------------
+
+
+def all_gather(outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
+    """`outputs[i]` is one tensor for each rank, for what they have in `inputs[i]`."""
+    steps = [_gathered(room, each) for room, each in zip(outputs, inputs, strict=True)]
+    return Plan("all_gather", steps, outputs)
+
+
+def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
+    """The other way round: `outputs[rank]` is that rank's whole list."""
+    rooms = [[outputs[rank][place] for rank in range(len(outputs))] for place in range(len(inputs))]
+    return Plan(
+        "all_gather_coalesced", [_gathered(room, each) for room, each in zip(rooms, inputs, strict=True)], outputs
+    )
+
+
+def all_gather_single(outputs: Tensors, inputs: Tensors) -> Plan:
+    """Into one tensor each, that has the parts of all ranks one after the other."""
+    steps = [
+        Step("all_gather", (content(each),), {"out": content(room)}) for room, each in zip(outputs, inputs, strict=True)
+    ]
+    return Plan("all_gather_single", steps, outputs)
+
+
+def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int) -> Plan:
+    """As all_gather, at the root; the others have no outputs."""
+    steps = []
+    for place, each in enumerate(inputs):
+        room = [content(tensor) for tensor in outputs[place]] if outputs else None
+        finish = None if room is None else partial(_spread, room)
+        steps.append(Step("gather", (content(each), root), {}, finish))
+    return Plan("gather", steps, outputs)
+
+
+def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> Plan:
+    """Into one tensor, at the root."""
+    settings = {"out": content(output)} if at_root else {}
+    return Plan("gather_single", [Step("gather", (content(given), root), settings)], [output])
+
+
+# -- scattering ----------------------------------------------------------------------------------------------------
+
+
+def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int) -> Plan:
+    """`inputs[i]` is one tensor for each rank, at the root; the others have no inputs."""
+    steps = []
+    for place, room in enumerate(outputs):
+        blocks = _rows([content(tensor) for tensor in inputs[place]]) if inputs else None
+        steps.append(Step("scatter", (blocks, root), {"out": content(room)}))
+    return Plan("scatter", steps, outputs)
+
+
+def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any) -> Plan:
+    """`inputs[i]` is one tensor for each rank, which gets the reduction of those that are for it."""
+    reduction = reduction_of(op)
+    steps = []
+    for room, parts in zip(outputs, inputs, strict=True):
+        arrays = [_fresh(part, reduction) for part in parts]
+        counts = [array.size for array in arrays]
+        settings: dict[str, Any] = {"op": reduction.name, "out": values(room)}
+        if len(set(counts)) == 1:
+            steps.append(Step("reduce_scatter", (row(arrays),), settings))
+        else:
+            steps.append(Step("reduce_scatter_v", (row(arrays), counts), settings))
+    return Plan("reduce_scatter", steps, outputs)
+
+
+def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any) -> Plan:
+    """Of one tensor each, which has the parts of all ranks one after the other."""
+    reduction = reduction_of(op)
+    steps = []
+    for room, each in zip(outputs, inputs, strict=True):
+        array = np.ascontiguousarray(_fresh(each, reduction)).reshape(-1)
+        steps.append(Step("reduce_scatter", (array,), {"op": reduction.name, "out": values(room)}))
+    return Plan("reduce_scatter_single", steps, outputs)
+
+
+# -- all to all ----------------------------------------------------------------------------------------------------
+
+
+def all_to_all(outputs: Tensors, inputs: Tensors) -> Plan:
+    """`inputs[rank]` goes to that rank; they may have any sizes."""
+    room = [content(each) for each in outputs]
+    step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, partial(pour, into=room))
+    return Plan("all_to_all", [step], outputs)
+
+
+def all_to_all_single(
+    output: torch.Tensor, given: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], size: int
+) -> Plan:
+    """Of one tensor, cut along its first dimension: into equal parts where no sizes are given."""
+    source, room = content(given), content(output)
+    if not output_sizes and not input_sizes:
+        step = Step("all_to_all", (np.ascontiguousarray(source),), {"out": room})
+        return Plan("all_to_all_single", [step], [output])
+    parts = _cut(source, input_sizes, size, "input")
+    step = Step("all_to_all_v", (parts,), {}, partial(pour, into=_cut(room, output_sizes, size, "output")))
+    return Plan("all_to_all_single", [step], [output])
+
+
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+def send(tensors: Tensors, rank: int, tag: int) -> Plan:
+    """One tensor."""
+    return Plan("send", [Step("send", (content(_only(tensors)), rank, tag))], tensors)
+
+
+def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
+    """Into one tensor."""
+    received = Received(tensors)
+
+    def finish(found: Any) -> None:
+        received.source = found[1].rank
+
+    settings = {"source": rank, "tag": tag, "return_source": True}
+    return Plan("recv", [Step("recv", (content(_only(tensors)),), settings, finish)], received)
+
+
+# -- inside --------------------------------------------------------------------------------------------------------
+
+
+def _scaled(tensor: torch.Tensor, reduction: Reduction) -> NDArray[Any]:
+    """In the tensor's memory, multiplied there."""
+    if reduction.factor is not None:
+        with torch.no_grad():
+            tensor.mul_(reduction.factor)
+    return values(tensor)
+
+
+def _fresh(tensor: torch.Tensor, reduction: Reduction) -> NDArray[Any]:
+    """An input that stays as it is."""
+    return values(tensor if reduction.factor is None else tensor.detach() * reduction.factor)
+
+
+def _gathered(outputs: Tensors, given: torch.Tensor) -> Step:
+    room = [content(tensor) for tensor in outputs]
+    if len({array.size for array in room}) > 1:
+        return Step("all_gather_v", (content(given),), {}, partial(pour, into=room))
+    return Step("all_gather", (content(given),), {}, partial(_spread, room))
+
+
+def _spread(room: Sequence[NDArray[Any]], result: NDArray[Any]) -> None:
+    pour(list(result), room)
+
+
+def _rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len({array.size for array in arrays}) > 1:
+        raise UsageError("scatter gives every rank as many elements; pad the tensors of scatter_list to one size")
+    return row(arrays).reshape(len(arrays), -1)
+
+
+def _cut(array: NDArray[Any], sizes: Sequence[int], size: int, which: str) -> list[NDArray[Any]]:
+    length = len(array) if array.ndim else 0
+    counts = list(sizes) if sizes else [length // size] * size
+    if len(counts) != size or sum(counts) != length:
+        raise UsageError(
+            f"{which}_split_sizes {counts} do not cut {length} rows for {size} ranks; give one number for each rank, "
+            f"which add up to {length}"
+        )
+    ends = np.cumsum(counts)
+    return [array[end - count : end] for end, count in zip(ends.tolist(), counts, strict=True)]
+
+
+def _only(tensors: Tensors) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise UsageError(f"a message is one tensor, and this call has {len(tensors)}")
+    return tensors[0]

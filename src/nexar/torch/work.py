@@ -1,0 +1,161 @@
+"""torch's handle of a call, for calls that are done and for calls in flight."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from nexar.communicator.request import Request, wait_all
+from nexar.torch.amendments import Received
+from nexar.torch.completion import Completion
+
+_NOBODY = -1
+
+
+class DoneWork(Work):
+    """A call that has ended well before it returned."""
+
+    def __init__(self, result: Any, sequence: int) -> None:
+        super().__init__()
+        self._result_of = result
+        self._sequence = sequence
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """At once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Yes."""
+        return True
+
+    def is_success(self) -> bool:
+        """Yes."""
+        return True
+
+    def exception(self) -> None:
+        """None."""
+
+    def synchronize(self) -> None:
+        """Nothing is left to be done."""
+
+    def result(self) -> Any:
+        """The tensors that hold it."""
+        return self._result_of
+
+    def get_future(self) -> Future[Any]:
+        """One that is done."""
+        future: Future[Any] = Future()
+        future.set_result(self._result_of)
+        return future
+
+    def _get_sequence_number(self) -> int:
+        return self._sequence
+
+
+class PendingWork(Work):
+    """A call in flight. Law: its future is completed exactly once, by the first of those who see that it has ended.
+
+    An error is raised by `wait`, as it is. Through a future it comes as a RuntimeError that has its text: torch cannot
+    carry more there. Code in C++ that waits for the future (DDP does) sees neither; so a call that is made during a
+    backward pass is also waited for at the end of that pass, where an error comes out as it is.
+    """
+
+    def __init__(self, requests: Sequence[Request], result: Any, sequence: int, completion: Completion) -> None:
+        super().__init__()
+        self._requests = requests
+        self._result_of = result
+        self._sequence = sequence
+        self._completion = completion
+        self._lock = threading.Lock()
+        self._trigger: Future[None] | None = None  # completing it completes the future; under the lock
+        self._future: Future[Any] | None = None  # under the lock
+        self._missing = 0  # requests that have not ended, once there is a future; under the node's lock
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it is done; its error is raised. OperationTimeout after `timeout`: it goes on."""
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        if len(self._requests) == 1:
+            self._requests[0].wait(seconds if seconds > 0 else None)
+        else:
+            wait_all(self._requests, seconds if seconds > 0 else None)
+        return True
+
+    def is_completed(self) -> bool:
+        """Has it ended, well or not?"""
+        return all(request.done() for request in self._requests)
+
+    def is_success(self) -> bool:
+        """Has it ended well?"""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Its error; None while it has none."""
+        if not self.is_completed():
+            return None
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001  # to be looked at
+            return error
+        return None
+
+    def synchronize(self) -> None:
+        """As wait."""
+        self.wait()
+
+    def result(self) -> Any:
+        """The tensors that hold it, once it is done."""
+        return self._result_of
+
+    def _source_rank(self) -> int:
+        """Who sent what was received. Waits for it."""
+        self.wait()
+        return self._result_of.source if isinstance(self._result_of, Received) else _NOBODY
+
+    def _get_sequence_number(self) -> int:
+        return self._sequence
+
+    def get_future(self) -> Future[Any]:
+        """Completed with the tensors, or with the error."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._trigger = Future()
+            # set_exception() would be invisible to C++; what a callback raises is not.
+            self._future = future = self._trigger.then(self._outcome)
+        self._watch()
+        return future
+
+    def _watch(self) -> None:
+        self._completion.open()
+        self._missing = len(self._requests)
+        for request in self._requests:
+            request.when_done(self._count)
+        if torch._C._current_graph_task_id() >= 0:
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
+
+    def _count(self) -> None:
+        """Under the node's lock."""
+        self._missing -= 1
+        if not self._missing:
+            self._completion.hand_over(self._complete)
+
+    def _at_the_end_of_backward(self) -> None:
+        """Before DDP waits for the future: its callback is queued after ours."""
+        self.wait()
+        self._complete()
+
+    def _complete(self) -> None:
+        with self._lock:
+            trigger, self._trigger = self._trigger, None
+        if trigger is not None:
+            trigger.set_result(None)
+
+    def _outcome(self, _: Future[None]) -> Any:
+        self.wait()
+        return self._result_of

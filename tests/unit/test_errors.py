@@ -147,3 +147,14 @@ def test_the_successor_stays_in_its_process():
 def test_errors_are_compared_by_identity_so_they_can_be_keys():
     first, second = errors.RpcCancelled(**CALL), errors.RpcCancelled(**CALL)
     assert len({first, second}) == 2
+
+
+def test_what_others_wrote_moves_no_cursor() -> None:
+    cause = "killed \x1b]0;title\x07\n\x1b[2Jgone"
+    change = errors.MembershipChanged(communicator=None, lost={1: cause}, joined=[], completed_by_all=None)
+    peer = AwaitedPeer(rank=1, host="\x1b[31mred")
+    timeout = errors.OperationTimeout(operation="x", waiting_for=[peer], timeout=1)
+    remote = errors.RemoteError(rank=1, function="f", traceback=cause)
+    expelled = errors.Expelled(epoch=2, reason=cause)
+    for error in (change, timeout, remote, expelled, errors.PeerLost(cause=cause)):
+        assert all(line.isprintable() for line in str(error).split("\n")), repr(error)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from nexar.cluster.membership import Member, Membership, MembershipError
+from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import Cause
 
@@ -67,9 +68,11 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def causes(self, membership: Membership) -> dict[Rank, str]:
-        """Why each is gone, by its rank in the membership before; those who held none there are left out."""
+        """Why each is gone, by its rank in the membership before; those who held none there are left out. Fit to be
+        shown, whoever wrote it.
+        """
         ranks = {departure.node: membership.rank_of(departure.node) for departure in self.left}
-        return {rank: each.cause for each in self.left if (rank := ranks[each.node]) is not None}
+        return {rank: several_lines(each.cause) for each in self.left if (rank := ranks[each.node]) is not None}
 
     def encode(self) -> bytes:
         """Canonical bytes: what a ballot carries."""

@@ -41,7 +41,7 @@ from nexar.communicator.revocations import Revocations
 from nexar.errors import Expelled, LinkClosed, NexarError, NoQuorum, PeerLost, RecoveryTimeout
 from nexar.group import Group
 from nexar.links.link import Link
-from nexar.transport.foreign_text import one_line
+from nexar.transport.foreign_text import one_line, several_lines
 from nexar.types import NodeId, Rank, format_seconds
 from nexar.wire.bulletin import Bulletin
 from nexar.wire.messages import (
@@ -228,6 +228,7 @@ class Presence:
         return None if self.heartbeat is None else self.heartbeat.known(node)
 
     def _notice(self, node: NodeId, state: Noticed, cause: str) -> None:
+        cause = several_lines(cause)  # it may be the member's own
         for branch in self.lineage.branches():
             rank = branch.membership.rank_of(node)
             if rank is not None:

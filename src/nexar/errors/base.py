@@ -19,8 +19,8 @@ class NexarError(Exception):
     """Root of the tree: `except nexar.NexarError` catches everything nexar raises on purpose."""
 
     def __post_init__(self) -> None:
-        """Called once the facts are set."""
-        self.args = (self._message(),)
+        """Called once the facts are set. They may quote what others wrote: none of it moves a cursor here."""
+        self.args = (printable(self._message()),)
 
     def _message(self) -> str:
         raise NotImplementedError(f"{type(self).__name__} has facts but no message")
@@ -47,6 +47,15 @@ def _rebuild(cls: type[_Error], args: tuple[Any, ...], facts: dict[str, Any]) ->
 def list_ranks(ranks: Sequence[Rank]) -> str:
     """`rank 3`, `ranks 1, 2`, `ranks none`."""
     return ("rank " if len(ranks) == 1 else "ranks ") + (", ".join(str(rank) for rank in ranks) or "none")
+
+
+def printable(text: str) -> str:
+    """`text` with a space for whatever does not print, but for the ends of its lines: nobody else's colours, cursor
+    movements or titles reach a terminal by our errors.
+    """
+    if text.isprintable():
+        return text
+    return "\n".join("".join(each if each.isprintable() else " " for each in line) for line in text.split("\n"))
 
 
 def quote(text: str) -> str:

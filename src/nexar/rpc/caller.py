@@ -24,6 +24,7 @@ from nexar.errors import (
 from nexar.links.operation import Operation
 from nexar.rpc.exchange import CALL
 from nexar.rpc.post import Post
+from nexar.transport.foreign_text import several_lines
 from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.calls import Body, What, call, decode, encode
 
@@ -209,14 +210,14 @@ class Caller:
 
 def _error_of(whom: Whom, body: Body) -> NexarError:
     if body.what == What.UNKNOWN:
-        return UnknownFunction(**whom.facts, registered=tuple(body.text.splitlines()))
+        return UnknownFunction(**whom.facts, registered=tuple(several_lines(body.text).splitlines()))
     if body.what == What.OVERLOADED:
         return RpcOverloaded(**whom.facts, limit=body.number)
     if body.what == What.EXPIRED:
         return RpcTimeout(**whom.facts, timeout=whom.seconds)
     if body.what == What.CANCELLED:
-        return RpcCancelled(**whom.facts, reason=body.text)
-    return RemoteError(**whom.facts, traceback=body.text)
+        return RpcCancelled(**whom.facts, reason=several_lines(body.text))
+    return RemoteError(**whom.facts, traceback=several_lines(body.text))
 
 
 def _blamed(error: NexarError, whom: Whom) -> NexarError:

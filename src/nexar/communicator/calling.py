@@ -114,10 +114,14 @@ def _ended(whom: Whom, error: BaseException | None) -> BaseException | None:
     return error
 
 
-class Serving:
+class Serving(ABC):
     """Functions of one rank, for the others to call."""
 
     _remote_calls: RemoteCalls
+
+    @abstractmethod
+    def _check_serving(self) -> None:
+        """Raise why nobody could call it."""
 
     @overload
     def serve(
@@ -136,11 +140,15 @@ class Serving:
 
         It may be `async def`; any other runs in a thread, at most `rpc_concurrency` of them at once. It may call others
         itself. `pickle=True`: callers may send pickled arguments, which run code of their choice when they are read.
+
+        On a communicator whose members have changed it is the newest after it that serves it. Raises why there is none:
+        UsageError on one that is closed, Revoked, Expelled, …
         """
         if function is not None and not isinstance(function, str):
             return self._register(name, id, pickle, function)
         return partial(self._register, name if function is None else function, id, pickle)
 
     def _register(self, name: str | None, number: int | None, pickle: bool, function: F) -> F:
+        self._check_serving()
         self._remote_calls.registry.add(function, name, number, pickle=pickle)
         return function

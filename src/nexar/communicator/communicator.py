@@ -258,6 +258,13 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
             self._assembly.black_box.failed(final)
         return final
 
+    def _check_serving(self) -> None:
+        """Its functions are those of its successors, too: they have them in common."""
+        newest: Communicator = self._branch.successor or self
+        newest._check_open()
+        if newest._branch.successor is None:
+            newest._branch.fate.check()
+
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._allowed_seconds(timeout))
 
@@ -265,11 +272,14 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         self._check_giver()
         return self._allowed_seconds(timeout)
 
-    def _allowed_seconds(self, timeout: Any) -> float:
+    def _check_open(self) -> None:
         if self._closing.locked():
             again = "nexar.init()" if self.id == WORLD else "split() or group() of the one it came from"
             raise UsageError(f"this communicator is closed; make a new one with {again}")
         self._group.progress.check()  # in a forked child, say
+
+    def _allowed_seconds(self, timeout: Any) -> float:
+        self._check_open()
         self._branch.fate.check()
         if timeout is None:
             return self.config.collective_timeout

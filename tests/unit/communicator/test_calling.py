@@ -6,8 +6,8 @@ from nexar.communicator.calling import CallRequest, Remote
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import UsageError
-from tests.ranks import PATIENCE
+from nexar.errors import Revoked, UsageError
+from tests.ranks import PATIENCE, on_every
 
 
 @pytest.fixture
@@ -58,3 +58,27 @@ def test_what_is_wrong_is_refused_at_once(alone: Communicator) -> None:
         alone.start.on(0, timeout=-1.0)
     with pytest.raises(UsageError, match="no function"):
         alone.serve(3)  # type: ignore[call-overload]
+
+
+def test_what_is_registered_on_an_old_communicator_is_served_by_the_newest() -> None:
+    with local_communicators(2, Config()) as world:
+        newest = on_every(on_every(world, lambda comm: comm.shrink()), lambda comm: comm.shrink())
+        world[1].serve("answer")(lambda: 42)
+        assert newest[0].on(1, timeout=PATIENCE).answer() == 42
+
+
+def test_where_nobody_could_call_it_nothing_is_registered() -> None:
+    with local_communicators(2, Config()) as world:
+        parts = on_every(world, lambda comm: comm.split(0))
+        old, newer = parts[0], on_every(parts, lambda comm: comm.shrink())[0]  # type: ignore[union-attr]
+        assert old is not None
+        newer.close()
+        for comm in (old, newer):
+            with pytest.raises(UsageError, match="closed"):
+                comm.serve("late")(lambda: 0)
+    with local_communicators(1, Config()) as (alone,):
+        alone.revoke("enough")
+        with pytest.raises(Revoked):
+            alone.serve("late")(lambda: 0)
+    with pytest.raises(UsageError, match="closed"):
+        world[1].serve("late")(lambda: 0)

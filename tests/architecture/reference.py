@@ -6,7 +6,9 @@ from pathlib import Path
 from nexar import errors
 from nexar.config import Setting, settings
 from tests.architecture.api import api
+from tests.architecture.command_line import commands
 from tests.architecture.sources import ROOT
+from tests.architecture.wire_format import wire_format
 
 FOLDER = ROOT / "docs" / "reference"
 _MADE = "<!-- Made from the code by `python -m tests.architecture.reference`; a test compares. -->"
@@ -33,8 +35,10 @@ def pages() -> dict[Path, str]:
     """Each page, and what it has to hold."""
     return {
         FOLDER / "api.md": api(_MADE),
+        FOLDER / "cli.md": commands(_MADE),
         FOLDER / "configuration.md": configuration(),
         FOLDER / "errors.md": error_tree(),
+        FOLDER / "wire-format.md": wire_format(_MADE),
     }
 
 

@@ -88,6 +88,13 @@ class RankProcess:
             except PermissionError:  # macOS, of a group of zombies
                 return
 
+    def ask(self, number: int) -> bool:
+        """Send a signal to it alone, if it has a handler: whether it has. Workers that it forked are not meant."""
+        if self.returncode is not None or not _catches(self.pid, number):
+            return False
+        os.kill(self.pid, number)
+        return True
+
     def read(self, stream: Stream) -> bytes | None:
         """Take what is there now and pass it on: None, nothing; empty: the stream has ended."""
         try:
@@ -114,6 +121,16 @@ class RankProcess:
     def _close_outputs(self) -> None:
         for output in self.outputs.values():
             output.close()
+
+
+def _catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, so far as the system tells."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _not_started(plan: RankPlan, error: OSError) -> UsageError:

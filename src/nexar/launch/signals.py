@@ -8,12 +8,14 @@ from typing import Any, Self, TypeAlias
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the launcher to stop."""
+ASKING = signal.SIGUSR1
+"""Asks the ranks where they are: the launcher passes it on."""
 
 _Former: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SignalInbox:
-    """Collects the stopping signals and SIGCHLD while it is entered; in the main thread only.
+    """Collects the stopping signals, ASKING and SIGCHLD while it is entered; in the main thread only.
 
     The kernel's handler writes the number to a pipe, so no signal is lost between looking and sleeping. One that was
     ignored before (`nohup`) stays ignored. Leaving restores what was.
@@ -25,7 +27,7 @@ class SignalInbox:
             os.set_blocking(end, False)
         self._former_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._former: dict[int, _Former] = {}
-        for number in (*STOPPING, signal.SIGCHLD):
+        for number in (*STOPPING, ASKING, signal.SIGCHLD):
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
                 self._former[number] = signal.signal(number, _noted)
         return self

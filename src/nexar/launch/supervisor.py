@@ -19,7 +19,7 @@ from nexar.launch.lines import blames_another, came_too_late, last_traceback
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess
-from nexar.launch.signals import STOPPING, SignalInbox
+from nexar.launch.signals import ASKING, STOPPING, SignalInbox
 from nexar.launch.verdict import Ending, Verdict, judge
 from nexar.types import Rank
 
@@ -106,6 +106,8 @@ class Supervisor:
             if number in STOPPING:
                 self._interrupted = self._interrupted or number
                 self._stop(number)
+        if ASKING in signals:
+            self._ask()
         if signal.SIGCHLD in signals:
             self._reap_all()
         if self._console.gone and not self._escalation.asked:
@@ -194,6 +196,14 @@ class Supervisor:
             if pipe in registered:
                 self._selector.unregister(pipe)
         process.close()
+
+    # -- asking
+
+    def _ask(self) -> None:
+        """Where the ranks are: their flight recorders write it. Who does not listen yet would end by the signal."""
+        asked = [process.plan.name for process in self._running.values() if process.ask(ASKING)]
+        words = f"asked {', '.join(asked) or 'nobody'} where it is, by {ASKING.name}"
+        self._console.write("stderr", f"nexar: {words}; ranks listen once they have called nexar.init()\n".encode())
 
     # -- stopping
 

@@ -9,6 +9,7 @@ import pytest
 from nexar.collectives import black_box
 from nexar.launch import dump_signal
 from nexar.launch.dump_signal import listen
+from nexar.launch.plan import MARK_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +50,20 @@ def test_only_the_main_thread_installs_it() -> None:
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
+def test_who_was_launched_and_has_no_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK_VARIABLE, "a launch")
+    monkeypatch.setattr(black_box, "dump_all", lambda _: 0)
+    listen()
+    signal.raise_signal(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
+
+
 def test_without_a_communicator_the_signal_does_what_it_did_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(MARK_VARIABLE, raising=False)
     monkeypatch.setattr(black_box, "dump_all", lambda _: 0)
     monkeypatch.setattr(dump_signal.os, "kill", lambda process, number: sent.append((process, number)))
     listen()

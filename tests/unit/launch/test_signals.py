@@ -11,7 +11,7 @@ def readable(inbox):
     return bool(select.select([inbox], [], [], 5)[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD])
 def test_a_signal_can_be_waited_for(number):
     with SignalInbox() as inbox:
         os.kill(os.getpid(), number)

@@ -6,7 +6,8 @@ what was chosen.
 
 Law: who has forgotten how it voted in an instance does not vote in it again, or a late proposer could have another
 value chosen. Only so many instances are remembered, and only so many bytes of what was chosen; of those before them,
-nothing is said any more.
+nothing is said any more. Who speaks of what is to come, far ahead of all that was brought or chosen here, makes nobody
+forget anything: few such instances are opened, and none very far away.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ Conference: TypeAlias = tuple[int, int]
 
 _KEPT: Final = 1024
 """Instances, and communicators that are over here, that are remembered: the newest."""
+_AHEAD: Final = 256
+"""Instances of one communicator that others have opened, and that are above all that were brought or chosen here."""
+_FURTHEST: Final = 1 << 16
+"""Sequences that the others may be ahead."""
 _KEPT_BYTES: Final = 32 << 20
 """Of values that were chosen: the newest."""
 
@@ -94,6 +99,7 @@ class Ballots:
         self._sizes: OrderedDict[Instance, int] = OrderedDict()  # bytes of what was chosen, in the order of choice
         self._bytes = 0  # all of these
         self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
+        self._reached: dict[Conference, int] = {}  # the highest sequence that was brought or chosen here
         self._waiting: dict[Instance, list[Agreed]] = {}
         self._end: NexarError | None = None  # of all of them, for good
         self._alarm = Alarm(self._ring)
@@ -116,7 +122,7 @@ class Ballots:
         with self._lock:
             self._end = error
             waiting = [agreed for each in self._waiting.values() for agreed in each]
-            for known in (self._waiting, self._voters, self._over, self._agreements, self._sizes):
+            for known in (self._waiting, self._voters, self._over, self._agreements, self._sizes, self._reached):
                 known.clear()
             self._bytes = 0
         with self._progress.lock:
@@ -139,6 +145,7 @@ class Ballots:
                     f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are far "
                     "ahead, and what was chosen is forgotten; call agree() on all ranks, as often on each"
                 )
+            self._reached[instance[:2]] = max(instance[2], self._reached.get(instance[:2], 0))
             self._waiting.setdefault(instance, []).append(agreed)
             words = agreement.propose(value, now)
             due = agreement.due(now)
@@ -153,7 +160,7 @@ class Ballots:
             return
         now = time.monotonic()
         with self._lock:
-            agreement = self._agreement(word.instance)
+            agreement = None if self._is_too_far(word.instance) else self._agreement(word.instance)
             if agreement is None or sender not in agreement.voters:
                 return
             words = agreement.hear(sender, word, now)
@@ -177,8 +184,22 @@ class Ballots:
         made = Agreement(instance, self._me, voters, random=Random(hash((self._me, instance))))
         self._agreements[instance] = made
         while len(self._agreements) > _KEPT:
-            self._forget(next(iter(self._agreements)))
+            self._forget(self._oldest())
         return made
+
+    def _oldest(self) -> Instance:
+        """The one to forget. Not one to come: nobody here could bring a value to those before it any more."""
+        known = (each for each in self._agreements if each[2] <= self._reached.get(each[:2], 0))
+        return next(known, next(iter(self._agreements)))
+
+    def _is_too_far(self, instance: Instance) -> bool:
+        """Whether nothing is heard of it yet: it will be repeated. Under the lock."""
+        conference, sequence = instance[:2], instance[2]
+        reached = self._reached.get(conference, 0)
+        if instance in self._agreements or sequence <= reached + 1:
+            return False
+        ahead = sum(each[:2] == conference and each[2] > reached + 1 for each in self._agreements)
+        return sequence > reached + _FURTHEST or ahead >= _AHEAD
 
     def _forget(self, instance: Instance) -> None:
         """Under the lock."""
@@ -193,6 +214,7 @@ class Ballots:
         for instance in [each for each in self._agreements if each[:2] == conference]:
             self._forget(instance)
         self._forgotten.pop(conference, None)
+        self._reached.pop(conference, None)
         del self._voters[conference]
 
     def _spread(self, words: Iterable[Say]) -> None:
@@ -205,12 +227,19 @@ class Ballots:
             chosen = None if agreement is None else agreement.chosen
             waiting = [] if chosen is None else self._waiting.pop(instance, [])
             if chosen is not None:
+                self._reach(instance)
                 self._remember(instance, len(chosen))
         if chosen is not None:
             with self._progress.lock:
                 for agreed in waiting:
                     agreed.settle(chosen)
             self._progress.kick()  # who waits may lead, and sleep
+
+    def _reach(self, instance: Instance) -> None:
+        """Others have come so far, if it is no lie: then it is not far. Under the lock."""
+        reached = self._reached.get(instance[:2], 0)
+        if reached < instance[2] <= reached + _AHEAD:
+            self._reached[instance[:2]] = instance[2]
 
     def _remember(self, instance: Instance, size: int) -> None:
         """Under the lock. This one at least: who comes a little late gets the same answer."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.ballots import _KEPT, _KEPT_BYTES, Agreed, Ballots
+from nexar.cluster.ballots import _AHEAD, _KEPT, _KEPT_BYTES, Agreed, Ballots
 from nexar.cluster.decisions.succession_events import Word
 from nexar.errors import LinkClosed, UsageError
 from nexar.wire.messages import Chosen, Prepare, Suspect
@@ -203,3 +203,26 @@ def test_who_is_no_member_any_more_waits_for_no_vote(assembly: Assembly) -> None
     assembly.absent = set()
     assembly.ballots[1].hear(2, Prepare(FIRST, BallotNumber(1, 2)))  # nor is its own asked for
     assert not [word for sender, _, word in assembly.words if sender == 1 and not isinstance(word, Prepare)]
+
+
+def test_who_speaks_of_what_is_far_ahead_makes_nobody_forget_or_miss_anything(assembly: Assembly) -> None:
+    ballots = assembly.ballots[1]
+    mine = ballots.propose(FIRST, b"mine")
+    assembly.words.clear()
+    for sequence in (*range(2, 3 * _KEPT), 1 << 40, 1 << 63):
+        ballots.hear(3, Prepare((0, 1, sequence), BallotNumber(1, 3)))
+    assert len(ballots._agreements) <= _AHEAD + 2  # that, the next one, and those ahead
+    assembly.words.clear()
+    for sequence in range(2, 20):
+        assert assembly.carry_until(ballots.propose((0, 1, sequence), b"%d" % sequence)) == b"%d" % sequence
+    assert assembly.carry_until(mine) == b"mine"
+
+
+def test_a_lie_about_what_was_chosen_far_ahead_moves_nobody_there(assembly: Assembly) -> None:
+    ballots = assembly.ballots[1]
+    ballots.hear(3, Chosen((0, 1, 10_000), b"forged"))
+    ballots.hear(3, Chosen((0, 1, 1 << 40), b"forged"))
+    for sequence in range(1, _KEPT + 10):
+        ballots.hear(2, Chosen((0, 1, sequence), b"genuine"))
+    assert ballots._reached == {(0, 1): _KEPT + 9}
+    assert ballots.propose((0, 1, _KEPT + 10), b"mine").done is False

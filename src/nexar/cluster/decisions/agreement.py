@@ -36,6 +36,9 @@ class Chance(Protocol):
 Judge: TypeAlias = Callable[[Accept], Judgement]
 
 _HIGHEST_ROUND: Final = 2**64 - 1  # that a message has room for; nobody gets there who only outbids others
+_FURTHEST: Final = 2**32
+"""Rounds above the highest that was heard here: one that is further ahead was not reached by outbidding others. To
+promise it would leave no room for anybody; to ignore it is as safe as to lose it."""
 _RETRY: Final = 0.1  # seconds until unanswered words are repeated; doubles
 _SETTLE: Final = 0.03  # seconds for promises that bind less, once a majority binds
 _MOST_FAILURES: Final = 16  # that are counted: by then pauses are as long as they get
@@ -230,6 +233,8 @@ class Agreement:
             return [Say(sender, Chosen(self.instance, self.chosen))]
         if not self._votes or sender not in self.voters or word.ballot.node != sender:
             return []
+        if word.ballot.round > self._round + _FURTHEST:
+            return []
         self._round = max(self._round, word.ballot.round)
         if not self.vote.allows(word.ballot):
             return [Say(sender, Rejected(self.instance, word.ballot, self.vote.promised))]
@@ -269,7 +274,8 @@ class Agreement:
 
     def _outbid(self, promised: Number, now: float) -> None:
         """Somebody else proposes: let it, for a while that is random and grows, or two would outbid each other."""
-        self._round = max(self._round, promised.round)
+        if promised.round <= self._round + _FURTHEST:
+            self._round = max(self._round, promised.round)
         self._failures = min(self._failures + 1, _MOST_FAILURES)
         longest = min(_OUTBID * 2**self._failures, self.longest_pause)
         self.give_way(now, longest * (1.0 if self._random is None else self._random.random()))

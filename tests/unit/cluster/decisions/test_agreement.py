@@ -62,20 +62,20 @@ def test_what_was_chosen_stays_whatever_a_liar_says_later() -> None:
     assert one.chosen == b"v"
 
 
+def test_a_round_that_nobody_reaches_by_outbidding_others_is_not_heard() -> None:
+    one, far = an_agreement(1), ballot(2**64 - 1, 3)
+    assert one.hear(3, Prepare(HERE, far), 0.0) == [] == one.hear(3, Accept(HERE, far, b"w"), 0.0)
+    assert words(one.propose(b"v", 0.0)) == {2: Prepare(HERE, ballot(1)), 3: Prepare(HERE, ballot(1))}
+    one.hear(3, Rejected(HERE, ballot(1), far), 0.0)
+    assert words(one.tick(9.0)) == {2: Prepare(HERE, ballot(2)), 3: Prepare(HERE, ballot(2))}
+    assert one.hear(3, Prepare(HERE, ballot(2**32, 3)), 9.0) == [Say(3, Promise(HERE, ballot(2**32, 3)))]
+
+
 def test_nobody_outbids_the_highest_number_that_a_message_has_room_for() -> None:
-    one = an_agreement(1)
-    one.hear(3, Prepare(HERE, ballot(2**64 - 1, 3)), 0.0)
+    one = an_agreement(1, vote=Vote(HERE, promised=ballot(2**64 - 1, 3)))
     assert one.propose(b"v", 0.0) == [] == one.tick(9.0)
     assert one.due(9.0) == 9.0 + one.longest_pause, "it looks again, and does not spin"
     assert one.hear(3, Accept(HERE, ballot(2**64 - 1, 3), b"w"), 9.0) == [Say(3, Accepted(HERE, ballot(2**64 - 1, 3)))]
-
-
-def test_who_is_outbid_by_the_highest_number_says_nothing_more() -> None:
-    one = an_agreement(1)
-    one.propose(b"v", 0.0)
-    one.hear(3, Rejected(HERE, ballot(1), ballot(2**64 - 1, 3)), 0.0)
-    assert one.tick(9.0) == []
-    assert one.due(9.0) == 9.0 + one.longest_pause
 
 
 def test_a_learner_is_told_and_has_no_vote() -> None:

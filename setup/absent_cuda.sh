@@ -31,3 +31,10 @@ stand_in libnvshmem_host.so.3 '@NVSHMEM$'
 stand_in libcufile.so.0 '^cuFile[^@]*$'
 stand_in libcusparseLt.so.0 '^cusparseLt[^@]*$'
 stand_in libnccl.so.2 '^nccl[^@]*$'
+
+# Those that are only named, and asked nothing of, need no names either.
+for library in "$folder"/libtorch*.so; do readelf -d "$library"; done |
+    sed -nE 's/.*\(NEEDED\).*\[(libcu.*|libnv.*)\]/\1/p' | sort -u | grep -vE '^libcu(dart|pti)\.' |
+    while read -r soname; do
+        [ -e "$folder/$soname" ] || gcc -shared -fPIC -x c /dev/null "-Wl,-soname,$soname" -o "$folder/$soname"
+    done

@@ -128,7 +128,10 @@ class PendingWork(Work):
             self._trigger = Future()
             # set_exception() would be invisible to C++; what a callback raises is not.
             self._future = future = self._trigger.then(self._outcome)
-        self._watch()
+        if self.is_completed():
+            self._complete()
+        else:
+            self._watch()
         return future
 
     def _watch(self) -> None:

@@ -1,0 +1,97 @@
+"""PyTorch's own tests of a backend, as they come in the wheel: python -m tests.torch.pytorch_suite --world 2
+
+`DistributedTest._DistTestBase` runs every collective, message and wrapper (DDP, join, averaging) in real processes.
+Prints a line for each test, and then how many passed; `--backend gloo` shows what torch's own backend does on the same
+machine. Processes are forked: torch is imported once, not once for each process of each test.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import unittest
+
+
+def main() -> int:
+    arguments = _arguments()
+    folder = tempfile.mkdtemp(prefix="nexar-torch-")
+    os.environ.update(BACKEND=arguments.backend, WORLD_SIZE=str(arguments.world), TEMP_DIR=folder)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    names = _names(arguments)
+    results = {}
+    for name in names:
+        results[name] = _run(name, arguments.limit)
+        print(*results[name], name, flush=True, sep="  ")  # noqa: T201
+    _report(results, arguments)
+    return any(result[0] in ("FAILED", "ERROR") for result in results.values())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="nexar")
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--part", default="1/1", help="which part of the tests: 2/4 is the second quarter")
+    parser.add_argument("--only", default="", help="tests whose names contain one of these, separated by commas")
+    parser.add_argument("--json", default="", help="add the results to this file")
+    parser.add_argument("--limit", type=int, default=100, help="seconds for one test")
+    return parser.parse_args()
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    place, parts = (int(text) for text in arguments.part.split("/"))
+    names = unittest.defaultTestLoader.getTestCaseNames(_case())
+    wanted = [word for word in arguments.only.split(",") if word]
+    chosen = [name for name in names if not wanted or any(word in name for word in wanted)]
+    return chosen[place - 1 :: parts]
+
+
+def _case() -> type[unittest.TestCase]:
+    """Made when the environment says which backend: torch decides what to skip as it is imported."""
+    global _made  # noqa: PLW0603
+    if _made is None:
+        import torch
+        from torch.testing._internal.distributed import distributed_test
+
+        class TestBackend(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]
+            def setUp(self) -> None:
+                super().setUp()
+                self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        TestBackend.__module__ = __name__
+        globals()["TestBackend"] = TestBackend
+        _made = TestBackend
+    return _made
+
+
+_made: type[unittest.TestCase] | None = None
+
+
+def _run(name: str, limit: int) -> tuple[str, str, str]:
+    """How it ended, how long it took, and why it was skipped or failed."""
+    from torch.testing._internal import common_distributed
+
+    common_distributed.TIMEOUT_DEFAULT = limit
+    result = unittest.TestResult()
+    began = time.monotonic()
+    _case()(name).run(result)
+    took = f"{time.monotonic() - began:5.1f} s"
+    if result.skipped:
+        return "skipped", took, result.skipped[0][1].splitlines()[0]
+    faults = result.failures + result.errors
+    if faults:
+        return "FAILED", took, faults[0][1].strip().splitlines()[-1][:300]
+    return "passed", took, ""
+
+
+def _report(results: dict[str, tuple[str, str, str]], arguments: argparse.Namespace) -> None:
+    counts = {kind: sum(result[0] == kind for result in results.values()) for kind in ("passed", "skipped", "FAILED")}
+    print(f"\n{arguments.backend}, world {arguments.world}: {counts}")  # noqa: T201
+    if arguments.json:
+        with open(arguments.json, "a") as file:
+            file.write(json.dumps({"backend": arguments.backend, "world": arguments.world, "results": results}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -198,6 +198,11 @@ class Mesh:
         """Whom this node may have links with. UsageError before it knows."""
         return self._pairs.known()
 
+    def find(self, node: NodeId) -> Link | None:
+        """The link to this node, if it is, or was, open. Without the lock."""
+        pair = self._pairs.get(node)
+        return pair.link if pair is not None and pair.state.open else None
+
     def links(self) -> dict[NodeId, Link]:
         """Those that are, or were, open."""
         with self._pairs.changed:

@@ -16,6 +16,7 @@ from typing import Final, Protocol, assert_never, get_args
 
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.change import Change
+from nexar.cluster.couriers import Couriers
 from nexar.cluster.decisions.succession import Succession
 from nexar.cluster.decisions.succession_events import (
     Action,
@@ -94,6 +95,7 @@ class Recovery:
             random=Random(node.id),
         )
         self._errands = Errands(self._do)  # filled under the lock
+        self._couriers = Couriers(mesh, node.dialer.aside)
         self._closed = False  # written by who closes
         self._membership = membership  # by whoever performs: the one that was carried out
         self._looked: dict[NodeId, float] = {}  # when members without a link were last looked for; any thread
@@ -163,9 +165,9 @@ class Recovery:
         if node == self._seed:
             self._tell_seed(word)
             return
-        link = self._mesh.links().get(node)
+        link = self._mesh.find(node)
         if link is None:
-            self._node.dialer.aside(lambda: self._say_anew(node, word))
+            self._couriers.send(node, word)  # control may dial anyone
         elif link.failure is not None:
             self._look_again(node)
         else:
@@ -185,13 +187,6 @@ class Recovery:
             link.send_control(word)
         except NexarError as error:
             _log.debug("not said to node %x: %s", link.peer, error)
-
-    def _say_anew(self, node: NodeId, word: Message) -> None:
-        """To somebody we have no link to yet: control may dial anyone."""
-        try:
-            self._mesh.link(node, time.monotonic() + 1.0).send_control(word)
-        except NexarError as error:
-            _log.debug("not said to node %x: %s", node, error)
 
     def _adopt(self, change: Change) -> None:
         before = self._membership

@@ -26,7 +26,7 @@ class Branch:
     """Immutable but for its end: `interrupt` ends every call on it at once, `fate` says what is to be raised then."""
 
     def __init__(self, assembly: Assembly, close: Callable[[], None]) -> None:
-        """`close` frees what it stands on; idempotent."""
+        """`close` frees what it stands on; it is called once."""
         self.registry = Registry()
         """The functions that it serves. This and the feeds a successor inherits before anybody has it."""
         self.failures = Failures("nexar-failures")
@@ -38,7 +38,8 @@ class Branch:
         self.fate: Final = Fate(assembly.group.progress)
         self._close = close
         self._closing = threading.Lock()
-        self._closed = False  # under `_closing`
+        self._freed = False  # or about to be; under `_closing`
+        self._closed = False  # likewise
         self.when_closed: list[Callable[[], None]] = []
         """Called when it is closed, once each. Written before anybody has it, and by `clear_away`; emptied by who
         closes, under `_closing`: its user may do so while its successor is handed over."""
@@ -63,8 +64,11 @@ class Branch:
         """Made when it is interrupted: for whoever does something in its name that is no call on it."""
 
     def close(self) -> None:
-        """Free what it stands on. Idempotent."""
-        self._close()
+        """Free what it stands on. Idempotent; its user may do so while its successor is handed over."""
+        with self._closing:
+            first, self._freed = not self._freed, True
+        if first:
+            self._close()
         with self._closing:
             self._closed = True
             told, self.when_closed = self.when_closed, []

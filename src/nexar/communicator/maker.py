@@ -1,10 +1,9 @@
-"""Makes the communicators of one node: the first, and those that are split off it; and closes them all."""
+"""Makes the communicators of one node: the first, and those that are split off it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
 
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
@@ -16,10 +15,7 @@ from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
 from nexar.config import Config
-from nexar.errors import UsageError
 from nexar.group import Group
-
-_CLOSED: Final = object()
 
 
 class Maker:
@@ -29,8 +25,6 @@ class Maker:
         self.config = config
         self._node = node
         self._mesh = mesh
-        self._closed = False  # written by who closes, before it looks at the next
-        self._open: dict[Callable[[], None], None] = {}  # what closes each; dict methods are atomic
 
     def make(
         self,
@@ -64,20 +58,4 @@ class Maker:
                 undo.callback(sharing.close)
             assembly = Assembly(group, self.config, journal, arena, shared=shared)
             undo.callback(assembly.scratch.close)
-            ends = undo.pop_all()
-
-        def close() -> None:
-            if self._open.pop(close, _CLOSED) is not _CLOSED:
-                ends.close()
-
-        self._open[close] = None
-        if self._closed:  # meanwhile; whoever closes has looked before this one was there
-            close()
-            raise UsageError("this node is closed; make a new one with nexar.init()")
-        return Branch(assembly, close), least
-
-    def close(self) -> None:
-        """Every communicator. Idempotent."""
-        self._closed = True
-        for close in list(self._open):
-            close()
+            return Branch(assembly, undo.pop_all().close), least

@@ -42,8 +42,8 @@ class Survivor:
     def aside(self, task: Any) -> None:
         task()
 
-    def links(self) -> dict[int, "Way"]:
-        return {node: Way(self, node) for node in self.world.nodes if node not in {self.id, *self.unlinked}}
+    def find(self, node: int) -> "Way | None":
+        return Way(self, node) if node in self.world.nodes and node not in {self.id, *self.unlinked} else None
 
     def link(self, node: int, deadline: float) -> "Way":
         self.dialed.append(node)

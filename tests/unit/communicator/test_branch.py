@@ -3,7 +3,7 @@
 import threading
 
 from nexar.cluster.change import Change, Departure
-from nexar.communicator.branch import WORLD
+from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.events import FailureEvent
 from nexar.errors import NexarError, Revoked
 from tests.unit.communicator.branches import branch, interruptions
@@ -124,6 +124,18 @@ def test_a_successor_has_the_functions_and_the_listeners_of_the_one_before() -> 
     assert heard == [event]
     subscription.close()
     new.end()
+
+
+def test_what_it_stands_on_is_freed_once() -> None:
+    freed: list[str] = []
+    world = branch([1, 2])
+    made = Branch(world.assembly, lambda: freed.append("freed"))
+    threads = [threading.Thread(target=made.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert freed == ["freed"]
 
 
 def test_where_there_is_no_successor_nothing_more_is_told_and_what_it_stands_on_is_free() -> None:

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 import nexar
+from nexar.arrays.compression.blocks import Blocks
+from nexar.arrays.compression.terms import Terms
 from nexar.cluster.membership import Member
 from nexar.collectives.lateness import Straggler
 from nexar.communicator.calling import Calling, Remote, Serving
@@ -61,6 +63,10 @@ def _classes() -> Iterator[str]:
     yield from _class("Communicator: losing members", Surviving)
     yield from _class("Communicator: members that come and go", Growing)
     yield from _class("Team", nexar.Team)
+    yield from _class("Compressor", nexar.Compressor)
+    for compressor in (nexar.TopK, nexar.RandomK, nexar.FP8, nexar.Int8, nexar.NoCompression):
+        yield from _class(compressor.__name__, compressor, but={*vars(nexar.Compressor), *vars(Blocks)})
+    yield from _class("Given to a compressor: Terms", Terms)
     yield from _class("Request", Request)
     yield from _class("Seed", nexar.Seed.__mro__[1], made=True)
     yield from _class("Membership", nexar.Membership)

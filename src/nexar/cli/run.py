@@ -11,6 +11,7 @@ import typer
 from nexar.cli.ending import exit_code_of
 from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
 from nexar.cli.showing import PageAt, WriteTicket, page_place, shown
+from nexar.cli.tracing import TraceTo, traced
 from nexar.cli.way_in import NO_WAY_IN, Ticket, TicketFile, way_in
 from nexar.config import Config
 from nexar.environment import effective, inherited
@@ -42,6 +43,7 @@ def run(
     ] = 0,
     page: PageAt = None,
     write_ticket: WriteTicket = None,
+    trace: TraceTo = None,
 ) -> None:
     """Start ranks on this host, watch them, and end with them."""
 
@@ -66,16 +68,17 @@ def run(
             abort=config.recovery_policy == "abort",
             max_restarts=max_restarts,
         )
-        order = Order(
-            count=count,
-            command=command,
-            config=config,
-            wishes=wishes,
-            inherited=variables,
-            first_rank=first_rank,
-            when_open=lambda door: shown(door, place, write_ticket),
-        )
-        return run_host(order, _console())
+        with traced(trace) as more:
+            order = Order(
+                count=count,
+                command=command,
+                config=config,
+                wishes=wishes,
+                inherited=variables | as_variables(more),
+                first_rank=first_rank,
+                when_open=lambda door: shown(door, place, write_ticket),
+            )
+            return run_host(order, _console())
 
     raise typer.Exit(exit_code_of(action))
 

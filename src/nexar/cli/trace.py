@@ -49,6 +49,26 @@ def analyze(
     raise typer.Exit(exit_code_of(action))
 
 
+@trace.command("merge")
+def merge_parts(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="What NEXAR_TRACE_DIR named, of all hosts.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the trace goes.")],
+) -> None:
+    """Make one trace of the parts that the ranks wrote, on one clock: for runs on several hosts, or by other launchers.
+
+    Exit status: 0 if there is one, 1 if no rank had written anything.
+    """
+
+    def action() -> int:
+        from nexar.cli.tracing import merge  # noqa: PLC0415
+
+        return GOOD if merge(directories, output) else FAILED
+
+    raise typer.Exit(exit_code_of(action))
+
+
 def _page(facts: dict[str, object]) -> str:
     ranks, findings, unreadable = facts["ranks"], facts["findings"], facts["unreadable"]
     assert isinstance(ranks, list)

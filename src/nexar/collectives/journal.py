@@ -25,7 +25,7 @@ from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.lateness import Lateness, Straggler
 from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
 from nexar.collectives.patience import Patience
-from nexar.collectives.recorder import Recorder
+from nexar.collectives.recorder import KEPT, Recorder
 from nexar.collectives.tally import Tally
 from nexar.collectives.voice import Members, Voice, peers_of
 from nexar.errors import Cancelled, CollectiveMismatch, NexarError
@@ -48,7 +48,8 @@ def item_bytes(dtype: int) -> int:
 class Journal:
     """Of one generation of one communicator. Any thread. Close it with the communicator."""
 
-    def __init__(self, group: Members) -> None:
+    def __init__(self, group: Members, *, kept: int = KEPT) -> None:
+        """`kept`: calls that are remembered."""
         self._group = group
         self._voice = Voice(group)
         self.patience: Final = Patience(group, self._voice)
@@ -67,7 +68,7 @@ class Journal:
         self._over: NexarError | None = None  # the members change: what every call raises from now on
         self._tally = Tally()
         self._lateness = Lateness(group.membership.members[self._rank].node)
-        self.recorder: Final = Recorder()
+        self.recorder: Final = Recorder(kept)
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told of each error that leaves a call, and of each that this rank is to blame for; without the lock, in
         whichever thread it comes. Written once, before the first call."""

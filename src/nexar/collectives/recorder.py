@@ -13,7 +13,9 @@ from typing import Final, TypeAlias
 from nexar.collectives.fingerprint import Fingerprint
 
 KEPT: Final = 4096
-"""Operations: a power of two."""
+"""Operations."""
+TRACED: Final = 1 << 18
+"""Where a trace is wanted: about 50 MB, if there are so many."""
 Facts: TypeAlias = tuple[int, Fingerprint, float, float, int, str]
 """The fields of a Record, in its order: a tuple is what a call pays for."""
 
@@ -34,13 +36,19 @@ class Record:
 class Recorder:
     """Of one communicator."""
 
-    def __init__(self) -> None:
-        self._ring: list[Facts | None] = [None] * KEPT
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._ring: list[Facts | None] = [None] * kept
         self._numbers = itertools.count()
 
     def record(self, facts: Facts) -> None:
         """An operation has ended."""
-        self._ring[next(self._numbers) % KEPT] = facts
+        self._ring[next(self._numbers) % self._kept] = facts
+
+    def drain(self) -> tuple[list[Facts], int]:
+        """At the end, when nothing is recorded any more: all that is kept, by their end, and how many are not."""
+        missed = max(0, next(self._numbers) - self._kept)
+        return sorted((each for each in self._ring if each is not None), key=lambda facts: facts[3]), missed
 
     def snapshot(self) -> list[Record]:
         """The last operations, in the order in which they ended."""

@@ -34,11 +34,13 @@ def bootstrap(
     rank: Rank | None = None,
     launcher: NodeId = UNKNOWN_NODE,
     size: int | None = None,
+    beside: Callable[[Presence], Callable[[], None]] | None = None,
 ) -> Communicator:
     """Join, and return when everybody is there and can be reached. The caller closes the communicator.
 
-    `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. JoinRefused,
-    SeedUnreachable, FormationTimeout, PeerLost; nothing is left behind then.
+    `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
+    node once it is in; what it returns is called first when all is closed. JoinRefused, SeedUnreachable,
+    FormationTimeout, PeerLost; nothing is left behind then.
     """
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
@@ -67,6 +69,8 @@ def bootstrap(
         world = begin_world(presence, joined.membership, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
+    if beside is not None:
+        ends.callback(beside(presence))
     return Communicator(world, presence, ends.close)
 
 

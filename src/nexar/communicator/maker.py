@@ -11,6 +11,8 @@ from nexar.cluster.node import Node
 from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.journal import Journal
+from nexar.collectives.recorder import KEPT, TRACED
+from nexar.collectives.trace_part import PartWriter
 from nexar.communicator.branch import WORLD, Branch
 from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
@@ -48,7 +50,10 @@ class Maker:
             if communicator == WORLD and membership.size <= EAGER_WORLD and self._node.meets_strangers:
                 open_all(self._mesh, deadline)
             least = ANYTHING if completed is None else settle(group, completed, deadline)
-            journal = Journal(group)
+            directory = self.config.trace_dir
+            journal = Journal(group, kept=KEPT if directory is None else TRACED)
+            if directory is not None:
+                undo.callback(PartWriter(directory, group, journal).write)
             undo.callback(journal.close)
             arena, shared = None, False
             if may_share(membership):

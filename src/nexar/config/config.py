@@ -155,7 +155,12 @@ class Config:
 
     # -- watching
     metrics_port: int | None = _setting(
-        None, Or("off", None, Whole(most=65535, zero="any free port")), "Port of the Prometheus page."
+        None,
+        Or("off", None, Whole(most=65535, zero="any free port")),
+        "Port of the metrics for Prometheus; each further rank of a host has the next one.",
+    )
+    trace_dir: str | None = _setting(
+        None, Text("a directory"), "Where each rank writes, at its end, what a trace of the run is made of."
     )
     dump_dir: str | None = _setting(
         None,

@@ -59,7 +59,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     with the remedy if nothing says how to come in; JoinRefused, SeedUnreachable or FormationTimeout if that fails. The
     communicator is closed by whoever called this.
     """
-    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
 
     chosen = choose_config(config, settings)
     start = detect(inherited())
@@ -68,17 +68,18 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     launcher = UNKNOWN_NODE if start is None else start.launcher
     listen()
     with opened(door, chosen) as invitation:
-        return bootstrap(chosen, invitation, rank=rank, launcher=launcher, size=size)
+        local_rank = None if start is None else start.local_rank
+        return join(chosen, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 
 @_plainly
 def connect(ticket: str, config: Config | None = None, **settings: Any) -> Communicator:
     """Join the cluster of a ticket, whoever started this process; the seed gives the rank. Errors as for `init`."""
-    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a wrong ticket is refused without it
+    from nexar.launch.joining import join  # noqa: PLC0415  # a wrong ticket is refused without it
 
     invitation, chosen = parse_ticket(ticket), choose_config(config, settings)
     listen()
-    return bootstrap(chosen, invitation, rank=None, launcher=UNKNOWN_NODE, size=None)
+    return join(chosen, invitation)
 
 
 def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:

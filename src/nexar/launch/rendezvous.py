@@ -49,7 +49,7 @@ def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
 
     `settings` are as for `init`, whose errors it raises; UsageError tells the other ranks why rank 0 could not open.
     """
-    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
 
     config = choose_config(None, settings)
     start = _started()
@@ -59,7 +59,8 @@ def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
         if invitation == _of_environment(config):
             _used.add(invitation)
             launcher = UNKNOWN_NODE if start is None else start.launcher
-        return bootstrap(config, invitation, rank=rank, launcher=launcher, size=size)
+        local_rank = None if start is None else start.local_rank
+        return join(config, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 
 @contextmanager

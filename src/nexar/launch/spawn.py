@@ -21,7 +21,7 @@ from nexar.launch.dump_signal import listen
 from nexar.launch.init import choose_config
 from nexar.launch.seed_terms import changed_settings
 from nexar.launch.verdict import Ending
-from nexar.types import UNKNOWN_NODE, Rank, whole
+from nexar.types import Rank, whole
 
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
@@ -171,12 +171,12 @@ def _work(line: Connection, task: _Task) -> None:
 
 
 def _run(line: Connection, task: _Task) -> Any:
-    from nexar.communicator.bootstrap import bootstrap  # noqa: PLC0415  # a failing import is told like any other
+    from nexar.launch.joining import join  # noqa: PLC0415  # a failing import is told like any other
     from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
 
     config, invitation = Config(**task.settings), parse_ticket(task.ticket)
     listen()
-    with bootstrap(config, invitation, rank=task.rank, launcher=UNKNOWN_NODE, size=task.size) as communicator:
+    with join(config, invitation, rank=task.rank, size=task.size, local_rank=task.rank) as communicator:
         try:
             return task.fn(communicator)
         except BaseException:

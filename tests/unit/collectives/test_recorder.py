@@ -36,3 +36,11 @@ def test_several_threads_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert [record.sequence for record in recorder.snapshot()] == list(range(KEPT))
+
+
+def test_at_the_end_all_that_is_kept_is_handed_out_with_how_many_are_not() -> None:
+    recorder = Recorder(4)
+    for sequence in range(6):
+        recorder.record(facts(sequence))
+    kept, missed = recorder.drain()
+    assert ([each[0] for each in kept], missed) == ([2, 3, 4, 5], 2)

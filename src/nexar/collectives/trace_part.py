@@ -1,0 +1,122 @@
+"""One rank's part of a trace: the calls it made on one communicator, as its recorder has them.
+
+Written when the communicator is closed, off the way of every call: while the program runs a call costs what it costs
+anyway. The parts of all ranks are put together afterwards (`observe.trace_export`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from nexar.collectives.journal import Journal
+from nexar.collectives.voice import Members
+from nexar.types import NodeId, Rank, format_node
+
+_log = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+SUFFIX: Final = ".part"
+_PRIVATE: Final = 0o600
+Called: TypeAlias = tuple[int, tuple[int, int, int, int, int, int], float, float, int, str]
+"""Sequence, fingerprint, beginning, end (time.monotonic), bytes, and the name of the error that it ended with."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file."""
+
+    format: int
+    cluster: str
+    node: NodeId
+    rank: Rank
+    size: int
+    host: str
+    """Its id: ranks of one host have one clock."""
+    host_name: str
+    pid: int
+    communicator: int
+    generation: int
+    monotonic: float
+    """Of the moment of writing, and the same by the clock on the wall."""
+    wall: float
+    missed: int
+    """Calls that came first, and for which there was no room."""
+    calls: tuple[Called, ...]
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Part)
+
+
+class PartWriter:
+    """Of one communicator. Writes when it is told to, else when the interpreter ends."""
+
+    def __init__(self, directory: str, group: Members, journal: Journal) -> None:
+        self._directory, self._group, self._journal = Path(directory).absolute(), group, journal
+        self._process = os.getpid()  # 0: it is written
+        atexit.register(self.write)
+
+    def write(self) -> None:
+        """Once; whole or not at all, readable by its owner only. Never raises: what goes wrong is logged. A forked
+        child writes nothing: it is not its story.
+        """
+        atexit.unregister(self.write)
+        if self._process != os.getpid():
+            return
+        self._process = 0
+        try:
+            _store(self._directory, _part(self._group, self._journal))
+        except OSError as error:
+            _log.warning("this rank's part of the trace could not be written to %s: %s", self._directory, error)
+
+
+def _part(group: Members, journal: Journal) -> Part:
+    calls, missed = journal.recorder.drain()
+    member = group.membership.members[group.rank]
+    return Part(
+        format=FORMAT,
+        cluster=group.membership.cluster,
+        node=member.node,
+        rank=group.rank,
+        size=group.membership.size,
+        host=member.host,
+        host_name=socket.gethostname(),
+        pid=os.getpid(),
+        communicator=group.communicator,
+        generation=group.matching.generation,
+        monotonic=time.monotonic(),
+        wall=time.time(),
+        missed=missed,
+        calls=tuple(calls),
+    )
+
+
+def _store(directory: Path, part: Part) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"{format_node(part.node)}-{part.communicator:x}-{part.generation}{SUFFIX}"
+    draft = path.with_suffix(".draft")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as file:
+            file.write(_encoder.encode(part))
+        draft.rename(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def decode_part(data: bytes) -> Part:
+    """What a file says. ValueError if it is none, or of another format."""
+    try:
+        part = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is no part of a trace: {error}") from None
+    if part.format != FORMAT:
+        raise ValueError(f"its format is {part.format}; this version reads {FORMAT}")
+    return part

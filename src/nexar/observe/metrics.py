@@ -1,0 +1,245 @@
+"""What one rank counts, for Prometheus: read when somebody scrapes, so that no call ever pays for it.
+
+Counters are those of the communicators that are open. A change of the members makes new ones, which begin at 0, and
+Prometheus takes that for a restart, as it should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from http import HTTPStatus
+from importlib.metadata import version
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from nexar.cluster.membership import Membership
+from nexar.collectives.journal import Journal
+from nexar.collectives.lateness import Straggler
+from nexar.communicator.bulletin import Line
+from nexar.communicator.presence import Presence
+from nexar.config import Config
+from nexar.errors import ConfigError, UsageError
+from nexar.observe.service import TEXT, Answer, Service
+from nexar.types import NodeId, Rank, format_node
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_HERE: Final = "127.0.0.1"
+_MISSING: Final = Answer(b"The metrics are at /metrics.\n", TEXT, HTTPStatus.NOT_FOUND)
+_OPERATION: Final = {
+    "calls": ("nexar_collective_calls", "Collectives that have ended."),
+    "bytes": ("nexar_collective_bytes", "Bytes of their arrays."),
+    "seconds": ("nexar_collective_seconds", "Seconds spent in them."),
+    "seconds_waiting": ("nexar_collective_waiting_seconds", "Seconds of that until the last rank had come."),
+    "errors": ("nexar_collective_errors", "Collectives that ended with an error."),
+}
+_LINK: Final = {
+    "bytes_sent": ("nexar_link_sent_bytes", "Bytes sent to a peer."),
+    "bytes_received": ("nexar_link_received_bytes", "Bytes received from a peer."),
+    "messages_sent": ("nexar_link_sent_messages", "Messages sent to a peer."),
+    "messages_received": ("nexar_link_received_messages", "Messages received from a peer."),
+}
+
+
+class Source(Protocol):
+    """Whose metrics they are."""
+
+    @property
+    def me(self) -> NodeId:
+        """This node."""
+
+    def membership(self) -> Membership:
+        """Who is here now."""
+
+    def journals(self) -> Iterable[Journal]:
+        """Of its communicators, the world's first."""
+
+    def links(self) -> Mapping[NodeId, Line]:
+        """By node."""
+
+
+class NodeSource:
+    """A node of this process."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self.me: Final = presence.node.id
+
+    def membership(self) -> Membership:
+        """See Source."""
+        return self._presence.recovery.membership
+
+    def journals(self) -> list[Journal]:
+        """See Source."""
+        return [branch.assembly.journal for branch in self._presence.lineage.branches()]
+
+    def links(self) -> Mapping[NodeId, Line]:
+        """See Source."""
+        return self._presence.mesh.links()
+
+
+class Collector:
+    """What is counted, as metrics. Any thread."""
+
+    def __init__(self) -> None:
+        self.source: Source | None = None
+        """Written once, when this node has joined; before that there is nothing to tell."""
+
+    def describe(self) -> list[Metric]:
+        """Nothing ahead of time: the library would ask for it all once, to no end."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, now."""
+        source = self.source
+        membership = None if source is None else source.membership()
+        rank = None if source is None or membership is None else membership.rank_of(source.me)
+        if source is None or membership is None or rank is None:
+            return  # it has not joined yet, or is no member any more
+        yield from _place(source, membership, rank)
+        journals = list(source.journals())
+        yield from _operations(journals, rank)
+        yield from _now(journals, rank)
+        yield from _peers(journals[0] if journals else None, rank)
+        yield from _links(source.links(), membership, rank)
+
+
+def _place(source: Source, membership: Membership, rank: Rank) -> Iterator[Metric]:
+    labels = {
+        "rank": str(rank),
+        "node": format_node(source.me),
+        "host": membership.member(rank).host,
+        "cluster": membership.cluster,
+        "version": version("nexar"),
+    }
+    yield _gauge("nexar_info", "Who this is; always 1.", [(labels, 1)])
+    yield _gauge("nexar_world_size", "Members of the cluster.", [({"rank": str(rank)}, membership.size)])
+    yield _gauge("nexar_epoch", "Grows with each change of the members.", [({"rank": str(rank)}, membership.epoch)])
+
+
+def _operations(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
+    sums: dict[str, dict[str, float]] = {}
+    for journal in journals:
+        for operation, facts in journal.stats()["operations"].items():
+            into = sums.setdefault(operation, dict.fromkeys(_OPERATION, 0.0))
+            for name in _OPERATION:
+                into[name] += facts[name]
+    for name, (metric, text) in _OPERATION.items():
+        yield _counter(metric, text, [({"rank": str(rank), "operation": each}, sums[each][name]) for each in sums])
+
+
+def _now(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
+    calls = [entry for journal in journals for entry in journal.in_flight()]
+    now, labels = monotonic(), {"rank": str(rank)}
+    longest = max((now - entry.began for entry in calls), default=0.0)
+    yield _gauge("nexar_collectives_in_flight", "Collectives that this rank is in.", [(labels, len(calls))])
+    yield _gauge("nexar_collective_age_seconds", "How long the oldest of them has taken; 0: none.", [(labels, longest)])
+
+
+def _peers(journal: Journal | None, rank: Rank) -> Iterator[Metric]:
+    waited: dict[Rank, float] = {} if journal is None else journal.stats()["waiting_for"]
+    late: list[Straggler] = [] if journal is None else journal.stragglers()
+
+    def labels(peer: Rank) -> dict[str, str]:
+        return {"rank": str(rank), "peer": str(peer)}
+
+    yield _counter(
+        "nexar_waiting_for_seconds",
+        "Seconds in which this rank was in a collective, and that peer was not.",
+        [(labels(peer), seconds) for peer, seconds in waited.items()],
+    )
+    yield _gauge(
+        "nexar_lateness_seconds",
+        "How late that peer comes to collectives, in the mean, as this rank sees it.",
+        [(labels(each.rank), each.mean_lateness) for each in late],
+    )
+    yield _counter(
+        "nexar_times_last",
+        "Collectives to which that peer came last.",
+        [(labels(each.rank), each.times_last) for each in late],
+    )
+
+
+def _links(links: Mapping[NodeId, Line], membership: Membership, rank: Rank) -> Iterator[Metric]:
+    ranked = {peer: link for node, link in links.items() if (peer := membership.rank_of(node)) is not None}
+    stats = {peer: link.stats() for peer, link in ranked.items()}
+    for name, (metric, text) in _LINK.items():
+        counted = [({"rank": str(rank), "peer": str(peer)}, facts[name]) for peer, facts in stats.items()]
+        yield _counter(metric, text, counted)
+    carried = [
+        ({"rank": str(rank), "peer": str(peer), "carrier": scheme}, 1.0)
+        for peer, link in ranked.items()
+        if link.failure is None
+        for scheme in link.schemes
+    ]
+    yield _gauge("nexar_link_carrier", "What connects the two; always 1.", carried)
+
+
+_Samples = list[tuple[dict[str, str], float]]
+
+
+def _gauge(name: str, text: str, samples: _Samples) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - only who serves metrics needs the package
+
+    return _filled(GaugeMetricFamily(name, text, labels=_labels(samples)), samples)
+
+
+def _counter(name: str, text: str, samples: _Samples) -> Metric:
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - likewise
+
+    return _filled(CounterMetricFamily(name, text, labels=_labels(samples)), samples)
+
+
+def _labels(samples: _Samples) -> list[str]:
+    return list(samples[0][0]) if samples else ["rank"]
+
+
+def _filled(family: Any, samples: _Samples) -> Metric:
+    for labels, value in samples:
+        family.add_metric(list(labels.values()), value)
+    filled: Metric = family
+    return filled
+
+
+class Metrics:
+    """`/metrics`, served from its making on: empty until there is a source. Close it, or leave its `with` block."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """UsageError if it cannot listen there, or prometheus-client is not installed."""
+        try:
+            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - only who serves metrics needs the package
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
+        except ImportError as error:
+            raise UsageError(
+                f"NEXAR_METRICS_PORT needs the package prometheus-client ({error}): pip install 'nexar[metrics]'"
+            ) from error
+        self.collector: Final = Collector()
+        registry = CollectorRegistry()
+        registry.register(self.collector)
+
+        def respond(path: str, _: Mapping[str, str]) -> Answer:
+            return Answer(generate_latest(registry), CONTENT_TYPE_LATEST) if path == "/metrics" else _MISSING
+
+        self._service = Service(host, port, respond, name="metrics")
+        self.url: Final = f"{self._service.url}/metrics"
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
+    """Each rank of a host has the next port; 0: any. To this host only, unless NEXAR_BIND says more. ConfigError,
+    UsageError.
+    """
+    if port and port + local_rank > 65535:
+        allowed = f"at most {65535 - local_rank}: each rank of a host has the next port"
+        raise ConfigError(variable="NEXAR_METRICS_PORT", value=port, allowed=allowed)
+    return Metrics(config.bind or _HERE, port + local_rank if port else 0)

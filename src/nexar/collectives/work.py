@@ -69,15 +69,20 @@ class Work:
 
     def commit(self, write: Callable[[], None]) -> Self:
         """The same work, which calls `write` when it is known that it ended well, before anybody is told so. What is
-        written there and nowhere else is as it was if the call raises.
+        written there and nowhere else is as it was if the call raises; unless it is `write` that fails, as a device
+        may: then that is what the call raises, on this rank alone.
         """
         end = self.end
 
         def ended(error: BaseException | None) -> BaseException | None:
             final = end(error)
-            if final is None:
+            if final is not None:
+                return final
+            try:
                 write()
-            return final
+            except Exception as failure:  # noqa: BLE001 - whoever waits for the call is told, whatever it is
+                return failure
+            return None
 
         self.end = ended
         return self

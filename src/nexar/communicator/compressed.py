@@ -28,7 +28,7 @@ def all_reduce_compressed(
     """In place, or in `out`."""
     given = adapt(array, writable=out is None)
     reduction = _reduction(op, given.array.dtype)
-    target = given if out is None else _fitting("out=", out, given.array, (given.array.dtype,))
+    target = given if out is None else _fitting("out=", out, given.array, (given.array.dtype,), read=False)
     kept = None if residual is None else _residual(residual, given, target)
     if not isinstance(compressor, Compressor):
         raise UsageError(
@@ -57,7 +57,9 @@ class _Writing:
         return self._target.result()
 
     def write(self) -> None:
-        """The call has succeeded: neither of these copies can fail."""
+        """The call has succeeded. Memory of the host does not fail now. A device may: if the array's does, the residual
+        stays as it was.
+        """
         assert self._outcome is not None
         if self._target.shares:
             _copy(self._target.array, self._outcome.total)
@@ -86,9 +88,11 @@ def _reduction(op: Op, dtype: np.dtype[Any]) -> Reduction:
     return reduction
 
 
-def _fitting(name: str, value: Any, like: NDArray[Any], dtypes: tuple[np.dtype[Any], ...]) -> Operand:
-    """An array of the caller's that is written to, and has as many elements as another one."""
-    operand = adapt(value, writable=True)
+def _fitting(
+    name: str, value: Any, like: NDArray[Any], dtypes: tuple[np.dtype[Any], ...], *, read: bool = True
+) -> Operand:
+    """An array of the caller's that is written to, and has as many elements as another one. `read`: it is, too."""
+    operand = adapt(value, writable=True, read=read)
     found = operand.array
     if found.dtype not in dtypes or found.size != like.size:
         kinds = " or ".join(map(str, dict.fromkeys(dtypes)))
@@ -107,6 +111,6 @@ def _residual(value: Any, given: Operand, target: Operand) -> Operand:
         raise UsageError(
             "residual= is a number, which cannot be written to; give an array, zeros before the first call"
         )
-    if any(np.may_share_memory(residual.array, each.array) for each in (given, target)):
+    if residual.may_share_memory(given) or residual.may_share_memory(target):
         raise UsageError("residual= lies in the memory of the array; give one of its own, zeros before the first call")
     return residual

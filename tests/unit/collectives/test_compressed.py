@@ -16,7 +16,7 @@ from nexar.collectives.compressed import Compressed, Outcome, all_reduce_compres
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import NexarError, PeerMisbehaved, UsageError
+from nexar.errors import Cancelled, NexarError, PeerLost, PeerMisbehaved, UsageError
 from tests.ranks import PATIENCE, on_every
 
 SUM = reduction_of("sum")
@@ -119,24 +119,34 @@ def test_a_compressor_that_breaks_its_contract_is_told_so(odd: Odd, says: str) -
 
 
 class Picky(TopK):
-    """Reads no piece but those of rank 0, whose values are ones."""
+    """Refuses pieces of other values than these."""
+
+    reads: tuple[float, ...]
 
     def add(self, piece: Piece, total: Any, terms: Terms) -> None:
-        if (piece[:8].view(np.float64) != 1).any():
-            raise ValueError("its values are not ones")
+        if float(piece[:8].copy().view(np.float64)[0]) not in self.reads:
+            raise ValueError("its values are others")
         super().add(piece, total, terms)
 
 
-def test_who_sent_what_cannot_be_read_is_named() -> None:
+@pytest.mark.parametrize(("reads", "error"), [((1.0,), PeerMisbehaved), ((2.0,), ValueError)])
+def test_who_sent_what_cannot_be_read_is_named_if_it_is_another_rank(
+    reads: tuple[float, ...], error: type[Exception]
+) -> None:
+    """Rank 0 refuses the piece of rank 1, or its own; rank 1 reads both."""
     with local_communicators(2, Config()) as world:
 
-        def task(comm: Communicator) -> BaseException:
-            with pytest.raises((NexarError, ValueError)) as raised:
-                perform(comm, Compressed(np.full(1, 1.0 + comm.rank), None, Picky(1), SUM))
-            return raised.value
+        def task(comm: Communicator) -> Exception | None:
+            compressor = Picky(1)
+            object.__setattr__(compressor, "reads", (1.0, 2.0) if comm.rank else reads)
+            try:
+                perform(comm, Compressed(np.full(1, 1.0 + comm.rank), None, compressor, SUM))
+            except (NexarError, ValueError) as raised:
+                return raised
+            return None
 
         first, second = on_every(world, task)
-    assert isinstance(first, PeerMisbehaved)
-    assert first.rank == 1
-    assert "its values are not ones" in str(first)
-    assert not isinstance(second, PeerMisbehaved), "its own piece is nobody else's fault"
+    assert type(first) is error
+    assert "its values are others" in str(first)
+    assert getattr(first, "rank", None) == (1 if error is PeerMisbehaved else None)
+    assert second is None or type(second) in (Cancelled, PeerLost), "as far as it had come"

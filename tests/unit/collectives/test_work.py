@@ -136,6 +136,12 @@ def test_what_it_commits_is_written_once_it_is_known_to_have_ended_well_and_else
     assert written == ["done"]
 
 
+def test_what_fails_to_be_written_is_what_the_call_raises() -> None:
+    running = Running(cast(Progress, Later()), Work(waiting(), None, Ends()).commit(lambda: 1 // 0))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        running.result()
+
+
 def test_cancelling_closes_the_run_and_happens_once() -> None:
     ends, posted = Ends(), Posted()
     running, later = start(waiting(posted), ends)

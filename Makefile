@@ -14,7 +14,7 @@ bin := $(VENV)/bin
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format bench bench-peers fuzz simulate soak wheels clean
+.PHONY: help setup demo test test-cuda lint types format bench bench-peers fuzz simulate soak wheels docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ test: setup ## run every test
 	elif $(has_quic); then paths="tests quic/tests"; \
 	else paths="tests"; echo "quic/tests not run: nexar_quic cannot be imported (see the notice of make setup)"; fi; \
 	set -x; $(bin)/python -m pytest $$paths $(PYTEST_ARGS)
+
+test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
+	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_cuda_adapter.py $(PYTEST_ARGS)
 
 lint: setup ## formatting, lint rules, import rules; Rust too when cargo is there
 	@setup/lint.sh
@@ -65,11 +68,14 @@ simulate: setup ## whole clusters in virtual time, by seed: SEEDS=0:10000 NODES=
 soak: setup ## real processes that come and are killed all the time: MINUTES=20; SOAK_ARGS="--seed 7" has the same luck again
 	@$(bin)/python -m nexar.testing.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
+docs: ## the documentation as a site, in site/, strictly checked; its tools are in .venv-docs
+	@setup/docs.sh
+
 wheels: setup ## build the wheels of both packages into dist/
 	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 	@if command -v cargo >/dev/null; then set -x; $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist ./quic; \
 	else echo "nexar-quic not built: no cargo on PATH"; fi
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-peers dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-peers .venv-docs site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +

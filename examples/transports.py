@@ -1,5 +1,7 @@
 """The ground floor of nexar, in seconds: two processes exchange NumPy arrays over every transport that works here.
 
+    python examples/transports.py
+
 What happens, for each transport:
 
 1. An *authority* signs a certificate for each of two nodes. A node is a process; its certificate names it.

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The documentation as a site, in site/: notebooks run in a real kernel, then mkdocs builds strictly (navigation, links and
+# anchors). Its tools live in an environment of their own, .venv-docs; nothing is fetched when that is as it was last time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=${DOCS_VENV:-.venv-docs}
+
+wanted="$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)') $(cksum <pyproject.toml)"
+if [ "$(cat "$venv/.nexar-docs" 2>/dev/null)" != "$wanted" ]; then
+    echo "docs: making $venv (packages are fetched: about half a minute)"
+    "$python" -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+    printf '%s\n' "$wanted" >"$venv/.nexar-docs"
+fi
+
+"$venv/bin/python" setup/notebooks.py
+NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --strict --quiet
+echo "docs: site/index.html has $(find site -name index.html | wc -l) pages; to look at it: $venv/bin/mkdocs serve"

@@ -1,0 +1,42 @@
+"""Run the notebooks of the documentation in a real Jupyter kernel, and compare what they show with what is stored.
+
+.venv-docs/bin/python setup/notebooks.py            fails if one raises or shows something else
+.venv-docs/bin/python setup/notebooks.py --write    stores what they show
+"""
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+
+
+def shown(notebook: nbformat.NotebookNode) -> list[str]:
+    """The text below each cell. A kernel may send it in any number of pieces."""
+    return ["".join(output.text for output in cell.get("outputs", ())) for cell in notebook.cells]
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """A copy with what its cells show now, in a fresh kernel. Raises what a cell raises, with the cell."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=60, kernel_name="python3", record_timing=False).execute()
+    return notebook
+
+
+def main() -> None:
+    """All of them."""
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        ran = execute(path)
+        same = shown(ran) == shown(nbformat.read(path, as_version=4))
+        if "--write" in sys.argv:
+            ran.metadata = {"kernelspec": ran.metadata.kernelspec, "language_info": {"name": "python"}}
+            nbformat.write(ran, path)
+        elif not same:
+            sys.exit(f"docs: {path.name} shows something else than what is stored: setup/notebooks.py --write")
+        print(f"docs: {path.name} ran, {len(ran.cells)} cells")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import typer
 
 from nexar.cli.ending import GOOD, complain, exit_code_of
 from nexar.cli.options import Elastic, Least, Most, elastic_settings
+from nexar.cli.progress import counting
 from nexar.cli.showing import PageAt, page_place, shown
 from nexar.cli.way_in import ticket_in
 from nexar.config import Config
@@ -78,7 +79,8 @@ def _announce(note: "Note") -> None:
 
 
 def _attend(door: "Seed", size: int, config: Config) -> None:
-    door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
+    with counting("members", size, lambda: door.board().joined):
+        door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
     complain(f"the cluster has formed with {size} members")
     if config.elastic_enabled:
         threading.Event().wait()  # others may come when all have left: it ends when it is stopped

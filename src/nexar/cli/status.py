@@ -14,9 +14,9 @@ from nexar.cli.ending import FAILED, GOOD, exit_code_of
 from nexar.cli.watching import watcher
 
 Ticket = Annotated[str | None, typer.Option(help="Of the cluster to look at.", show_default=False)]
-TicketFile = Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600).")]
+TicketFile = Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600); waits until it is there.")]
 SeedAt = Annotated[str | None, typer.Option("--seed", help="HOST:PORT of the seed; the token is NEXAR_CLUSTER_TOKEN.")]
-Timeout = Annotated[float, typer.Option(help="Seconds until the seed must have answered.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for the file, and for the seed.")]
 
 
 def status(
@@ -24,7 +24,7 @@ def status(
     ticket: Ticket = None,
     ticket_file: TicketFile = None,
     seed: SeedAt = None,
-    timeout: Timeout = 5.0,
+    timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Show the members of a running cluster: where they are, what they do, whom they wait for, who is lost and why.

@@ -25,7 +25,7 @@ def watcher(ticket: str | None, ticket_file: Path | None, seed: str | None, *, t
     from nexar.security.invitation import invitation_from_token  # noqa: PLC0415
     from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
 
-    config = effective(way_in(ticket, ticket_file, seed)).config
+    config = effective(way_in(ticket, ticket_file, seed, patience=timeout)).config
     if config.ticket is not None:
         return Watcher(parse_ticket(config.ticket), config, timeout=timeout)
     if config.seed is None:

@@ -24,6 +24,7 @@ from nexar.collectives.entry import Entry, name_of_call
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.lateness import Lateness, Straggler
 from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
+from nexar.collectives.operations import name_of
 from nexar.collectives.patience import Patience
 from nexar.collectives.recorder import KEPT, Recorder
 from nexar.collectives.tally import Tally
@@ -218,7 +219,7 @@ class Journal:
             members = self._group.membership.members
             told = {members[rank].node: when for rank, when in arrivals.items() if rank != self._rank}
             came = {**came, **told}
-        waiting = self._lateness.saw(began, came) if came else 0.0
+        waiting = self._lateness.saw(began, came, operation) if came else 0.0
         self._tally.count(operation, size_bytes, ended - began, waiting, outcome)
 
     # -- what others say: the driving thread, without the lock ----------------------------------------------------
@@ -345,10 +346,14 @@ class Journal:
         return None if finished is None else (name_of_call(*finished[:2]), finished[2])
 
     def stats(self) -> dict[str, Any]:
-        """Calls, bytes, seconds, seconds waiting and errors: in all, by operation, and waiting by rank."""
+        """Calls, bytes, seconds, seconds waiting and errors: in all, and by operation; waiting by rank; when ranks
+        came, by operation and rank, of calls that did not end at once.
+        """
         with self._lock:
+            arrivals = self._lateness.arrivals(self._group.rank_of)
             return {
                 **self._tally.stats(),
+                "arrivals": {name_of(operation): ranks for operation, ranks in arrivals.items()},
                 "waiting_for": self._lateness.waiting(self._group.rank_of),
                 "in_flight": len(self._open),
                 "messages_dropped": self._ledger.dropped,

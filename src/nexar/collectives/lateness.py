@@ -36,29 +36,49 @@ class _Sum:
         self.last = 0
         self.waiting = 0.0  # of this node, for that one
 
+    def merge(self, other: _Sum) -> None:
+        """What was seen there too."""
+        self.calls += other.calls
+        self.seconds += other.seconds
+        self.worst = max(self.worst, other.worst)
+        self.last += other.last
+        self.waiting += other.waiting
+
+
+class _Book:
+    """Of one operation."""
+
+    __slots__ = ("mine", "others")
+
+    def __init__(self) -> None:
+        self.mine = _Sum()
+        self.others: dict[NodeId, _Sum] = {}
+
 
 class Lateness:
-    """Sums over all calls so far, by node: what a rank is, the reader says. One thread at a time."""
+    """Sums over all calls so far, by operation and node: what a rank is, the reader says. One thread at a time."""
 
     def __init__(self, node: NodeId) -> None:
         """`node`: this one."""
         self._node = node
-        self._sums: dict[NodeId, _Sum] = {}
-        self._mine = _Sum()
+        self._books: dict[int, _Book] = {}
 
-    def saw(self, began: float, arrivals: Mapping[NodeId, float]) -> float:
+    def saw(self, began: float, arrivals: Mapping[NodeId, float], operation: int = 0) -> float:
         """One call: when this node came, and when each other that is known of. Returns how long this one waited."""
+        book = self._books.get(operation)
+        if book is None:
+            book = self._books[operation] = _Book()
         first = last = began
         for when in arrivals.values():  # not min() and max(): they cost more, and every call comes here
             if when < first:
                 first = when
             elif when > last:
                 last = when
-        self._add(self._mine, began - first, last=last == began > first)
+        self._add(book.mine, began - first, last=last == began > first)
         for node, when in arrivals.items():
-            found = self._sums.get(node)
+            found = book.others.get(node)
             if found is None:
-                found = self._sums[node] = _Sum()
+                found = book.others[node] = _Sum()
             if when > began:
                 found.waiting += when - began
             self._add(found, when - first, last=when == last > first)
@@ -73,9 +93,7 @@ class Lateness:
 
     def stragglers(self, rank_of: Callable[[NodeId], Rank]) -> list[Straggler]:
         """Every rank that was seen, the one that cost most first."""
-        if not self._mine.calls:
-            return []
-        sums = {self._node: self._mine, **self._sums}
+        sums = self._all()
         total = sum(each.seconds for each in sums.values()) or 1.0
         ranks = [
             Straggler(rank_of(node), each.seconds / each.calls, each.worst, each.last, each.seconds / total)
@@ -85,4 +103,30 @@ class Lateness:
 
     def waiting(self, rank_of: Callable[[NodeId], Rank]) -> dict[Rank, float]:
         """Seconds that this node has waited for each."""
-        return {rank_of(node): each.waiting for node, each in self._sums.items()}
+        return {rank_of(node): each.waiting for node, each in self._all().items() if node != self._node}
+
+    def arrivals(self, rank_of: Callable[[NodeId], Rank]) -> dict[int, dict[Rank, dict[str, float]]]:
+        """By operation and rank: in how many calls its arrival was seen, how late it was, in the mean and at worst
+        (seconds after the first of the call), and how often it was the last.
+        """
+        return {
+            operation: {
+                rank_of(node): {
+                    "calls": each.calls,
+                    "mean_lateness": each.seconds / each.calls,
+                    "worst": each.worst,
+                    "times_last": each.last,
+                    "seconds_waited_for": each.waiting,
+                }
+                for node, each in {self._node: book.mine, **book.others}.items()
+            }
+            for operation, book in self._books.items()
+        }
+
+    def _all(self) -> dict[NodeId, _Sum]:
+        """Over all operations."""
+        sums: dict[NodeId, _Sum] = {}
+        for book in self._books.values():
+            for node, each in {self._node: book.mine, **book.others}.items():
+                sums.setdefault(node, _Sum()).merge(each)
+        return sums

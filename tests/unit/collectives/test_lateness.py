@@ -42,6 +42,20 @@ def test_waiting_lasts_until_the_last_has_come_and_each_is_charged_with_its_own(
     assert lateness.waiting(rank_of) == {1: 4.0, 2: 6.0, 3: 0.0}
 
 
+def test_arrivals_are_kept_by_operation_and_added_up_over_all() -> None:
+    lateness = Lateness(100)
+    lateness.saw(10.0, {101: 13.0}, operation=1)
+    lateness.saw(50.0, {101: 51.0}, operation=2)
+    lateness.saw(60.0, {101: 59.0}, operation=2)
+    found = lateness.arrivals(rank_of)
+    assert found[1][1] == {
+        "calls": 1, "mean_lateness": 3.0, "worst": 3.0, "times_last": 1, "seconds_waited_for": 3.0,
+    }  # fmt: skip
+    assert (found[2][1]["calls"], found[2][1]["times_last"], found[2][0]["times_last"]) == (2, 1, 1)
+    assert lateness.waiting(rank_of) == {1: 4.0}
+    assert [(each.rank, each.times_last) for each in lateness.stragglers(rank_of)] == [(1, 2), (0, 1)]
+
+
 @given(st.lists(calls, max_size=10))
 def test_shares_add_up_and_the_worst_is_no_less_than_the_mean(seen: list[tuple[float, dict[int, float]]]) -> None:
     lateness = Lateness(100)

@@ -59,10 +59,14 @@ class Row:
 def rows(
     systems: Mapping[str, Ranks], measure: Measure, sizes: Sequence[int], wishes: Wishes, ranks: int
 ) -> Iterator[Row]:
-    """One row after the other, as soon as it is measured. Sizes that come to the same count are measured once."""
-    counts = {measure.count(size, wishes.itemsize, ranks): None for size in sizes}
-    for count in counts:
+    """One row after the other, as soon as it is measured."""
+    for count in counts(measure, sizes, wishes, ranks):
         yield row(systems, measure, count, wishes, ranks)
+
+
+def counts(measure: Measure, sizes: Sequence[int], wishes: Wishes, ranks: int) -> tuple[int, ...]:
+    """Of the rows to come. Sizes that come to the same count are measured once."""
+    return tuple(dict.fromkeys(measure.count(size, wishes.itemsize, ranks) for size in sizes))
 
 
 def row(systems: Mapping[str, Ranks], measure: Measure, count: int, wishes: Wishes, ranks: int) -> Row:

@@ -10,9 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nexar.cli.bench import page
-from nexar.cli.bench.comparison import Ranks, Row, Wishes, rows
+from nexar.cli.bench.comparison import Ranks, Row, Wishes, counts, rows
 from nexar.cli.bench.drawing import draw
 from nexar.cli.bench.measures import MEASURES
+from nexar.cli.progress import Advance, advancing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,20 @@ class Report:
     def measure(self, systems: Mapping[str, Ranks]) -> bool:
         """Measure and show everything. Whether all results of nexar were right."""
         self._print(*(f"# {line}" for line in self._introduction()))
-        found = list(self._measured(systems))
+        with advancing("measuring", self._row_count()) as advance:
+            found = list(self._measured(systems, advance))
         if self._request.as_json:
             print(page.as_json(self._facts(), found))
         if self._request.plot is not None and self._request.artist is not None:
             draw(self._request.artist, page.as_json(self._facts(), found), self._request.plot)
         return not any(row.figures[page.OURS].wrong for row in found if page.OURS in row.figures)
 
-    def _measured(self, systems: Mapping[str, Ranks]) -> Iterator[Row]:
+    def _row_count(self) -> int:
+        request = self._request
+        measures = [MEASURES[name] for name in request.measures]
+        return sum(len(counts(each, request.sizes, request.wishes, self._ranks)) for each in measures)
+
+    def _measured(self, systems: Mapping[str, Ranks], advance: Advance) -> Iterator[Row]:
         request = self._request
         for name in request.measures:
             self._print(page.head(name, self._rivals))
@@ -65,6 +72,7 @@ class Report:
             for row in rows(systems, MEASURES[name], request.sizes, request.wishes, self._ranks):
                 shown.append(row)
                 self._print(page.line(row, self._rivals))
+                advance(name)
                 yield row
             self._print(*page.notes(shown))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
+from nexar.cli.progress import counting
 from nexar.cli.way_in import NO_WAY_IN, Ticket, ticket_in, way_in
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
@@ -82,7 +83,8 @@ class _OwnDoor:
                 way = f"--ticket {seed.ticket}" if self.ticket_file is None else f"--ticket-file {self.ticket_file}"
                 complain(f"waiting for {self.size - 1} more; run this on the other hosts:")
                 complain(f"  nexar doctor {way}")
-            yield parse_ticket(seed.ticket)
+            with counting("doctors", self.size, lambda: seed.board().joined):
+                yield parse_ticket(seed.ticket)
 
     def _place(self, config: Config) -> str | None:
         """Beside the port of the member in this same process, where the settings fix that."""

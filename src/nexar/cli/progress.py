@@ -1,0 +1,82 @@
+"""Bars for what takes a while: on standard error, where that is a terminal; elsewhere nothing at all."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_LOOK: Final = 0.2  # seconds between two looks at what is counted
+
+Advance = Callable[[str], None]
+"""One more is done; what comes next."""
+
+
+@contextmanager
+def advancing(what: str, total: int) -> Iterator[Advance]:
+    """A bar that moves when it is told to, and at no other time: nothing disturbs what is measured meanwhile."""
+    if not sys.stderr.isatty():
+        yield _nothing
+        return
+    bar = _bar(auto_refresh=False)
+    with bar:
+        task = bar.add_task(what, total=total)
+        bar.refresh()
+
+        def advance(following: str) -> None:
+            bar.update(task, advance=1, description=f"{what} {following}".rstrip())
+            bar.refresh()
+
+        yield advance
+
+
+@contextmanager
+def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
+    """A bar that shows what `look` returns, which a thread of its own asks now and then, until the block ends."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    bar, over = _bar(auto_refresh=False), threading.Event()
+    with bar:
+        task = bar.add_task(what, total=total)
+
+        def follow() -> None:
+            while True:
+                bar.update(task, completed=look())
+                bar.refresh()
+                if over.wait(_LOOK):
+                    return
+
+        thread = threading.Thread(target=follow, name="nexar-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _bar(**options: Any) -> Progress:
+    """It is gone when it is done. What is printed meanwhile stands above it, unless it goes elsewhere."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and only a terminal needs it
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        **options,
+    )
+
+
+def _nothing(_: str) -> None:
+    """Nobody looks."""

@@ -15,5 +15,6 @@ if [ "$(cat "$venv/.nexar-docs" 2>/dev/null)" != "$wanted" ]; then
 fi
 
 "$venv/bin/python" setup/notebooks.py
-NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --strict --quiet
+# Not --quiet: what is not shown is not counted, and would not be refused.
+NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --strict
 echo "docs: site/index.html has $(find site -name index.html | wc -l) pages; to look at it: $venv/bin/mkdocs serve"

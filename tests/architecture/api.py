@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -22,6 +21,7 @@ from nexar.communicator.point_to_point import Probed
 from nexar.communicator.request import Request, wait_all
 from nexar.communicator.surviving import Surviving
 from nexar.types import AwaitedPeer
+from tests.architecture.docstrings import fields_of, text_of
 
 _WIDTH = 118
 _TOGETHER = "\N{NO-BREAK SPACE}"
@@ -43,7 +43,7 @@ def api(made: str) -> str:
 def _constants() -> Iterator[str]:
     yield "## Constants"
     body = ast.parse(inspect.getsource(inspect.getmodule(AwaitedPeer))).body  # type: ignore[arg-type]
-    fields = dict(_fields(body))
+    fields = dict(fields_of(body))
     yield "\n".join(f"- `{name}`: {fields[name]}" for name in ("ANY_SOURCE", "ANY_TAG"))
 
 
@@ -76,18 +76,18 @@ def _classes() -> Iterator[str]:
     for kind in (Checkpoint, Health, Member, Source, Probed, Remote, Straggler, AwaitedPeer):
         yield from _class(f"Given back: {kind.__name__}", kind)
     yield "## Config"
-    yield _text(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."
+    yield text_of(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."
 
 
 def _class(title: str, kind: type, *, but: set[str] = frozenset(), made: bool = False) -> Iterator[str]:  # type: ignore[assignment]
     """`but`: left out. `made`: users make one themselves."""
     yield f"## {title}"
-    yield _text(kind.__doc__)
+    yield text_of(kind.__doc__)
     body = _body(kind)
     methods = [each for each in body if isinstance(each, _Definition)]
     makers = [each for each in methods if each.name == "__init__"]
-    facts = [*_fields(body), *(fact for each in makers for fact in _fields(each.body, "self."))]
-    facts += [(each.name, _text(ast.get_docstring(each))) for each in methods if _is_property(each)]
+    facts = [*fields_of(body), *(fact for each in makers for fact in fields_of(each.body, "self."))]
+    facts += [(each.name, text_of(ast.get_docstring(each))) for each in methods if _is_property(each)]
     if made:
         yield from (_described(each, title) for each in makers)
     if facts:
@@ -119,7 +119,7 @@ def _described(definition: _Definition, name: str = "") -> str:
     assert text, f"{definition.name} says nothing about itself"
     called = name or definition.name
     begins = "async " if isinstance(definition, ast.AsyncFunctionDef) else ""
-    return f"### {called}\n\n```text\n{_wrapped(begins + called + _signature(definition))}\n```\n\n{_text(text)}"
+    return f"### {called}\n\n```text\n{_wrapped(begins + called + _signature(definition))}\n```\n\n{text_of(text)}"
 
 
 def _wrapped(signature: str) -> str:
@@ -150,31 +150,9 @@ def _code(expression: ast.expr) -> str:
     return ast.unparse(expression).replace("'", '"')
 
 
-def _fields(body: list[ast.stmt], before: str = "") -> Iterator[tuple[str, str]]:
-    """Public names with an annotation, and the text below each; of attributes only those that have one."""
-    for statement, below in zip(body, [*body[1:], ast.Pass()], strict=True):
-        if isinstance(statement, ast.With):
-            yield from _fields(statement.body, before)
-        if isinstance(statement, ast.AnnAssign):
-            name = ast.unparse(statement.target)
-            text = _text(below.value.value) if _is_text(below) else ""  # type: ignore[attr-defined]
-            public = name.startswith(before) and not name.removeprefix(before).startswith("_")
-            if public and (text or not before):
-                yield name.removeprefix(before), text
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
 def _is_property(definition: _Definition) -> bool:
     return _has(definition, "property") and not definition.name.startswith("_")
 
 
 def _has(definition: _Definition, *decorators: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id in decorators for each in definition.decorator_list)
-
-
-def _text(doc: str | None) -> str:
-    """As Markdown: angle brackets are no tags, a lone star is no emphasis."""
-    return re.sub(r"(?<!`)([<*])", r"\\\1", inspect.cleandoc(doc or ""))

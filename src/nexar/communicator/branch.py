@@ -110,6 +110,11 @@ class Branch:
         return self.membership.members[self.group.rank].node
 
     @property
+    def is_stalled(self) -> bool:
+        """It was given up for want of a majority, or because that did not finish."""
+        return isinstance(self.fate.error, (NoQuorum, RecoveryTimeout))
+
+    @property
     def is_barred(self) -> bool:
         """A member has closed it, so there is no successor, at least for now."""
         return isinstance(self.fate.error, Revoked) and self.fate.error.closed

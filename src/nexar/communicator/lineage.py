@@ -31,7 +31,6 @@ from nexar.communicator.workshop import Workshop
 from nexar.errors import (
     LinkClosed,
     NexarError,
-    NoQuorum,
     PeerLost,
     RecoveryTimeout,
     UsageError,
@@ -140,10 +139,6 @@ class Lineage(Judging):
             if branch.successor is None and self._end is not None:
                 raise self._end(branch.group)
             return branch.successor
-
-    def stalled_branches(self) -> list[Branch]:
-        """Those that were given up for want of a majority, or because it did not finish."""
-        return [each for each in self.branches() if isinstance(each.fate.error, (NoQuorum, RecoveryTimeout))]
 
     def is_concerned(self, branch: Branch) -> bool:
         """Whether a change that was chosen gives it a successor. Not if that was given up: it takes another one."""

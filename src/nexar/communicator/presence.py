@@ -38,7 +38,7 @@ from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
 from nexar.communicator.revocations import Revocations
-from nexar.errors import Expelled, LinkClosed, NexarError, NoQuorum, PeerLost, RecoveryTimeout
+from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, RecoveryTimeout
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line, several_lines
@@ -243,7 +243,8 @@ class Presence:
         a successor: what was sent on them meanwhile may be lost.
         """
         suspects = self.recovery.suspects().keys()
-        again = tuple(each.communicator for each in self.lineage.stalled_branches() if not suspects & each.nodes)
+        stalled = (each for each in self.lineage.branches() if each.is_stalled)
+        again = tuple(each.communicator for each in stalled if not suspects & each.nodes)
         if again:
             self.recovery.put(Wanted(renewed=again))
 
@@ -315,7 +316,7 @@ class Presence:
                 return found
             if time.monotonic() >= deadline:
                 break
-        if self.lineage.is_barred(branch) or isinstance(branch.fate.error, (NoQuorum, RecoveryTimeout)):
+        if self.lineage.is_barred(branch) or branch.is_stalled:
             branch.fate.check()
         raise RecoveryTimeout(missing_votes=self.missing(branch), timeout=timeout)
 

@@ -157,6 +157,7 @@ def test_one_that_cannot_be_made_holds_up_no_other(story: Story) -> None:
     story.maker.failures, story.maker.only = [PeerLost(rank=1, node=3, cause="it has closed this part")], PART
     story.change(2)
     assert nodes(story.successor(other)) == [1, 3]
+    eventually(lambda: story.missed == [3], "it has failed")
     assert not part.fate.done
     story.change(renewed=(PART,))
     assert nodes(story.successor(part)) == [1, 3]

@@ -2,9 +2,10 @@
 
     python benchmarks/devices.py                # needs torch and a GPU
 
-Two ranks as threads of one process. `copies` is what staging takes: out of the device and back into it, through pinned
-memory that is used again; `tensor.cpu()` beside it makes memory anew, as one would by hand. The last lines are 200
-tensors, one by one and in buckets. Medians; candidates take turns. Prints, asserts nothing.
+`copies` is what staging takes: out of the device and back into it, through pinned memory that is used again;
+`tensor.cpu()` beside it makes memory anew, as one would by hand. Then two ranks, processes of one host that share the
+GPU: `all_reduce` until the result is on the device, and 200 tensors, one by one and in buckets. Medians of the slower
+rank; candidates take turns. Prints, asserts nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from rich.table import Table
 
 import nexar
 from nexar.arrays.operand import adapt
-from nexar.communicator.communicator import Communicator
 
 SIZES = [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 28]
+ROUNDS = 30
 
 
 def main() -> None:
@@ -37,9 +38,19 @@ def main() -> None:
         sys.exit("torch sees no GPU")
     console = Console()
     console.print(copies(torch))
-    with nexar.local(2) as ranks, ThreadPoolExecutor(len(ranks)) as pool:
-        console.print(collectives(torch, ranks, pool))
-        console.print(many(torch, ranks, pool))
+    table = Table("bytes", "CUDA tensor", "host array", title="all_reduce, two processes, ms", pad_edge=False)
+    for size, found in zip(SIZES, slower(nexar.spawn(collectives, 2)), strict=True):
+        table.add_row(f"{size:,}", *found)
+    console.print(table)
+    table = Table("200 × 65,536 bytes", "one by one", "bucketed", title="two processes, ms", pad_edge=False)
+    for kind, found in zip(("CUDA tensors", "host arrays"), slower(nexar.spawn(many, 2)), strict=True):
+        table.add_row(kind, *found)
+    console.print(table)
+
+
+def slower(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[str]]:
+    """Of two ranks, line by line, in milliseconds."""
+    return [[f"{max(pair) * 1e3:.3f}" for pair in zip(*lines, strict=True)] for lines in zip(*ranks, strict=True)]
 
 
 def copies(torch: Any) -> Table:
@@ -61,57 +72,51 @@ def copies(torch: Any) -> Table:
     return table
 
 
-def collectives(torch: Any, ranks: Any, pool: Executor) -> Table:
-    """all_reduce of two ranks."""
-    table = Table("bytes", "CUDA tensor", "host array", title="all_reduce, two threads, ms", pad_edge=False)
-    for size in SIZES[:-1]:
-        tensors = [torch.ones(size // 4, device="cuda") for _ in ranks]
-        arrays = [np.ones(size // 4, np.float32) for _ in ranks]
-        both = medians(
-            [run(pool, ranks, each, Communicator.all_reduce, torch) for each in (tensors, arrays)], seconds=1.0
-        )
-        table.add_row(f"{size:,}", *(f"{seconds * 1e3:.3f}" for seconds in both))
-    return table
+def collectives(comm: Any) -> list[list[float]]:
+    """By size: of a CUDA tensor, and of a host array."""
+    import torch  # noqa: PLC0415
+
+    found = []
+    for size in SIZES:
+        tensor, array = torch.ones(size // 4, device="cuda"), np.ones(size // 4, np.float32)
+        found.append(medians([partial(reduce, comm, tensor, torch), partial(reduce, comm, array, torch)], ROUNDS))
+    return found
 
 
-def many(torch: Any, ranks: Any, pool: Executor) -> Table:
-    """200 tensors of 64 KiB."""
-    table = Table("200 × 65,536 bytes", "ms", title="many tensors, two threads", pad_edge=False)
-    tensors = [[torch.ones(1 << 14, device="cuda") for _ in range(200)] for _ in ranks]
-
-    def one_by_one(comm: Any, mine: Any) -> None:
-        for each in mine:
-            comm.all_reduce(each)
-
-    ways = {"all_reduce of each": one_by_one, "all_reduce_bucketed": Communicator.all_reduce_bucketed}
-    found = medians([run(pool, ranks, tensors, way, torch) for way in ways.values()], seconds=2.0)
-    for name, seconds in zip(ways, found, strict=True):
-        table.add_row(name, f"{seconds * 1e3:.2f}")
-    return table
+def reduce(comm: Any, array: Any, torch: Any) -> None:
+    """Until the result is where it belongs."""
+    comm.all_reduce(array)
+    torch.cuda.current_stream().synchronize()
 
 
-def run(pool: Executor, ranks: Any, values: Any, task: Callable[[Any, Any], object], torch: Any) -> Callable[[], None]:
-    """A task on every rank, until its results are on the device."""
+def many(comm: Any) -> list[list[float]]:
+    """Of CUDA tensors, and of host arrays."""
+    import torch  # noqa: PLC0415
 
-    def once() -> None:
-        list(pool.map(task, ranks, values))
-        torch.cuda.synchronize()
+    tensors = [torch.ones(1 << 14, device="cuda") for _ in range(200)]
+    arrays = [np.ones(1 << 14, np.float32) for _ in range(200)]
 
-    return once
+    def one_by_one(each: Any) -> None:
+        for array in each:
+            comm.all_reduce(array)
+        torch.cuda.current_stream().synchronize()
+
+    def bucketed(each: Any) -> None:
+        comm.all_reduce_bucketed(each)
+        torch.cuda.current_stream().synchronize()
+
+    return [medians([partial(one_by_one, each), partial(bucketed, each)], ROUNDS) for each in (tensors, arrays)]
 
 
-def medians(candidates: list[Callable[[], None]], seconds: float = 0.4) -> list[float]:
-    """Of each, in turns, for so many seconds together."""
+def medians(candidates: Sequence[Callable[[], None]], rounds: int = 100) -> list[float]:
+    """Of each, in turns, after two rounds that do not count. As many on each rank."""
     found: list[list[float]] = [[] for _ in candidates]
-    for candidate in candidates:
-        candidate()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found[0]) < 5:
+    for _ in range(rounds + 2):
         for candidate, taken in zip(candidates, found, strict=True):
             begun = time.perf_counter()
             candidate()
             taken.append(time.perf_counter() - begun)
-    return [statistics.median(taken) for taken in found]
+    return [statistics.median(taken[2:]) for taken in found]
 
 
 if __name__ == "__main__":

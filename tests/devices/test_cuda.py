@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nexar
 from nexar.arrays.operand import adapt
 from nexar.arrays.registration import ADAPTERS
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, UsageError
 from tests.conformance.worlds import ranks_over
+from tests.devices import cuda_rank
 from tests.devices.verbs import SIZE, VERBS, Device, numbers, total
 from tests.ranks import PATIENCE, on_every
 
@@ -51,6 +53,12 @@ def pair() -> Iterator[list[Communicator]]:
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
 def test_every_verb_takes_cuda_tensors_and_gives_them_back(world: list[Communicator], verb: Any) -> None:
     on_every(world, lambda comm: verb(comm, DEVICE))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transports", ["shm,tls", "tls"])
+def test_every_verb_between_processes_that_share_a_gpu(transports: str) -> None:
+    assert nexar.spawn(cuda_rank.every_verb, SIZE, transports=transports) == [len(VERBS)] * SIZE
 
 
 @pytest.mark.parametrize("name", DTYPES)

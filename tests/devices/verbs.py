@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar import TopK
 from nexar.communicator.communicator import Communicator
 
 SIZE = 3
@@ -122,6 +123,15 @@ def buckets(comm: Communicator, device: Device) -> None:
     )
 
 
+def compressed(comm: Communicator, device: Device) -> None:
+    given, residual = device.make(numbers(comm.rank)), device.make(np.zeros((3, 4), np.float32))
+    assert comm.all_reduce_compressed(given, TopK(0.5), residual=residual) is given
+    values, rest = device.values(given), device.values(residual)
+    assert np.array_equal(values[2], total(comm.size)[2])
+    assert not values[0].any()
+    assert np.array_equal(rest[0], numbers(comm.rank)[0])
+
+
 def objects(comm: Communicator, device: Device) -> None:
     small, large = device.make(numbers(comm.rank)), device.make(numbers(comm.rank, (100, 100)))
     for rank, value in enumerate(comm.all_gather_object({"small": small, "large": [large]})):
@@ -142,4 +152,4 @@ def remote_calls(comm: Communicator, device: Device) -> None:
     comm.barrier()
 
 
-VERBS = (in_place, new_arrays, elsewhere, mixed, messages, requests, buckets, objects, remote_calls)
+VERBS = (in_place, new_arrays, elsewhere, mixed, messages, requests, buckets, compressed, objects, remote_calls)

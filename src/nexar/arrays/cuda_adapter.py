@@ -79,6 +79,11 @@ class CudaAdapter(DeviceAdapter):
         with self._on(stream):
             return torch_adapter.empty(shape, dtype, like.device)
 
+    def overlap(self, one: Any, other: Any) -> bool:
+        """By the addresses between the first element and the last: two columns of a matrix count as one."""
+        (first, first_end), (second, second_end) = torch_adapter.addresses(one), torch_adapter.addresses(other)
+        return bool(one.device == other.device and first < second_end and second < first_end)
+
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
         """Pinned, so that the device copies by itself."""
         torch = torch_adapter.module()

@@ -81,6 +81,12 @@ class DeviceAdapter(ABC):
     def empty(self, like: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any) -> Any:
         """A new array of this kind on the device of `like`; its values do not matter."""
 
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether what is written to the one may change the other. Default: only if they are the same object; where an
+        array can be a view of another, more has to be said.
+        """
+        return one is other
+
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host from which, and to which, this device copies best; it is used again and again. Default:
         any memory. Pinned memory where the device has such a thing.

@@ -63,7 +63,7 @@ class Operand:
     def may_share_memory(self, other: Operand) -> bool:
         """Whether what is written to the one may change the other. True if it is hard to tell."""
         if self._mirror is not None and other._mirror is not None:
-            return True
+            return self._mirror.overlaps(other._mirror)
         return np.may_share_memory(self.array, other.array)
 
     def result(self) -> Any:

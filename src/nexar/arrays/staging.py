@@ -195,6 +195,10 @@ class Mirror(NamedTuple):
         """How many bytes they take."""
         return self.size * self.dtype.itemsize
 
+    def overlaps(self, other: Mirror) -> bool:
+        """Whether what is written to the one may change the other."""
+        return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
+
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Host memory that is staged well."""
         return self.staging.room(math.prod(shape), dtype, self.outline.device).reshape(shape)

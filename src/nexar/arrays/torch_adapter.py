@@ -99,6 +99,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:
     return torch.empty(shape, dtype=getattr(torch, _NAMES.get(dtype) or dtype.name), device=device)
 
 
+def addresses(tensor: Any) -> tuple[int, int]:
+    """Of its first byte, and behind its last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (steps + 1) * tensor.element_size()
+
+
 def written(tensor: Any) -> None:
     """Tell autograd that the values changed, so that a backward pass that needs the old ones says so."""
     module().autograd.graph.increment_version(tensor)

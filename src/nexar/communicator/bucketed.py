@@ -53,14 +53,17 @@ def buckets(arrays: Sequence[Sized], limit_bytes: int) -> list[Bucket]:
     Pure: every rank that brings the same dtypes and sizes gets the same buckets.
     """
     filling: dict[np.dtype[Any], list[int]] = {}
+    held_bytes: dict[np.dtype[Any], int] = {}
     made: list[list[int]] = []
     for index, array in enumerate(arrays):
-        members = filling.get(array.dtype)
-        held = sum(arrays[each].nbytes for each in members or ())
-        if members is None or held + array.nbytes > limit_bytes:
-            members = filling[array.dtype] = []
+        dtype, size_bytes = array.dtype, array.nbytes
+        members = filling.get(dtype)
+        if members is None or held_bytes[dtype] + size_bytes > limit_bytes:
+            members = filling[dtype] = []
+            held_bytes[dtype] = 0
             made.append(members)
         members.append(index)
+        held_bytes[dtype] += size_bytes
     return [
         Bucket(tuple(members), sum(arrays[each].size for each in members), arrays[members[0]].dtype) for members in made
     ]

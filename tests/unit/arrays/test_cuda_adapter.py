@@ -166,3 +166,13 @@ def test_tensors_without_plain_values_are_refused(staging: Staging, advice: str)
 def test_tensors_of_the_cpu_are_none_of_a_device() -> None:
     assert not CudaAdapter().recognises(torch.ones(1))
     assert not CudaAdapter().recognises(np.ones(1))
+
+
+def test_tensors_overlap_where_their_addresses_do() -> None:
+    whole, adapter = torch.zeros(4, 6), Adapter()
+    assert adapter.overlap(whole, whole[2])
+    assert adapter.overlap(whole[1:3], whole[2:])
+    assert adapter.overlap(whole[:, 1], whole[:, 2]), "they interleave"
+    assert not adapter.overlap(whole[:2], whole[2:])
+    assert not adapter.overlap(whole, torch.zeros(4, 6))
+    assert not adapter.overlap(whole[:0], whole)

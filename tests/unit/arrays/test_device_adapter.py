@@ -20,6 +20,8 @@ def test_a_device_need_have_no_streams_no_memory_of_its_own_and_no_arithmetic() 
     assert adapter.stream_of(slate) is None
     assert adapter.host_memory(10).shape == (10,)
     assert adapter.reduce("sum", slate, slate, None) is False
+    assert adapter.overlap(slate, slate)
+    assert not adapter.overlap(slate, Slate([1.0]))
     assert slate.values().tolist() == [1]
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from nexar.arrays.operand import adapt
+from nexar.arrays.registration import Registration
 from nexar.errors import UsageError
+from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 
 DTYPES = [
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32,
@@ -194,3 +196,54 @@ def test_an_array_of_numpy_is_given_back_as_it_is() -> None:
 def test_messages_name_every_dtype_that_is_allowed() -> None:
     with pytest.raises(UsageError, match=re.escape(", ".join(str(np.dtype(dtype)) for dtype in DTYPES))):
         adapt(np.zeros(1, object))
+
+
+@pytest.fixture
+def slates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is known."""
+    adapters = Registration()
+    adapters.add(SlateAdapter())
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+
+
+@pytest.mark.usefixtures("slates")
+def test_arrays_that_may_share_memory_are_told_from_others() -> None:
+    whole, slate = np.arange(6.0), Slate([1.0])
+    assert adapt(whole).may_share_memory(adapt(whole[2:]))
+    assert not adapt(whole[:2]).may_share_memory(adapt(whole[2:]))
+    assert adapt(slate).may_share_memory(adapt(slate, writable=True, read=False))
+    assert not adapt(slate).may_share_memory(adapt(Slate([1.0])))
+    assert not adapt(slate).may_share_memory(adapt(whole))
+
+
+@pytest.mark.usefixtures("slates")
+def test_an_array_of_a_device_is_staged_and_written_when_it_is_committed() -> None:
+    slate = Slate([[1.0, 2.0]], Engine())
+    operand = adapt(slate, writable=True)
+    assert not operand.shares
+    operand.array[...] += 1
+    assert slate.values().tolist() == [[1, 2]]
+    operand.commit()
+    assert slate.values().tolist() == [[2, 3]]
+    assert operand.result() is slate
+    room = operand.room((3,), np.dtype(np.float64))
+    room[:] = 7
+    made = operand.like(room)
+    assert isinstance(made, Slate)
+    assert made.values().tolist() == [7, 7, 7]
+
+
+@pytest.mark.usefixtures("slates")
+def test_what_will_be_written_anyway_is_not_copied_from_the_device() -> None:
+    slate = Slate([1.0, 2.0], Engine())
+    operand = adapt(slate, writable=True, read=False)
+    operand.array[:] = 5
+    operand.commit()
+    assert slate.values().tolist() == [5, 5]
+    assert slate.engine.begun == ["stage_in"]
+
+
+@pytest.mark.usefixtures("slates")
+def test_a_dtype_of_a_device_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be sent or reduced"):
+        adapt(Slate(np.array(["text"])))

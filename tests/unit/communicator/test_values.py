@@ -1,6 +1,7 @@
 import dataclasses
 import enum
 import math
+import sys
 from collections import OrderedDict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any
@@ -12,8 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.communicator.values import APART_BYTES, ARRAY, ARRAY_APART, NUMBER, PAIRS, SET, ObjectError, Reader, Writer
+from nexar.arrays.registration import Registration
+from nexar.communicator.values import (
+    APART_BYTES,
+    ARRAY,
+    ARRAY_APART,
+    NUMBER,
+    PAIRS,
+    SET,
+    TENSOR,
+    ObjectError,
+    Reader,
+    Writer,
+)
 from nexar.errors import UsageError
+from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 
 DTYPES = [
     "bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16",
@@ -207,3 +221,27 @@ def test_moments_keep_their_offset_and_their_side_of_the_hour() -> None:
     got = again(moments)
     assert got == moments
     assert got[1].fold == 1  # type: ignore[index]
+
+
+def test_an_array_of_a_device_arrives_as_one_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = Registration()
+    adapters.add(SlateAdapter())
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    for shape in ((3,), (100, 100)):
+        writer = Writer()
+        data = writer.write({"a": Slate(np.ones(shape, np.float32), Engine())})
+        found = Reader(writer.apart).read(memoryview(data))["a"]
+        assert type(found) is np.ndarray
+        assert np.array_equal(found, np.ones(shape, np.float32))
+
+
+def test_a_tensor_arrives_as_an_array_where_torch_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer()
+    data = msgspec.msgpack.encode(msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(writer._plain(np.arange(3)))))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert Reader(()).read(memoryview(data)).tolist() == [0, 1, 2]
+
+
+def test_a_tensor_without_values_is_no_object() -> None:
+    with pytest.raises(ObjectError, match="a tensor without its values"):
+        Reader(()).read(memoryview(msgspec.msgpack.encode(msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(3)))))

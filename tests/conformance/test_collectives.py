@@ -14,11 +14,12 @@ from tests.conformance.collectives.cases import (
     every_verb,
     play,
 )
+from tests.conformance.worlds import TOPOLOGY
 from tests.ranks import on_every
 
 WORLDS = range(1, 10)
-SETTINGS = Config(collective_timeout=20.0, barrier_timeout=20.0)
-SEGMENTED = Config(pipeline_segment_bytes=512, large_msg_bytes=1024, collective_timeout=20.0)
+SETTINGS = Config(collective_timeout=20.0, barrier_timeout=20.0, topology=TOPOLOGY)
+SEGMENTED = Config(pipeline_segment_bytes=512, large_msg_bytes=1024, collective_timeout=20.0, topology=TOPOLOGY)
 
 
 def assert_right(size: int, cases: list[Case], config: Config = SETTINGS) -> None:

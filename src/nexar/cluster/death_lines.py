@@ -114,7 +114,7 @@ class DeathLines:
         circle = Circle(self._node.id, membership)
         if membership.rank_of(self._node.id) is None:
             raise UsageError("this node is not in the membership that it is given")
-        wanted = _neighbours(circle)
+        wanted = _neighbours(circle, self._node.config.topology)
         now = time.monotonic()
         with self._changed:
             self._circle = circle
@@ -261,8 +261,9 @@ class DeathLines:
             self._alarm.ring_by(goal.due)
 
 
-def _neighbours(circle: Circle) -> dict[NodeId, Member]:
+def _neighbours(circle: Circle, topology: str) -> dict[NodeId, Member]:
     """Whom this node watches, and who watches it."""
     membership, rank = circle.membership, circle.rank
-    ranks = {*watchers(membership.size, rank), *watched(membership.size, rank)}
+    size = membership.size
+    ranks = {*watchers(size, rank, topology), *watched(size, rank, topology)}
     return {membership.members[other].node: membership.members[other] for other in sorted(ranks)}

@@ -58,6 +58,7 @@ class Heartbeat:
         """
         config = node.config
         self._me = node.id
+        self._topology: Final[str] = config.topology
         self._links = links
         self._doing = doing
         self._found = found
@@ -81,8 +82,8 @@ class Heartbeat:
         members, size, now = membership.members, membership.size, self._clock.now()
         with self._lock:
             self._epoch = membership.epoch
-            self._watchers = tuple(members[other].node for other in watchers(size, rank))
-            self._watched = tuple(members[other].node for other in watched(size, rank))
+            self._watchers = tuple(members[other].node for other in watchers(size, rank, self._topology))
+            self._watched = tuple(members[other].node for other in watched(size, rank, self._topology))
             self._detector.watch(self._detector.watched & frozenset(self._watched), now)
             self._next_beat = now
         self._alarm.ring_by(now)

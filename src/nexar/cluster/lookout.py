@@ -21,6 +21,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.pings import Pings
 from nexar.cluster.probe import probe
 from nexar.errors import NexarError, PeerError
+from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
 from nexar.types import NodeId, format_seconds
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message
@@ -176,14 +177,17 @@ class Lookout:
             return f"alive but stuck: no beat for {format_seconds(known.beat_age)}"
         deadline = time.monotonic() + self._timeout
         cause = probe(self._node, member, link, self._pings, deadline, packets=known is not None)
+        if cause is not None and link is not None and is_relayed(link.schemes):
+            return self._dial(node, severed=False)  # perhaps it is who is between us that does not answer
         if cause is not None or (link is not None and link.failure is None):
             return cause
         return self._dial(node, severed=link is not None)
 
     def _dial(self, node: NodeId, *, severed: bool) -> str | None:
         """`severed`: there was a link, and what was under way on it may be lost."""
+        dial = self._mesh.relink if severed else self._mesh.dial
         try:
-            self._mesh.relink(node, time.monotonic() + min(_LONGEST_DIAL, self._node.config.heartbeat_timeout))
+            dial(node, time.monotonic() + min(_LONGEST_DIAL, self._node.config.heartbeat_timeout))
         except NexarError as error:
             return _cause(error)
         if severed:

@@ -28,8 +28,10 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pairs import CLOSED, Pair, Pairs, address_of
 from nexar.cluster.reception import LineTaker, Reception
+from nexar.cluster.relaying import Relaying
 from nexar.cluster.sidecars import Sidecars
 from nexar.errors import NexarError, PeerLost
+from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
 from nexar.links.parting import part
 from nexar.links.router import Router
@@ -64,7 +66,10 @@ class Mesh:
         """Told when a peer says that this node is no member any more: since which epoch, and why. Written before the
         first membership."""
         self._sidecars = Sidecars(node)
-        self._pairs = Pairs(self.router, on_control or self.router.notices.arrived, on_lost)
+        self._on_lost = on_lost
+        self._pairs = Pairs(self.router, on_control or self.router.notices.arrived, self._lost)
+        self.relaying: Final = Relaying(node, self._pairs, self.router, self.dial)
+        """Who is whose neighbour, and how the others are reached."""
         self.reception: Final = Reception(node, self._pairs, self._sidecars, on_refused)
         """Where the others' connections arrive."""
 
@@ -90,6 +95,7 @@ class Mesh:
             early = self.reception.arrivals() if old is None else []
         for link in ended:
             link.begin_close()
+        self.relaying.adopt()
         for carrier in early:
             self.reception.receive(carrier, circle)
 
@@ -105,6 +111,16 @@ class Mesh:
         pair = self._pairs.get(node)
         if pair is not None and pair.state.open:  # the way of every message: without the lock
             return pair.link
+        if pair is not None and pair.relayed:
+            return pair.link
+        if not self.relaying.is_neighbour(node):
+            link = self.relaying.relayed(node, deadline)
+            if link is not None:
+                return link
+        return self.dial(node, deadline)
+
+    def dial(self, node: NodeId, deadline: float) -> Link:
+        """As `link`; but connected to this node itself, and not over others: neighbour or not."""
         with self._pairs.changed:
             circle = self._pairs.known()
             member = circle.find(node)
@@ -120,12 +136,21 @@ class Mesh:
         raise PeerLost(rank=circle.rank_of(node), node=node, address=address_of(member), cause=cause)
 
     def relink(self, node: NodeId, deadline: float) -> Link:
-        """As `link`; but one that was lost is replaced, and one whose dial failed is dialed again."""
+        """As `link`; but one that was lost is replaced, and one whose dial failed is dialed again. Where other nodes
+        have led to it so far, that is not counted on any more.
+        """
         with self._pairs.changed:
             pair = self._pairs.get(node)
-            if pair is not None and pair.link.failure is not None and pair.state.open:
+            lost = pair is not None and pair.link.failure is not None and pair.is_open
+            if pair is not None and lost:
                 self._pairs.replace(pair, pair.number + 1)
-        return self.link(node, deadline)
+        return self.dial(node, deadline) if lost else self.link(node, deadline)
+
+    def _lost(self, link: Link, error: NexarError) -> None:
+        """A link has ended without this side's will."""
+        self.relaying.station.lost(link)
+        if self._on_lost is not None:
+            self._on_lost(link, error)
 
     def _turn(self, pair: Pair, failures: int, deadline: float) -> Turn:
         """When nothing is under way any more. WAIT: but not any longer, it has failed since."""
@@ -201,18 +226,19 @@ class Mesh:
     def find(self, node: NodeId) -> Link | None:
         """The link to this node, if it is, or was, open. Without the lock."""
         pair = self._pairs.get(node)
-        return pair.link if pair is not None and pair.state.open else None
+        return pair.link if pair is not None and pair.is_open else None
 
     def links(self) -> dict[NodeId, Link]:
         """Those that are, or were, open."""
         with self._pairs.changed:
-            return {pair.link.peer: pair.link for pair in self._pairs.listed() if pair.state.open}
+            return {pair.link.peer: pair.link for pair in self._pairs.listed() if pair.is_open}
 
     def close(self) -> None:
         """Every link politely, all at once: what was sent still arrives. Idempotent.
 
-        Links are given up, and aborted, when nothing was heard on any of them for `heartbeat_timeout`: who is silent
-        for so long counts as dead anywhere. A peer that is merely slow gets up to half a minute.
+        Those over other nodes come first, for the others are their way. Links are given up, and aborted, when nothing
+        was heard on any of them for `heartbeat_timeout`: who is silent for so long counts as dead anywhere. A peer that
+        is merely slow gets up to half a minute.
         """
         with self._pairs.changed:
             self._pairs.closed = True
@@ -222,5 +248,8 @@ class Mesh:
         self._node.recall.make()
         for carrier in arrivals:
             carrier.abort(CLOSED)
-        links = [pair.link for pair in pairs]
-        part(self._node.progress, links, patience=self._node.config.heartbeat_timeout, longest=_LONGEST_CLOSE)
+        patience = self._node.config.heartbeat_timeout
+        over_others = [pair.link for pair in pairs if is_relayed(pair.link.schemes)]
+        part(self._node.progress, over_others, patience=patience, longest=_LONGEST_CLOSE)
+        self.relaying.close()
+        part(self._node.progress, [pair.link for pair in pairs], patience=patience, longest=_LONGEST_CLOSE)

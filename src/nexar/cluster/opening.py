@@ -21,12 +21,13 @@ _OPENERS: Final = 8  # links opened at the same time
 
 
 def open_all(mesh: Mesh, deadline: float) -> None:
-    """Every link that is not open yet. Raises the first failure, when all have ended."""
+    """Every link to a neighbour that is not open yet. Raises the first failure, when all have ended."""
     circle = mesh.circle
     members, mine = circle.membership.members, circle.rank
-    opened = {node for node, link in mesh.links().items() if link.failure is None}
+    opened = {node for node in mesh.links() if mesh.relaying.link(node) is not None}
     order = [*range(mine + 1, len(members)), *range(mine)]
-    missing = [rank for rank in order if members[rank].node not in opened]
+    wanted = [rank for rank in order if mesh.relaying.is_neighbour(members[rank].node)]
+    missing = [rank for rank in wanted if members[rank].node not in opened]
     if not missing:
         return
     with ThreadPoolExecutor(min(_OPENERS, len(missing)), thread_name_prefix="nexar-open") as pool:

@@ -15,6 +15,7 @@ from nexar.cluster.membership import Member
 from nexar.cluster.recall import Recall
 from nexar.errors import NexarError, UsageError
 from nexar.links.link import Link
+from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.router import Router
 from nexar.transport.base import Carrier
 from nexar.types import NodeId
@@ -33,6 +34,15 @@ class Pair:
     """How many links the two have had, with this one."""
     recall: Recall | None = None
     """Ends the dial that is under way. Written by who dials, under the lock."""
+    relay: RelayedCarrier | None = None
+    """What connects the two over other nodes, if anything ever did. Written once, under the lock."""
+    relayed: bool = False
+    """The link has it: written after that."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the link is, or was, connected, in whatever way."""
+        return self.state.open or self.relayed
 
 
 class Pairs:

@@ -115,8 +115,10 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
 
     @property
     def neighbors(self) -> tuple[Rank, ...]:
-        """The ranks that this one may have a link to."""
-        return tuple(rank for rank in range(self.size) if rank != self.rank)
+        """The ranks that this one has a connection of its own to; the others are reached over them."""
+        is_neighbour = self._group.mesh.relaying.is_neighbour
+        nodes = enumerate(self._group.membership.members)
+        return tuple(rank for rank, member in nodes if rank != self.rank and is_neighbour(member.node))
 
     @property
     def hosts(self) -> tuple[str, ...]:

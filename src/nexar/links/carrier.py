@@ -11,7 +11,9 @@ from collections.abc import Collection
 from typing import Final
 from zlib import crc32
 
-PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp")
+RELAY: Final = "relay"
+"""Over other nodes: what connects who has no connection of their own."""
+PREFERENCE: Final = ("memory", "shm", "quic", "tls", "tcp", RELAY)
 """Best first; schemes of others come after ours. The index is the number of a scheme on the wire."""
 BULK_BYTES: Final = 128 << 10
 """A payload of this size or more takes the sidecar. Measured between two namespaces, plain TCP beside QUIC: from here
@@ -54,6 +56,11 @@ def number_of(scheme: str) -> int:
     """What an envelope says of the carrier of its payload. Both ends must agree, also on schemes of others."""
     known = _NUMBERS.get(scheme)
     return known if known is not None else _FIRST_FOREIGN + crc32(scheme.encode()) % (256 - _FIRST_FOREIGN)
+
+
+def is_relayed(connected: Collection[str]) -> bool:
+    """Whether nothing connects the two but other nodes."""
+    return RELAY in connected and len(connected) == 1
 
 
 def stays(dialed_by: int, other_dialed_by: int) -> bool:

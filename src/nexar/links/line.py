@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from nexar.errors import LinkClosed, NexarError, PeerLost, PeerMisbehaved, UsageError
-from nexar.links.carrier import choose, number_of
+from nexar.links.carrier import RELAY, choose, number_of
 from nexar.links.credit import MIN_CREDIT_BYTES
 from nexar.links.flow import Flow
 from nexar.links.lanes import admits
 from nexar.links.matching import Matching
 from nexar.links.router import Router
-from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.base import Buffer, Carrier, CarrierLost
 from nexar.types import AwaitedPeer, NodeId, Rank, format_node
 from nexar.wire.frame import VERSION, Frame, Kind, Lane, pack_header
 from nexar.wire.messages import Unheard
@@ -86,11 +86,14 @@ class Line:
         return carriers
 
     def finished_by_peer(self, carrier: Carrier) -> bool:
-        """The peer will send no more on this one. True: nor on any other. A carrier that was replaced says nothing."""
+        """The peer will send no more on this one. True: nor on any other. A carrier that was replaced says nothing. One
+        that goes over other nodes is not waited for where there are others: it may go over the very ones that finish.
+        """
         if self.carriers.get(carrier.scheme) is not carrier:
             return False
         self._finished.add(carrier)
-        return all(other in self._finished for other in self.carriers.values())
+        needed = [other for scheme, other in self.carriers.items() if scheme != RELAY] or [carrier]
+        return all(other in self._finished for other in needed)
 
     def _choose(self) -> None:
         scheme = choose(0, self.carriers)
@@ -178,6 +181,31 @@ class Line:
             0, transfer, length, 0, len(body),
         )  # fmt: skip
         self.router.outbox.add(self.carrier.send_frame, lane, communicator, header, body)
+
+    def dialer_of(self, carrier: Carrier) -> NodeId:
+        """Of the two ends."""
+        return self.node if carrier.dialed else self.peer
+
+    def pass_on(self, *body: Buffer) -> None:
+        """Give the peer something that goes over it to others, or has come over others to it. Any thread, with the
+        lock or without. Raises CarrierLost.
+        """
+        size = sum(map(len, body))
+        self._speak_of_relaying(Kind.RELAY, Lane.RELAY, 0, size, *body)
+
+    def make_room(self, hops: int, amount: int) -> None:
+        """So much of what it gave us to relay, after so many hops, has gone on. Likewise."""
+        self._speak_of_relaying(Kind.ROOM, Lane.CONTROL, hops, amount)
+
+    def _speak_of_relaying(self, kind: Kind, lane: Lane, hops: int, length: int, *body: Buffer) -> None:
+        carrier = self.carrier
+        if carrier is None or carrier.scheme == RELAY or self.failure is not None:
+            raise CarrierLost("closed", "no connection of its own")
+        header = pack_header(
+            VERSION, kind, lane, 0, 0, 0, 0, 0, 0, 0, 0, hops, 0, 0, self.node, self.peer, 0, 0, 0, 0, length, 0,
+            length if body else 0,
+        )  # fmt: skip
+        carrier.send_frame(lane, 0, header, *body)
 
     def tell_unheard(self, call: Frame) -> None:
         """A remote call has come for a communicator that is closed here. Under the lock. A peer that calls again and

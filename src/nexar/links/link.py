@@ -68,6 +68,8 @@ class Link:
 
         Never blocks. Raises why the link or the communicator cannot be used.
         """
+        self.pass_on: Final = self._line.pass_on
+        self.make_room: Final = self._line.make_room
         self._on_control = on_control
         self._on_lost = on_lost
         self._closing: Closing | None = None  # under the lock
@@ -173,10 +175,7 @@ class Link:
     def _replaces(self, new: Carrier, old: Carrier) -> bool:
         """A dial after a loss that only the peer has noticed yet, or one that won against a simultaneous one?"""
         simultaneous = new.dialed != old.dialed and not old.stats().get("frames_received", 0)
-        return not simultaneous or stays(self._dialer(new), self._dialer(old))
-
-    def _dialer(self, carrier: Carrier) -> NodeId:
-        return self._line.node if carrier.dialed else self._line.peer
+        return not simultaneous or stays(self._line.dialer_of(new), self._line.dialer_of(old))
 
     def close(self, timeout: float = 5.0) -> None:
         """Let what was sent arrive, tell the peer, wait until it has finished too; at the timeout, or Ctrl-C: abort.
@@ -318,6 +317,8 @@ class Link:
 
     def _protocol(self, frame: Frame, body: memoryview) -> None:
         handler = self._handlers.get(frame.kind)
+        if handler is None and self._line.router.relay(self, frame, body):
+            return
         with self._lock:
             if handler is not None:
                 handler(frame, body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
@@ -44,6 +44,9 @@ class Router:
         self.notices = Notices(self.lock)
         self.pool = BufferPool.of_profile(config.buffer_profile)
         self.early = EarlyStore(config.early_bytes, self.pool)
+        self.relay: Callable[[Any, Frame, memoryview], bool] = _relays_nothing
+        """Takes frames of a link that are about relaying, on the driving thread; False: they are not. Written before
+        the first link."""
         self.stale_frames = 0  # of generations that are over; under the lock
         self._open: dict[int, Matching] = {}  # under the lock
         self._over: dict[int, int] = {}  # communicator → first generation that may still open; under the lock
@@ -171,3 +174,8 @@ class Router:
     def _release(self, frames: list[_Kept]) -> None:
         for kept in frames:
             self._unopened_bytes[kept.owner] -= kept.size
+
+
+def _relays_nothing(_link: object, _frame: Frame, _body: memoryview) -> bool:
+    """A node that no station belongs to."""
+    return False

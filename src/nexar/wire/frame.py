@@ -48,6 +48,8 @@ class Kind(IntEnum):
     HELLO = 11  # first frame of a connection that needs one: its body is the transport's own
     TERMS = 12  # first frame of a link on each carrier: `length` is the credit of a flow, `transfer` a sidecar's name
     FALLBACK = 13  # the sidecar that your terms called `transfer` is lost here: what flows on it is granted anew
+    RELAY = 14  # something on its way between two other nodes, or over others to you: body is wire.relay
+    ROOM = 15  # `length` bytes of what you gave me to relay after `step` hops have gone on: send more
 
 
 _EAGER: Final = int(Kind.EAGER)  # a member looked up in its enum class at every decode would cost a fifth of it

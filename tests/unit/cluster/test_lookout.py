@@ -26,6 +26,7 @@ class FakeLink:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.failure: NexarError | None = None
+        self.schemes: tuple[str, ...] = ("quic",)
         self.lost: list[str] = []
 
     def lose(self, cause: str) -> None:
@@ -72,6 +73,8 @@ class Scene:
             raise self.refusal
         return cast(Link, self.link)
 
+    dial = relink
+
     def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool) -> str | None:
         return self.reachable
 
@@ -113,6 +116,18 @@ def test_a_lost_link_to_who_answers_is_made_anew_and_nobody_is_lost(scene: Scene
     assert scene.dialed == 1
     assert scene.told == [Found(PEER, severed=True)]
     assert scene.noticed == [(PEER, "back", "its link was lost and made anew")]
+
+
+def test_who_does_not_answer_over_other_nodes_is_dialed_for_perhaps_it_is_they_who_do_not(scene: Scene) -> None:
+    scene.link.schemes = ("relay",)
+    scene.reachable = SILENT
+    scene.lookout.line_ended(PEER, "a hint")
+    scene.work()
+    assert (scene.told, scene.dialed) == ([], 1)
+    scene.refusal = PeerLost(node=PEER, cause="refused")
+    scene.lookout.line_ended(PEER, "a hint")
+    scene.work()
+    assert scene.told == [Lost(PEER, "a hint; refused")]
 
 
 def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:

@@ -1,0 +1,192 @@
+"""The mesh as a graph: who is whose neighbour, and links over other nodes to who is not.
+
+Which ranks are neighbours follows from the setting `topology` and the membership of the cluster's present epoch,
+whatever communicators there are. A link to a member that is no neighbour is made without asking anybody: it exists here
+from the moment in which it is wanted, and there when its first frame arrives. Of two members there is one link, however
+it came about: if they are connected directly later, the link has one more carrier, and a better one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from nexar.cluster.alarm import Alarm
+from nexar.cluster.node import Node
+from nexar.cluster.pairs import CLOSED, Pair, Pairs
+from nexar.errors import NexarError
+from nexar.links.link import Link
+from nexar.links.relay.carrier import RelayedCarrier
+from nexar.links.relay.station import Station
+from nexar.links.router import Router
+from nexar.topology.neighbors import FULL_MESH, are_neighbors, neighbors
+from nexar.topology.routes import detour_limit, hop_limit, route
+from nexar.types import NodeId, Rank
+from nexar.wire.relay import RelayHeader
+
+_LONGEST_DIAL: Final = 10.0
+_LOST: Final = "the link between us was lost"
+
+
+class Relaying:
+    """Of one node: the `Surroundings` of its station. Close it after the relayed links, before the others."""
+
+    def __init__(self, node: Node, pairs: Pairs, router: Router, dial: Callable[[NodeId, float], Link]) -> None:
+        """`dial` opens a link of its own to a member; it blocks and raises why it cannot."""
+        self._node = node
+        self._pairs = pairs
+        self._dial = dial
+        self._topology: Final[str] = node.config.topology
+        self._closed = False  # written once
+        self.station: Final = Station(node.id, node.progress, router.outbox, self)
+        router.relay = self.station.take
+        self._alarm = Alarm(self.station.tick)
+
+    # -- the graph: any thread, without waiting ----------------------------------------------------------
+
+    def is_neighbour(self, node: NodeId) -> bool:
+        """Whether this node has a link of its own with that one. Who holds no rank yet is relayed nothing."""
+        membership, mine, other = self._place(node)
+        return mine is None or other is None or are_neighbors(self._topology, membership, mine, other)
+
+    def _place(self, node: NodeId) -> tuple[int, Rank | None, Rank | None]:
+        membership = self._pairs.known().membership
+        return membership.size, membership.rank_of(self._node.id), membership.rank_of(node)
+
+    def epoch(self) -> int:
+        """See Surroundings."""
+        return self._pairs.known().membership.epoch
+
+    def hop_limit(self) -> int:
+        """See Surroundings. A route that goes round somebody who is gone may be longer than all others."""
+        return detour_limit(self._topology, self._pairs.known().membership.size)
+
+    def route(self, destination: NodeId, avoid: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
+        """See Surroundings."""
+        if destination not in avoid and self.link(destination) is not None:
+            return self._node.id, destination
+        size, mine, other = self._place(destination)
+        if mine is None or other is None:
+            return None
+        membership = self._pairs.known().membership
+        lost = (rank for rank in neighbors(self._topology, size, mine) if self._is_lost(membership.members[rank].node))
+        dead = frozenset((*lost, *(rank for each in avoid if (rank := membership.rank_of(each)) is not None)))
+        way = self._way(size, mine, other, dead)
+        longest = detour_limit if dead else hop_limit
+        if way is None or len(way) - 1 > longest(self._topology, size):
+            return None
+        return tuple(membership.members[rank].node for rank in way)
+
+    def _way(self, size: int, mine: Rank, other: Rank, dead: frozenset[Rank]) -> tuple[Rank, ...] | None:
+        if other not in dead:
+            return route(self._topology, size, mine, other, dead)
+        over = [near for near in neighbors(self._topology, size, mine) if near not in dead]
+        found = (route(self._topology, size, near, other, (dead | {mine}) - {other}) for near in over)
+        return min(((mine, *way) for way in found if way is not None), key=lambda way: (len(way), way), default=None)
+
+    def link(self, node: NodeId) -> Link | None:
+        """See Surroundings."""
+        pair = self._pairs.get(node)
+        if pair is None or not pair.state.open or pair.link.failure is not None:
+            return None
+        return pair.link
+
+    def _is_lost(self, node: NodeId) -> bool:
+        """Whether there was a link, and is none now."""
+        pair = self._pairs.get(node)
+        return pair is not None and pair.state.open and pair.link.failure is not None
+
+    # -- hops --------------------------------------------------------------------------------------------
+
+    def open(self, node: NodeId) -> bool:
+        """See Surroundings. One that was lost is made anew by who looks after members, not for the sake of others."""
+        known = self._pairs.known().find(node) is not None and self.is_neighbour(node)
+        if self._closed or not known or self._is_lost(node):
+            return False
+        self._node.dialer.aside(partial(self._open, node))
+        return True
+
+    def _open(self, node: NodeId) -> None:
+        try:
+            self._dial(node, time.monotonic() + _LONGEST_DIAL)
+        except NexarError:
+            self.station.unreachable(node)
+        else:
+            self.station.opened(node)
+
+    def ring_by(self, due: float) -> None:
+        """See Surroundings."""
+        self._alarm.ring_by(due)
+
+    def adopt(self) -> None:
+        """The members have changed."""
+        if self._topology != FULL_MESH or self.station.in_use:
+            self.station.adopt(lambda node: self._pairs.known().find(node) is not None)
+
+    def close(self) -> None:
+        """No frame leaves or goes on any more. Idempotent."""
+        self._closed = True
+        self._alarm.close()
+        self.station.close()
+
+    # -- links -------------------------------------------------------------------------------------------
+
+    def relayed(self, node: NodeId, deadline: float) -> Link | None:
+        """The link to a member that is no neighbour; None: there is no way over others. It may wait for another thread
+        that makes it.
+        """
+        with self._pairs.changed:
+            circle = self._pairs.known()
+            member = circle.find(node)
+            if member is None:
+                return None
+            pair = self._pairs.of(circle, member)
+            if pair.relay is not None:
+                self._pairs.wait(lambda: pair.relayed, deadline)
+                return pair.link
+            way = self.route(node, frozenset())
+            if way is None:
+                return None
+            carrier = self._make(pair, way)
+        self._use(pair, carrier)
+        return pair.link
+
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+        """See Surroundings."""
+        stale: Link | None = None
+        with self._pairs.changed:
+            circle = self._pairs.known()
+            member = circle.find(header.source)
+            if self._pairs.closed:
+                return CLOSED
+            if member is None:
+                return None
+            pair = self._pairs.of(circle, member)
+            if header.number > pair.number:
+                stale = pair.link
+                fresh = self._pairs.replace(pair, header.number)
+                assert fresh is not None  # it is a member, and the lock is held
+                pair = fresh
+            if header.number < pair.number or pair.link.failure is not None:
+                return _LOST
+            if pair.relay is not None:  # another thread has made it just now
+                return pair.relay
+            way = self.route(header.source, frozenset()) or header.route[::-1]
+            carrier = self._make(pair, way)
+        if stale is not None:
+            stale.lose("it connected anew, so frames of the old connection may be lost")
+        self._use(pair, carrier)
+        return carrier
+
+    def _make(self, pair: Pair, way: tuple[NodeId, ...]) -> RelayedCarrier:
+        """Under the lock: from now on this pair has one, and nobody makes another."""
+        carrier = pair.relay = self.station.make(pair.link.peer, pair.number, way)
+        return carrier
+
+    def _use(self, pair: Pair, carrier: RelayedCarrier) -> None:
+        pair.link.adopt(carrier)
+        with self._pairs.changed:
+            pair.relayed = True
+            self._pairs.changed.notify_all()

@@ -1,0 +1,381 @@
+"""Where everything that is relayed passes: a node's own frames to peers that are no neighbours, and those of others.
+
+What arrives is on a route that its source chose (see wire.relay). It is for this node, or it goes on to the next one
+that the route names; if there is no way to that one, its source is told, who then takes another route and sends again
+what may be lost. So no node on the way decides anything, and none can send in circles.
+
+Sending  State changes under the station's lock. What can go is taken out in order and sent without it, by one thread
+         at a time: whoever finds nobody at it, and that one does it for all.
+Loss     When the link to a neighbour is lost, everybody whose frames went over it lately hears of it at once. What died
+         inside a node that took it and passed nothing on is found by asking: a source that hears nothing of what it
+         has sent asks the destination what it has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from nexar.errors import NexarError
+from nexar.links.link import Link
+from nexar.links.outbox import Outbox
+from nexar.links.progress import Progress
+from nexar.links.relay.carrier import RelayedCarrier
+from nexar.links.relay.hop import Hop, Waiting
+from nexar.links.relay.surroundings import Surroundings
+from nexar.links.relay.ways import Step, Ways
+from nexar.transport.base import CarrierLost
+from nexar.transport.foreign_text import one_line
+from nexar.types import NodeId, format_node
+from nexar.wire.frame import Frame, FrameError, Kind
+from nexar.wire.relay import (
+    RelayHeader,
+    RelayKind,
+    advance,
+    decode_node,
+    decode_relay,
+    encode_node,
+    encode_relay,
+)
+
+FIRST_PROBE: Final = 1.0
+"""Seconds without a word about what was sent, after which the destination is asked. Doubled each time it is in vain."""
+_LONGEST_PROBE: Final = 8.0
+_WORTH_TELLING: Final = frozenset((int(RelayKind.FRAME), int(RelayKind.PROBE)))
+_LONGEST_REASON: Final = 1000  # bytes
+_MOST_EARLY: Final = 1024  # frames
+
+
+class Station:
+    """Of one node. Any thread, where nothing else is said."""
+
+    def __init__(self, node: NodeId, progress: Progress, outbox: Outbox, surroundings: Surroundings) -> None:
+        self.node = node
+        self.lock = threading.RLock()  # reentrant: the collector may run a finaliser that uses a carrier
+        self._progress = progress
+        self._outbox = outbox
+        self._around = surroundings
+        self._sending = threading.Lock()  # held by who sends, without waiting for it
+        # All below under the lock.
+        self._carriers: dict[NodeId, RelayedCarrier] = {}
+        self._ready: dict[RelayedCarrier, None] = {}  # may have something to send
+        self._ways = Ways(surroundings)
+        self.relayed = 0
+        """Frames of others that went over this node."""
+        self.refused = 0
+        """Frames of others for which there was no way."""
+        self._early: list[tuple[RelayHeader, bytes]] = []  # from members of an epoch that is not here yet
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything has ever been relayed by, to or over this node. Also without the lock."""
+        return bool(self._carriers or self._early or self.relayed)
+
+    # -- carriers --------------------------------------------------------------------------------------
+
+    def make(self, peer: NodeId, number: int, route: tuple[NodeId, ...]) -> RelayedCarrier:
+        """One end of a relayed carrier; the other end is made where its first frame arrives."""
+        carrier = RelayedCarrier(self, peer, number, route)
+        with self.lock:
+            self._carriers[peer] = carrier
+        return carrier
+
+    def has_news(self, carrier: RelayedCarrier) -> None:
+        """See Dispatcher."""
+        self._ready[carrier] = None
+
+    def flush_later(self) -> None:
+        """See Dispatcher."""
+        self._outbox.add(self.flush)
+
+    def deliver_later(self, carrier: RelayedCarrier) -> None:
+        """See Dispatcher."""
+        self._progress.run_soon(carrier.deliver)
+
+    def ended(self, carrier: RelayedCarrier, reason: str | None) -> None:
+        """See Dispatcher."""
+        self._ready.pop(carrier, None)
+        if reason is not None:
+            self._say(carrier, RelayKind.RESET, body=reason.encode()[:_LONGEST_REASON])
+        elif carrier.incoming.expected:
+            self._say(carrier, RelayKind.ACK)  # of its last word
+        if self._carriers.get(carrier.peer_id) is carrier:
+            del self._carriers[carrier.peer_id]
+
+    def lose(self, carrier: RelayedCarrier, error: CarrierLost) -> None:
+        """It cannot go on. Under the lock; its sink hears of it from the driving thread."""
+        self._progress.run_soon(partial(carrier.fail, error))
+
+    # -- the membership and its links ------------------------------------------------------------------------
+
+    def adopt(self, is_member: Callable[[NodeId], bool]) -> None:
+        """The members have changed: everybody's route is looked for anew, and who is no member has none."""
+        with self.lock:
+            for peer, carrier in list(self._carriers.items()):
+                carrier.avoid = frozenset()
+                if is_member(peer):
+                    self._reroute(carrier, "it has no neighbours any more")
+                else:
+                    self.lose(carrier, CarrierLost("peer", "it is no member any more"))
+            early, self._early = self._early, []
+        for header, carried in early:
+            self._progress.run_soon(partial(self._arrived, header, memoryview(carried)))
+        self.flush()
+
+    def close(self) -> None:
+        """Every carrier is over, without a word. Idempotent."""
+        with self.lock:
+            for carrier in list(self._carriers.values()):
+                carrier.end(CarrierLost("closed", "this node is closed"))
+
+    def opened(self, node: NodeId) -> None:
+        """There is a link to a neighbour."""
+        with self.lock:
+            hop = self._ways.get(node)
+            if hop is not None and self._ways.is_usable(hop):
+                self._wake(hop)
+        self.flush()
+
+    def lost(self, link: Link) -> None:
+        """A link is lost. If it was one of a neighbour, others may have counted on it."""
+        with self.lock:
+            if self._ways.of(link) is not None:
+                self._break(link.peer)
+        self.flush()
+
+    def unreachable(self, node: NodeId) -> None:
+        """The link to a neighbour could not be opened."""
+        with self.lock:
+            hop = self._ways.get(node)
+            if hop is not None and not self._ways.is_usable(hop):
+                self._break(node)
+        self.flush()
+
+    def tick(self, now: float) -> float | None:
+        """Ask about what was sent and not heard of. When to call it next."""
+        with self.lock:
+            for carrier in list(self._carriers.values()):
+                if carrier.probe_at is not None and carrier.probe_at <= now:
+                    self._probe(carrier, now)
+            due = min((each.probe_at for each in self._carriers.values() if each.probe_at is not None), default=None)
+        self.flush()
+        return due
+
+    def _probe(self, carrier: RelayedCarrier, now: float) -> None:
+        carrier.probe_at = now + min(_LONGEST_PROBE, FIRST_PROBE * 2**carrier.probes)
+        carrier.probes += 1
+        self._say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
+
+    # -- arriving: the driving thread ------------------------------------------------------------------------
+
+    def take(self, link: Link, frame: Frame, body: memoryview) -> bool:
+        """See Router.relay. FrameError: the peer gave us what it could not have had to give."""
+        if frame.kind == Kind.RELAY:
+            header, carried = decode_relay(body)
+            if header.route[header.hops] != self.node or header.route[header.hops - 1] != link.peer:
+                raise FrameError("hops", header.hops, "the place of this node in the route, behind who sent it")
+            if header.is_there:
+                with self.lock:
+                    self._thank(link, header.hops, len(body))
+                self._arrived(header, carried)
+            else:
+                self._pass_on(link, header, body)
+        elif frame.kind == Kind.ROOM:
+            with self.lock:
+                hop = self._ways.of(link)
+                if hop is not None:
+                    hop.has_taken(frame.step, frame.length)
+                    self._wake(hop)
+        else:
+            return False
+        self.flush()
+        return True
+
+    def _pass_on(self, link: Link, header: RelayHeader, body: memoryview) -> None:
+        hops, beyond, back = header.hops, header.route[header.hops + 1], header.route[header.hops :: -1]
+        with self.lock:
+            hop = self._ways.over(beyond) if len(header.route) - 1 <= self._around.hop_limit() else None
+            if hop is None:
+                self.refused += 1
+                self._thank(link, hops, len(body))
+                if header.kind in _WORTH_TELLING:
+                    self._tell_broken(back, beyond)
+                return
+            came = self._behind(link)
+            came.took_in(hops, len(body))
+            moved = bytearray(body)
+            advance(moved, hops + 1)
+            self._ways.put(hop, Waiting(hops + 1, moved, came))
+            self._ways.remember(hop, back)
+            self.relayed += 1
+
+    def _behind(self, link: Link) -> Hop:
+        """The neighbour that something came from. Under the lock."""
+        known = self._ways.get(link.peer)
+        if known is not None and known.link is not None and known.link is not link:
+            self._break(link.peer)  # it has connected anew, and nobody has said so yet
+        return self._ways.behind(link)
+
+    def _thank(self, link: Link, hops: int, size_bytes: int) -> None:
+        """For what does not lie here: it has arrived, or is dropped. Under the lock."""
+        came = self._behind(link)
+        came.took_in(hops, size_bytes)
+        self._ways.thank(came, hops, size_bytes)
+
+    def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
+        if header.kind == RelayKind.BROKEN:
+            with self.lock:
+                self._avoid(header.source, decode_node(carried))
+            return
+        with self.lock:
+            carrier = self._carriers.get(header.source)
+        if header.kind == RelayKind.RESET:
+            if carrier is not None and carrier.number == header.number:
+                carrier.fail(CarrierLost("peer", one_line(bytes(carried).decode(errors="replace"))), tell=False)
+            return
+        if carrier is None or carrier.number != header.number:
+            if header.kind == RelayKind.ACK:
+                return
+            carrier = self._welcome(header, carried)
+        if carrier is not None:
+            self._take_in(carrier, header, carried)
+
+    def _welcome(self, header: RelayHeader, carried: memoryview) -> RelayedCarrier | None:
+        answer = self._around.welcome(header)
+        if answer is None and header.epoch > self._around.epoch() and len(self._early) < _MOST_EARLY:
+            with self.lock:
+                self._early.append((header, bytes(carried)))
+        if isinstance(answer, str):
+            back = RelayHeader(RelayKind.RESET, 1, header.number, self._around.epoch(), 0, 0, header.route[::-1])
+            with self.lock:
+                self._post(back, answer.encode()[:_LONGEST_REASON])
+            return None
+        return answer
+
+    def _take_in(self, carrier: RelayedCarrier, header: RelayHeader, carried: memoryview) -> None:
+        with self.lock:
+            if carrier.outgoing.acked(header.ack):
+                carrier.probes = 0
+                carrier.probe_at = monotonic() + FIRST_PROBE if carrier.outgoing.unacked else None
+                self.has_news(carrier)
+            if header.kind == RelayKind.ACK and header.sequence:
+                carrier.probes = 0
+                carrier.outgoing.send_again(header.sequence)
+                self.has_news(carrier)
+        if header.kind == RelayKind.FRAME:
+            carrier.arrived(header.sequence, carried)
+        with self.lock:
+            if carrier.error is None and (header.kind == RelayKind.PROBE or carrier.incoming.owes_ack):
+                echo = header.sequence if header.kind == RelayKind.PROBE else 0
+                self._say(carrier, RelayKind.ACK, sequence=echo)
+
+    # -- ways, under the lock ----------------------------------------------------------------------------
+
+    def _wake(self, hop: Hop) -> None:
+        """It may take more."""
+        self._ways.wake(hop)
+        for carrier in self._carriers.values():
+            if carrier.route[1] == hop.node:
+                self._ready[carrier] = None
+
+    def _break(self, node: NodeId) -> None:
+        for back in self._ways.forget(node):
+            self._tell_broken(back, node)
+        self._avoid(self.node, node)
+
+    def _avoid(self, before: NodeId, beyond: NodeId) -> None:
+        """The hop from one node to another is broken: whatever of ours goes over it takes another way."""
+        for carrier in list(self._carriers.values()):
+            route = carrier.route
+            if before in route[:-1] and route[route.index(before) + 1] == beyond:
+                end = route[-1]
+                straight = before == self.node or beyond != end
+                carrier.avoid |= {beyond} if straight else {before}
+                where = f"{format_node(before)} cannot reach {format_node(beyond)}"
+                self._reroute(
+                    carrier, f"node {where}" if before != self.node else f"node {format_node(beyond)} is gone"
+                )
+
+    def _reroute(self, carrier: RelayedCarrier, why: str) -> None:
+        route = self._around.route(carrier.peer_id, carrier.avoid)
+        if route is None:
+            self.lose(carrier, CarrierLost("peer", f"no way is left over other nodes: {why}"))
+            return
+        if route != carrier.route:
+            carrier.route = route
+            carrier.outgoing.send_again()
+        self.has_news(carrier)
+
+    # -- words, under the lock ---------------------------------------------------------------------------
+
+    def _say(self, carrier: RelayedCarrier, kind: RelayKind, *, sequence: int = 0, body: bytes = b"") -> None:
+        self._post(self._header(carrier, kind, sequence), body)
+
+    def _header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int) -> RelayHeader:
+        ack = carrier.incoming.ack()
+        return RelayHeader(kind, 1, carrier.number, self._around.epoch(), sequence, ack, carrier.route)
+
+    def _tell_broken(self, back: tuple[NodeId, ...], beyond: NodeId) -> None:
+        header = RelayHeader(RelayKind.BROKEN, 1, 0, self._around.epoch(), 0, 0, back)
+        self._post(header, encode_node(beyond))
+
+    def _post(self, header: RelayHeader, body: bytes) -> None:
+        """A word of this node's own. It may be lost: whoever needs an answer asks again."""
+        hop = self._ways.over(header.route[1])
+        if hop is not None:
+            self._ways.put(hop, Waiting(1, encode_relay(header) + body, None))
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what can be sent, unless another thread is at it; it then does this too. Without any lock."""
+        while (self._ready or self._ways.is_busy) and self._sending.acquire(blocking=False):
+            try:
+                while (step := self._next()) is not None:
+                    self._send(step)
+            finally:
+                self._sending.release()
+
+    def _next(self) -> Step | None:
+        with self.lock:
+            step = self._ways.next()
+            while step is None and self._ready:
+                step = self._next_own(next(iter(self._ready)))
+        return step
+
+    def _next_own(self, carrier: RelayedCarrier) -> Step | None:
+        """One frame, and then the turn of the next carrier."""
+        self._ready.pop(carrier, None)
+        hop = self._ways.over(carrier.route[1])
+        if hop is None:
+            self._avoid(self.node, carrier.route[1])
+            return None
+        if carrier.error is not None or not hop.has_room(1):
+            return None
+        parcel = carrier.outgoing.take()
+        if parcel is None or hop.link is None:
+            return None
+        self._ready[carrier] = None
+        header = encode_relay(self._header(carrier, RelayKind.FRAME, parcel.sequence))
+        hop.sent(1, len(header) + len(parcel.data))
+        self._expect_ack(carrier)
+        if carrier.outgoing.has_finished:
+            carrier.end_if_finished()
+        return Step(hop.link, (header, parcel.data))
+
+    def _expect_ack(self, carrier: RelayedCarrier) -> None:
+        if carrier.probe_at is None:
+            carrier.probe_at = monotonic() + FIRST_PROBE
+            self._around.ring_by(carrier.probe_at)
+
+    def _send(self, step: Step) -> None:
+        try:
+            if step.parts:
+                step.link.pass_on(*step.parts)
+            if step.thanks is not None:
+                step.thanks.link.make_room(step.thanks.hops, step.thanks.amount)
+        except (CarrierLost, NexarError):
+            return  # whoever loses the link says so, and everything that matters is sent again

@@ -1,0 +1,37 @@
+"""What a station needs of the mesh around it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from nexar.links.link import Link
+from nexar.links.relay.carrier import RelayedCarrier
+from nexar.types import NodeId
+from nexar.wire.relay import RelayHeader
+
+
+class Surroundings(Protocol):
+    """What a station asks of its mesh. Called under the station's lock, but for `welcome`; none may block."""
+
+    def epoch(self) -> int:
+        """Of the membership."""
+
+    def route(self, destination: NodeId, avoid: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
+        """From this node, both ends included. If the destination itself is avoided: not straight to it."""
+
+    def hop_limit(self) -> int:
+        """No route that makes sense is longer."""
+
+    def link(self, node: NodeId) -> Link | None:
+        """The link to a neighbour, if it can be spoken on without others."""
+
+    def open(self, node: NodeId) -> bool:
+        """Begin to open it: `opened` or `lost` follows. False: this is no neighbour."""
+
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+        """The first frame of a link has come: what takes it; or why not, for the source; or nothing is said.
+        Driving thread.
+        """
+
+    def ring_by(self, due: float) -> None:
+        """Call `tick` then."""

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from setup.site import ROOT, expand, folder_page, links, moved, notebook_page, place_of, reached, relink, render, slug
-from tests.architecture.snippets import DOCUMENTS
+from tests.architecture.snippets import DOCUMENTS, SHELL, snippets
 from tests.architecture.sources import files, shown
 
 DOCS = ROOT / "docs"
@@ -104,3 +104,11 @@ def test_a_notebook_becomes_texts_code_and_what_was_shown():
 
 def test_a_folder_is_a_list_of_its_documents():
     assert "- [0005 How links keep their promises](0005-links.md)" in folder_page(DOCS / "explain" / "decisions")
+
+
+def test_every_example_is_run_by_a_test():
+    typed = [snippet.text for snippet in snippets(*SHELL)]
+    tests = [path.read_text() for path in files(".py", below=ROOT / "tests") if path.name.startswith("test_")]
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        typing = any(f"examples/{example.name}" in text for text in typed)
+        assert typing or any(f'"{example.stem}' in text for text in tests), f"nobody runs {example.name}"

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from nexar.testing.availability import why_absent
 from tests.architecture.sources import ROOT
 from tests.processes.nexar_command import Nexar, Python
 
@@ -96,3 +97,10 @@ def test_training_goes_on_while_a_rank_comes_and_the_oldest_goes(tmp_path):
     assert "I have joined as rank 2 of 3, and go on after step 20" in shown
     assert "I leave after step 40, and the others go on" in shown
     assert "the same model on all 2 ranks: True" in shown
+
+
+def test_arrays_cross_every_transport_that_is_here(tmp_path):
+    shown = run_alone(tmp_path, "transports")
+    for scheme in ("quic", "tls", "tcp", "shm", "memory"):
+        if why_absent("tls" if scheme == "tcp" else scheme) is None:
+            assert re.search(rf"│ {scheme} .*✔ 5 dtypes", shown), scheme

@@ -52,6 +52,10 @@ def _case() -> type[unittest.TestCase]:
     global _made  # noqa: PLW0603
     if _made is None:
         import torch
+        from torch.testing._internal.common_distributed import DistTestCases
+
+        for feature in ("gpu", "cuda", "ddp", "subgroup"):  # where torch lists the backends that have it
+            DistTestCases.backend_feature[feature].add("nexar")
         from torch.testing._internal.distributed import distributed_test
 
         class TestBackend(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]

@@ -9,9 +9,14 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import nexar
-from nexar.torch import creation
 from nexar.torch.calls import Calls
+from nexar.torch.ground import Footing
 from tests.ranks import on_every
+
+if torch.__version__ < (2, 14):
+    from nexar.torch.group_door import NexarProcessGroup as Door
+else:
+    from nexar.torch.backend_door import NexarBackend as Door
 
 SIZE = 3
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
@@ -20,7 +25,7 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 @pytest.fixture
 def groups() -> Iterator[list[Calls]]:
     with nexar.local(SIZE) as communicators:
-        made = [creation._door()(each, 30.0, owned=False) for each in communicators]
+        made = [Door(each, 30.0, Footing(each, lambda: None)) for each in communicators]
         yield made
         for group in made:
             group.shutdown()
@@ -313,5 +318,5 @@ def test_ranks_that_disagree_raise_a_mismatch_also_through_futures():
         group.shutdown()
 
     with nexar.local(2) as communicators:
-        made = [creation._door()(each, 30.0, owned=False) for each in communicators]
+        made = [Door(each, 30.0, Footing(each, lambda: None)) for each in communicators]
         on_every(list(enumerate(made)), task)

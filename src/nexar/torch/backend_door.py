@@ -4,25 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
-from torch._C._distributed_c10d import Backend
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, ProcessGroup
 
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
+from nexar.torch.amendments import amend
 from nexar.torch.calls import Calls
+from nexar.torch.ground import GROUND, Footing
 from nexar.torch.parts import part_of, without
 
-NAME = "nexar"
+NAME: Final = "nexar"
+_CUSTOM: Final = ProcessGroup.BackendType.CUSTOM
+
+
+def opened(communicator: Communicator, timeout: float, footing: Footing, options: Any) -> Any:
+    """A backend for torch's process group; where nexar serves all its devices, in a process group that has its name."""
+    amend()
+    backend = NexarBackend(communicator, timeout, footing)
+    return NexarGroup(backend, options) if _is_alone(options) else backend
+
+
+def _is_alone(options: Any) -> bool:
+    """Whether no other backend serves another device of this group: then ours is asked first, for the CPU, and torch
+    takes the group for one of a backend it does not know. In the detailed debug mode torch puts its own checks between.
+    """
+    strangers = [name for name, kind in dist.Backend.backend_type_map.items() if kind == _CUSTOM and name != NAME]
+    return (
+        not strangers
+        and options.process_group.name() == "custom"
+        and options.store.prefix == "cpu/"
+        and dist.get_debug_level() != dist.DebugLevel.DETAIL
+    )
+
+
+class NexarGroup(ProcessGroup):
+    """torch's process group, but for its name: torch calls all that others have written "custom"."""
+
+    def __init__(self, backend: NexarBackend, options: Any) -> None:
+        super().__init__(options.process_group.get_group_store(), options.group_rank, options.group_size)
+        self._set_default_backend(_CUSTOM)
+        for device in dist.Backend.backend_capability[NAME]:
+            self._register_backend(torch.device(device), _CUSTOM, backend)
+        backend.group = self
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
+        """As users write it."""
+        return NAME
 
 
 class NexarBackend(Calls, Backend):
     """One group of ranks. What torch asks a backend about itself is answered here: the base class would ask back."""
 
-    def __init__(self, communicator: Communicator, timeout: float, *, owned: bool) -> None:
+    def __init__(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
         self._options = Backend.Options(NAME, timedelta(seconds=timeout))
-        self.begin(communicator, timeout, owned=owned)
+        self.group: NexarGroup | None = None
+        """torch may keep only its half of this; written once, by who makes it."""
+        self.begin(communicator, timeout, footing)
 
     # -- facts -------------------------------------------------------------------------------------------
 
@@ -80,8 +122,11 @@ class NexarBackend(Calls, Backend):
         part = part_of(self.communicator, ranks)
         if part is None:
             raise UsageError(f"rank {self.communicator.rank} asked for a group of {list(ranks)}, which it is not in")
-        return NexarBackend(part, self._timeout, owned=True)
+        return NexarBackend(part, self._timeout, self._footing)
 
     def shrink(self, ranks: Sequence[int], flags: int = 0, opts: Any = None) -> NexarBackend:
         """The group without these ranks, lost ones too; the others call it."""
-        return NexarBackend(without(self.communicator, ranks), self._timeout, owned=True)
+        smaller = without(self.communicator, ranks)
+        if GROUND.world is self.communicator:
+            GROUND.world = smaller
+        return NexarBackend(smaller, self._timeout, self._footing)

@@ -15,11 +15,14 @@ from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request
 from nexar.torch import translation
 from nexar.torch.completion import Completion
+from nexar.torch.ground import GROUND, Footing
 from nexar.torch.translation import Plan, Tensors
 from nexar.torch.work import DoneWork, PendingWork
 from nexar.types import ANY_SOURCE
 
 AnyWork = DoneWork | PendingWork
+
+_open: set[Calls] = set()  # torch may keep only its own half of a group: whoever made or ended one writes it
 
 
 class Calls:
@@ -27,14 +30,16 @@ class Calls:
     calls: their errors are raised there. All others go on in the background.
     """
 
-    def begin(self, communicator: Communicator, timeout: float, *, owned: bool) -> None:
-        """`timeout`: of calls that have none of their own. `owned`: shutting down closes the communicator."""
+    def begin(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
+        """`timeout`: of calls that have none of their own."""
         self.communicator = communicator
         """The group, as nexar knows it."""
         self._timeout = timeout
-        self._owned = owned
+        self._footing = footing
         self._sequence = 0  # written by whichever thread calls; torch calls one at a time
         self._completion = Completion()
+        _open.add(self)
+        footing.enter(communicator)
         self._flying: set[Request] = set()  # nobody else may hold them, and one that is dropped is cancelled
 
     # -- how calls are performed -----------------------------------------------------------------------
@@ -199,6 +204,7 @@ class Calls:
 
     def shutdown(self) -> None:
         """Leave. Idempotent."""
-        if self._owned:
-            self.communicator.close()
+        GROUND.forget(self.communicator)
+        self._footing.end(self.communicator)
         self._completion.close()
+        _open.discard(self)

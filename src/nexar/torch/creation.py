@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -17,54 +17,65 @@ import torch.distributed as dist
 
 from nexar.communicator.communicator import Communicator
 from nexar.launch.rendezvous import meet
-from nexar.torch.calls import Calls
+from nexar.torch.ground import GROUND, Footing
 from nexar.torch.parts import part_of
 
 _KEY: Final = "nexar"
 
 
-class _Ground:
-    """What groups of this process stand on. Written by the thread that makes or destroys process groups."""
-
-    def __init__(self) -> None:
-        self.offered: Communicator | None = None
-        """For the next default group, by adopt()."""
-        self.world: Communicator | None = None
-        """Of the default group."""
-
-
-ground: Final = _Ground()
-
-
 def create(options: Any, _backend_options: object) -> Any:
     """What torch registers for the name "nexar". `options` is torch's _DistributedBackendOptions."""
     timeout = options.timeout.total_seconds()
-    communicator, owned = _communicator(options, timeout)
-    return _door()(communicator, timeout, owned=owned)
+    communicator, footing = _stand(options, timeout)
+    if torch.__version__ < (2, 14):
+        from nexar.torch.group_door import NexarProcessGroup  # noqa: PLC0415  # one of the two fits
+
+        return NexarProcessGroup(communicator, timeout, footing)
+    from nexar.torch.backend_door import opened  # noqa: PLC0415
+
+    return opened(communicator, timeout, footing, options)
 
 
-def _communicator(options: Any, timeout: float) -> tuple[Communicator, bool]:
+def adopt(communicator: Communicator, timeout: float | None = None) -> None:
+    """Make torch's default group stand on a communicator, which stays yours: instead of `init_process_group`.
+
+    All its ranks call it. Ending the group, `dist.destroy_process_group()`, leaves the communicator open; so after a
+    `MembershipChanged` the next group can stand on the next communicator, with its rank and its size. Groups of it are
+    of nexar too: those of other backends would need a store that all ranks share. `timeout`: seconds for calls of
+    torch's; None: as the communicator's settings say.
+    """
+    seconds = communicator.config.collective_timeout if timeout is None else timeout
+    GROUND.offered = communicator
+    try:
+        dist.init_process_group(
+            "nexar",
+            store=dist.HashStore(),  # of this process alone: nothing has to be brought together any more
+            rank=communicator.rank,
+            world_size=communicator.size,
+            timeout=timedelta(seconds=seconds),
+        )
+    finally:
+        GROUND.offered = None
+
+
+def _stand(options: Any, timeout: float) -> tuple[Communicator, Footing]:
     ranks = list(options.global_ranks_in_group)
     if not ranks:
-        ground.world, owned = _world(options, timeout)
-        return ground.world, owned
-    if ground.world is not None and _is_default_of_nexar():
-        part = part_of(ground.world, ranks, timeout)
+        GROUND.world, GROUND.footing = _world(options, timeout)
+        return GROUND.world, GROUND.footing
+    if GROUND.world is not None and GROUND.footing is not None and dist.is_initialized():
+        part = part_of(GROUND.world, ranks, timeout)
         if part is not None:
-            return part, True
-    return _joined(options, timeout), True
+            return part, GROUND.footing
+    return _joined(options, timeout)
 
 
-def _is_default_of_nexar() -> bool:
-    return dist.is_initialized() and "nexar" in dist.get_backend_config()
+def _world(options: Any, timeout: float) -> tuple[Communicator, Footing]:
+    offered, GROUND.offered = GROUND.offered, None
+    return _joined(options, timeout) if offered is None else (offered, Footing(offered, _nothing))
 
 
-def _world(options: Any, timeout: float) -> tuple[Communicator, bool]:
-    offered, ground.offered = ground.offered, None
-    return (_joined(options, timeout), True) if offered is None else (offered, False)
-
-
-def _joined(options: Any, timeout: float) -> Communicator:
+def _joined(options: Any, timeout: float) -> tuple[Communicator, Footing]:
     communicator = meet(
         _Store(options.store),
         options.group_rank,
@@ -74,7 +85,11 @@ def _joined(options: Any, timeout: float) -> Communicator:
         formation_timeout=timeout,
     )
     atexit.register(_leave, communicator)
-    return communicator
+    return communicator, Footing(communicator, communicator.close)
+
+
+def _nothing() -> None:
+    """It is somebody else's."""
 
 
 def _leave(communicator: Communicator) -> None:
@@ -95,15 +110,3 @@ class _Store:
     def read(self) -> str:
         posted: bytes = self._store.get(_KEY)
         return posted.decode()
-
-
-def _door() -> Callable[..., Calls]:
-    if torch.__version__ < (2, 14):
-        from nexar.torch.group_door import NexarProcessGroup  # noqa: PLC0415  # one of the two fits
-
-        return NexarProcessGroup
-    from nexar.torch.amendments import amend  # noqa: PLC0415
-    from nexar.torch.backend_door import NexarBackend  # noqa: PLC0415
-
-    amend()
-    return NexarBackend

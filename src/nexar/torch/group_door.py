@@ -8,6 +8,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from nexar.communicator.communicator import Communicator
 from nexar.torch.calls import Calls
+from nexar.torch.ground import Footing
 
 NAME = "nexar"
 
@@ -15,9 +16,9 @@ NAME = "nexar"
 class NexarProcessGroup(Calls, ProcessGroup):
     """One group of ranks."""
 
-    def __init__(self, communicator: Communicator, timeout: float, *, owned: bool) -> None:
+    def __init__(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
         ProcessGroup.__init__(self, communicator.rank, communicator.size)
-        self.begin(communicator, timeout, owned=owned)
+        self.begin(communicator, timeout, footing)
         self._name = ""  # both are set by torch, once
         self._description = ""
 

@@ -80,10 +80,14 @@ class PendingWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it is done; its error is raised. OperationTimeout after `timeout`: it goes on."""
         seconds = 0.0 if timeout is None else timeout.total_seconds()
-        if len(self._requests) == 1:
-            self._requests[0].wait(seconds if seconds > 0 else None)
-        else:
-            wait_all(self._requests, seconds if seconds > 0 else None)
+        try:
+            if len(self._requests) == 1:
+                self._requests[0].wait(seconds if seconds > 0 else None)
+            else:
+                wait_all(self._requests, seconds if seconds > 0 else None)
+        finally:
+            if self._trigger is not None and self.is_completed():
+                self._complete()
         return True
 
     def is_completed(self) -> bool:

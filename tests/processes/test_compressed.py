@@ -1,0 +1,21 @@
+"""Compressed reductions of real processes, one of which is killed in the middle of a call."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.nexar_command import Nexar, introductions
+
+RANK = Path(__file__).with_name("compressed_rank.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("compressor", "transports"), [("topk", "tls"), ("randomk", "shm,tls"), ("int8", "shm,tls")])
+def test_survivors_find_array_and_residual_as_they_were_and_go_on(
+    compressor: str, transports: str, tmp_path: Path
+) -> None:
+    with Nexar("run", "-n", 3, RANK, compressor, cwd=tmp_path, NEXAR_TRANSPORTS=transports) as running:
+        told = introductions(running)
+    assert sorted(told) == [0, 1]
+    assert [(each["changes"], each["size"], each["untouched"]) for each in told.values()] == [(1, 2, True)] * 2
+    assert told[0]["last"] == told[1]["last"]

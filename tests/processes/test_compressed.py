@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.processes.nexar_command import Nexar, introductions
+from tests.processes.scale import sized
 
 RANK = Path(__file__).with_name("compressed_rank.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("compressor", "transports"), [("topk", "tls"), ("randomk", "shm,tls"), ("int8", "shm,tls")])
+FEW = [("topk", "tls"), ("randomk", "shm,tls")]
+
+
+@pytest.mark.parametrize(("compressor", "transports"), sized(FEW, [*FEW, ("int8", "shm,tls"), ("topk", "quic")]))
 def test_survivors_find_array_and_residual_as_they_were_and_go_on(
     compressor: str, transports: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ calls between ranks of which no two are. NEXAR_FULL=1 does it at every size; NEX
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,14 @@ def test_every_verb_and_every_algorithm_is_right(topology: str, size: int) -> No
         assert complaints(cases, on_every(world, partial(play, cases=cases))) == []
 
 
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
 @on_each_topology("tls", "quic", "shm")
 @pytest.mark.parametrize("sidecar", sized((True,), (True, False)))
 def test_messages_of_all_sizes_arrive_between_ranks_that_are_no_neighbours(
@@ -66,8 +75,8 @@ def test_messages_of_all_sizes_arrive_between_ranks_that_are_no_neighbours(
 def test_functions_of_ranks_that_are_no_neighbours_are_called(topology: str, scheme: str) -> None:
     with ranks_over(scheme, 3, topology=topology) as ranks:
         for comm in ranks:
-            comm.serve("double", lambda x: x * 2)
-            comm.serve("fail", _fail)
+            comm.serve(double)
+            comm.serve(fail)
 
         def call(comm: Communicator) -> bool:
             far = (comm.rank + 1) % 3
@@ -80,10 +89,6 @@ def test_functions_of_ranks_that_are_no_neighbours_are_called(topology: str, sch
             return True
 
         assert on_every(ranks, call) == [True] * 3
-
-
-def _fail() -> None:
-    raise ValueError("on purpose")
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

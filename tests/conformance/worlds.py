@@ -5,7 +5,6 @@ without. Ranks that are given to a test are then no neighbours of one another: a
 """
 
 import os
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

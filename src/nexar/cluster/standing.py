@@ -210,7 +210,12 @@ class Standing:
         if self._news is None or now < self._news_at:
             return
         self._news_at = now + NEWS_INTERVAL
-        bulletin = self._news()
+        try:
+            bulletin = self._news()
+        except Exception:  # noqa: BLE001 - what is only for watching must not cost the node its standing
+            _log.exception("this node tells the seed nothing of itself any more")
+            self._news, self._news_at = None, math.inf
+            return
         if bulletin is not None and self._line.unread_bytes <= _CLEAR_BYTES:
             self._line.send(News(encode_bulletin(bulletin)))
 

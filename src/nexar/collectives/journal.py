@@ -345,6 +345,11 @@ class Journal:
         finished = self._finished
         return None if finished is None else (name_of_call(*finished[:2]), finished[2])
 
+    def totals(self) -> tuple[int, int, int, float]:
+        """Calls, bytes, errors, and seconds waiting: what `stats` has in all, for who asks every second."""
+        with self._lock:
+            return self._tally.totals()
+
     def stats(self) -> dict[str, Any]:
         """Calls, bytes, seconds, seconds waiting and errors: in all, and by operation; waiting by rank; when ranks
         came, by operation and rank, of calls that did not end at once.

@@ -51,6 +51,16 @@ class Tally:
             totals.errors += 1
             self._errors[outcome] += 1
 
+    def totals(self) -> tuple[int, int, int, float]:
+        """Calls, bytes, errors, and seconds waiting, of all operations."""
+        found = self._operations.values()
+        return (
+            sum(each.calls for each in found),
+            sum(each.size_bytes for each in found),
+            sum(each.errors for each in found),
+            sum(each.waiting for each in found),
+        )
+
     def stats(self) -> dict[str, Any]:
         """Everything, by operation, with sums."""
         operations = {name_of(code): totals.facts() for code, totals in self._operations.items()}

@@ -34,7 +34,7 @@ def write_bulletin(
     if rank is None:
         return None
     journals = list(journals)
-    counted = [journal.stats() for journal in journals]
+    totals = [journal.totals() for journal in journals]
     traffic = _traffic(membership, links)
     return Bulletin(
         rank=rank,
@@ -42,10 +42,10 @@ def write_bulletin(
         pid=os.getpid(),
         host=line(socket.gethostname()),
         **_doing(journals),
-        calls=_sum(counted, "calls"),
-        call_bytes=_sum(counted, "bytes"),
-        errors=_sum(counted, "errors"),
-        seconds_waiting=sum((each["seconds_waiting"] for each in counted), 0.0),
+        calls=sum(calls for calls, *_ in totals),
+        call_bytes=sum(size_bytes for _, size_bytes, *_ in totals),
+        errors=sum(errors for _, _, errors, _ in totals),
+        seconds_waiting=sum((waiting for *_, waiting in totals), 0.0),
         messages_sent=_sum(traffic.values(), "messages_sent"),
         messages_received=_sum(traffic.values(), "messages_received"),
         bytes_sent=_sum(traffic.values(), "bytes_sent"),

@@ -176,7 +176,8 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     # -- counted ---------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What it has done so far: calls, bytes, seconds, by operation; waiting, by rank; and each link's counters.
+        """What it has done so far: calls, bytes, seconds, by operation; waiting, by rank; when ranks came, by operation
+        and rank (`arrivals`; not of calls that ended at once); and each link's counters.
 
         `buffers` is the pool of this node's early messages, with the hit rate of each size; `staging` the host memory
         of devices, by adapter, of this process.

@@ -17,6 +17,7 @@ from nexar.security.authority import Authority
 from nexar.security.request import make_request
 from nexar.transport.base import ConnectRefused
 from nexar.wire import messages
+from nexar.wire.bulletin import Bulletin
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     AreYouThere,
@@ -83,7 +84,12 @@ class Scene:
     def certificate(self, seconds: float) -> bytes:
         return certificate_for(self.authority, make_request(self.node.id, self.node.key), self.node.id, seconds)
 
-    def stand(self, seconds: float = 3600.0, random: Random | None = None) -> Standing:
+    def stand(
+        self,
+        seconds: float = 3600.0,
+        random: Random | None = None,
+        news: Callable[[], Bulletin | None] | None = None,
+    ) -> Standing:
         authority = self.authority
         welcome = Welcome(authority.cluster, self.certificate(seconds), authority.certificate_pem, "10.0.0.9:9", 1)
         line = JoinLine(as_carrier(self.seed))
@@ -95,6 +101,7 @@ class Scene:
                 self._knock,
                 random=random or AtOnce(),
                 listeners=self._listeners(),
+                news=news,
             )
         )
         return self._made[-1]

@@ -20,3 +20,4 @@ def test_calls_are_counted_by_operation_and_in_all() -> None:
         "calls": 2, "bytes": 200, "seconds": 3.0, "seconds_waiting": 0.5, "errors": 1,
     }  # fmt: skip
     assert stats["errors_by_kind"] == {"PeerLost": 1}
+    assert tally.totals() == (3, 200, 1, 0.75)

@@ -14,6 +14,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import nexar
+from nexar.torch import CompressedGradients, communicator_of, compress
 from tests.torch.processes import on_ranks
 
 STEPS = 4
@@ -148,3 +150,18 @@ def test_a_checkpoint_is_written_and_read_by_all(tmp_path):
         return read["tensor"].full_tensor().tolist()
 
     assert on_ranks(tmp_path, 2, task) == [list(range(8))] * 2
+
+
+@pytest.mark.parametrize("compressor", [nexar.TopK(0.2), nexar.FP8()], ids=["top_k", "fp8"])
+def test_gradients_are_compressed_on_their_way_and_the_model_learns(tmp_path, compressor):
+    def task(rank, size):
+        wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.001)
+        wrapped.register_comm_hook(CompressedGradients(compressor), compress)
+        losses = train(wrapped, rank, steps=40)
+        calls = communicator_of().stats()["operations"]
+        return losses, weights(wrapped), sorted(calls)
+
+    answers = on_ranks(tmp_path, 2, task)
+    assert answers[0][1] == answers[1][1]
+    assert answers[0][0][-1] < answers[0][0][0] / 3
+    assert "all_reduce_compressed" in str(answers[0][2])

@@ -10,9 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from nexar.arrays.compression.compressor import Compressor
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request
+from nexar.errors import UsageError
 from nexar.torch import translation
 from nexar.torch.completion import Completion
 from nexar.torch.ground import GROUND, Footing
@@ -172,6 +175,12 @@ class Calls:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     gather_into_tensor = gather_single
 
+    def average_compressed(
+        self, tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None
+    ) -> PendingWork:
+        """In place, in the background. torch has no such call: see `gradients`."""
+        return self._in_background(translation.average_compressed(tensor, compressor, residual), self._seconds(None))
+
     # -- messages ----------------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> AnyWork:
@@ -208,3 +217,17 @@ class Calls:
         self._footing.end(self.communicator)
         self._completion.close()
         _open.discard(self)
+
+
+def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> Calls:
+    """The group, None for the default one, as this module knows it. UsageError if it is not of nexar."""
+    whole = dist.group.WORLD if group is None else group
+    if isinstance(whole, Calls):
+        return whole
+    found = None if whole is None else whole._get_backend(device)
+    if not isinstance(found, Calls):
+        raise UsageError(
+            'this process group is not of nexar: make it with init_process_group("nexar"), or with '
+            'new_group(backend="nexar"), and not in the debug mode DETAIL, in which torch hides it'
+        )
+    return found

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from nexar.communicator.communicator import Communicator
 from nexar.launch.rendezvous import meet
+from nexar.torch.calls import calls_of
 from nexar.torch.ground import GROUND, Footing
 from nexar.torch.parts import part_of
 
@@ -56,6 +57,13 @@ def adopt(communicator: Communicator, timeout: float | None = None) -> None:
         )
     finally:
         GROUND.offered = None
+
+
+def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu") -> Communicator:
+    """What a process group of torch's, None for the default one, stands on: its verbs, its numbers, its members.
+    UsageError if that is not of nexar. It belongs to the group, which closes it.
+    """
+    return calls_of(group, torch.device(device)).communicator
 
 
 def _stand(options: Any, timeout: float) -> tuple[Communicator, Footing]:

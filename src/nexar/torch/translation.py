@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nexar.arrays.compression.compressor import Compressor
 from nexar.errors import UsageError
 from nexar.torch.amendments import Received
 from nexar.torch.reductions import Reduction, reduction_of
@@ -56,6 +57,13 @@ def all_reduce_coalesced(tensors: Tensors, op: Any) -> Plan:
     reduction = reduction_of(op)
     arrays = [_scaled(each, reduction) for each in tensors]
     return Plan("all_reduce_coalesced", [Step("all_reduce_bucketed", (arrays, reduction.name))], tensors)
+
+
+def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None) -> Plan:
+    """In place; the result is the tensor itself."""
+    left = None if residual is None else values(residual)
+    step = Step("all_reduce_compressed", (values(tensor), compressor), {"residual": left, "op": "avg"})
+    return Plan("average_compressed", [step], tensor)
 
 
 def broadcast(tensors: Tensors, root: int) -> Plan:

@@ -31,6 +31,7 @@ from nexar.config import Config
 from nexar.errors import NexarError
 from nexar.group import Group
 from nexar.links.operation import Operation
+from nexar.topology.neighbors import FULL_MESH, is_complete
 
 _KEPT: Final = 512  # shapes of calls
 _LONG: Final = 256  # steps
@@ -68,6 +69,8 @@ class Assembly:
         self.index: Final = membership.local_rank(group.rank)
         """Which of the ranks of its host this one is."""
         self._shared = shared
+        world = group.communicator == 0 and not is_complete(config.topology, group.size)
+        self._topology: Final[str] = config.topology if world else FULL_MESH  # of a part's ranks nothing is known
         self._chosen: dict[tuple[Any, ...], str] = {}  # algorithms of calls that were made; dict methods are atomic
         self._order = threading.Lock()  # numbers and slips are taken in the same order
 
@@ -121,6 +124,7 @@ class Assembly:
             large_msg_bytes=config.large_msg_bytes,
             pipeline_segment_bytes=config.pipeline_segment_bytes,
             ring_max_world=config.ring_max_world,
+            topology=self._topology if sum(hosts) == self.group.size else FULL_MESH,
         )
 
     # -- calls -------------------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ class Assembly:
 
     def program(self, name: str, operation: OperationCode, count: int, dtype: np.dtype[Any]) -> Program | None:
         """Of a schedule on one array; None if it needs more memory than that."""
-        shape = Shape(self.group.rank, self.group.size, count, 0, self._segment(dtype))
+        shape = Shape(self.group.rank, self.group.size, count, 0, self._segment(dtype), topology=self._topology)
         program, needed = program_of(name, operation, shape)
         return None if needed else program
 
@@ -205,7 +209,9 @@ class Assembly:
         size = self.group.size if team is None else len(team)
         rank = self.group.rank if team is None else team.index(self.group.rank)
         item = work.dtype.itemsize
-        shape = Shape(rank, size, len(work) if count is None else count, root, self._segment(work.dtype), spans)
+        topology = self._topology if team is None else FULL_MESH
+        elements = len(work) if count is None else count
+        shape = Shape(rank, size, elements, root, self._segment(work.dtype), spans, topology)
         program, needed = program_of(name, operation, shape)
         own = needed[len(more) :]
         borrowed = [self.scratch.take(each * item) for each in own]

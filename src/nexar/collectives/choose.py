@@ -9,6 +9,7 @@ from typing import Final
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.schedules.catalog import SAME_AS, algorithms_of
 from nexar.errors import UsageError
+from nexar.topology.neighbors import FULL_MESH, HYPERCUBE
 
 SHARED_MEMORY: Final = "shared_memory"
 TWO_LEVEL: Final = "two_level"
@@ -55,6 +56,8 @@ class Facts:
     large_msg_bytes: int = 8 * 1024 * 1024
     pipeline_segment_bytes: int = 2 * 1024 * 1024
     ring_max_world: int = 8
+    topology: str = FULL_MESH
+    """Of which ranks have a connection of their own; what others say to one another is relayed."""
 
     @property
     def kind(self) -> OperationCode:
@@ -78,8 +81,25 @@ class Facts:
 
     @property
     def suits_a_ring(self) -> bool:
-        """The rounds of a ring grow with the world."""
-        return self.size <= self.ring_max_world
+        """The rounds of a ring grow with the world. But where all that is not said to a neighbour is relayed, nothing
+        else moves as few bytes; unless the topology is a cube, whose edges are what halving and doubling go along.
+        """
+        return not self.is_cube and (self.is_sparse or self.size <= self.ring_max_world)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Not all ranks are neighbours."""
+        return self.topology != FULL_MESH
+
+    @property
+    def is_cube(self) -> bool:
+        """Ranks whose numbers differ in one bit are neighbours, not those that follow one another."""
+        return self.topology == HYPERCUBE
+
+    @property
+    def suits_a_pipeline(self) -> bool:
+        """Large, and round a ring of neighbours."""
+        return self.is_large and not self.is_cube
 
 
 def choose(facts: Facts, algorithm: str | None) -> str:
@@ -172,12 +192,14 @@ def _all_reduce(facts: Facts) -> str:
     """
     if facts.is_small or (facts.size == 2 and facts.size_bytes <= 4 * facts.large_msg_bytes):
         return "recursive_doubling"
-    if facts.is_large:
+    if facts.suits_a_pipeline:
         return "pipelined_ring"
     return "ring" if facts.suits_a_ring else "halving_doubling"
 
 
 def _broadcast(facts: Facts) -> str:
+    if facts.is_sparse:
+        return "spanning_tree"
     if facts.size < 4 and not facts.is_large:
         return "flat"
     if facts.is_small:
@@ -194,15 +216,17 @@ def _reduce(facts: Facts) -> str:
 def _all_gather(facts: Facts) -> str:
     if facts.size < 4:
         return "direct"
-    if facts.is_large:
+    if facts.suits_a_pipeline:
         return "pipelined_ring"
+    if facts.is_cube and not facts.is_small:
+        return "recursive_doubling"
     return "ring" if facts.suits_a_ring and not facts.is_small else "bruck"
 
 
 def _reduce_scatter(facts: Facts) -> str:
     if facts.is_small:
         return "halving"
-    if facts.is_large:
+    if facts.suits_a_pipeline:
         return "pipelined_ring"
     return "ring" if facts.suits_a_ring else "halving"
 

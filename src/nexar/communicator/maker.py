@@ -18,6 +18,7 @@ from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
 from nexar.config import Config
 from nexar.group import Group
+from nexar.topology.neighbors import FULL_MESH
 
 
 class Maker:
@@ -56,7 +57,8 @@ class Maker:
                 undo.callback(PartWriter(directory, group, journal).write)
             undo.callback(journal.close)
             arena, shared = None, False
-            if may_share(membership):
+            topology = self.config.topology if communicator == WORLD else FULL_MESH  # of a part it is found out
+            if may_share(membership, topology):
                 sharing = Sharing(group, deadline)
                 arena = sharing.agree(journal)
                 shared = sharing.shared

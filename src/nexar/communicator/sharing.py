@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Final
 
 from nexar.cluster.membership import Membership
@@ -23,6 +24,7 @@ from nexar.group import Group
 from nexar.links.message import collective_tag
 from nexar.links.operation import Operation
 from nexar.links.sending import About
+from nexar.topology.neighbors import FULL_MESH, are_neighbors
 from nexar.transport.foreign_text import one_line
 from nexar.types import Rank
 from nexar.wire.frame import Space
@@ -41,8 +43,10 @@ _NAME: Final = "making the communicator"
 _MISSING: Final = "its part in it: it has not made the same init, split or group, or it waits for another rank itself"
 
 
-def may_share(membership: Membership) -> bool:
-    """Is it worth trying? Pure, so that all ranks come to the same answer without a word."""
+def may_share(membership: Membership, topology: str = FULL_MESH) -> bool:
+    """Is it worth trying? Pure, so that all ranks come to the same answer without a word. `topology`: of these ranks,
+    where it is known; those of a host share memory only if all of them are neighbours.
+    """
     most = max(len(membership.ranks_on(host)) for host in membership.hosts)
     if most == 1 or not all("shm" in each.capabilities for each in membership.members):
         return False
@@ -51,7 +55,13 @@ def may_share(membership: Membership) -> bool:
             "collectives use links, not shared memory: up to %d hosts with %d ranks each can share it", LARGEST, LARGEST
         )
         return False
-    return True
+    return topology == FULL_MESH or all(_are_neighbours(membership, host, topology) for host in membership.hosts)
+
+
+def _are_neighbours(membership: Membership, host: str, topology: str) -> bool:
+    """All ranks of a host of one another."""
+    ranks, size = membership.ranks_on(host), membership.size
+    return all(are_neighbors(topology, size, *pair) for pair in combinations(ranks, 2))
 
 
 class Sharing:

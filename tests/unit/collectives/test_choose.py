@@ -128,3 +128,23 @@ def test_a_name_that_cannot_serve_is_refused_with_those_that_can(call, name, sai
     with pytest.raises(UsageError, match="there are: ") as refused:
         choose(call, name)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("topology", "operation", "size_bytes", "name"),
+    [
+        ("k_regular:2", Op.ALL_REDUCE, 1 * MB, "ring"),
+        ("k_regular:2", Op.ALL_REDUCE, 8 * MB, "pipelined_ring"),
+        ("k_regular:2", Op.ALL_REDUCE, 8, "recursive_doubling"),
+        ("k_regular:4", Op.ALL_GATHER, 64 * KB, "ring"),
+        ("k_regular:4", Op.REDUCE_SCATTER, 1 * MB, "ring"),
+        ("hypercube", Op.ALL_REDUCE, 1 * MB, "halving_doubling"),
+        ("hypercube", Op.ALL_REDUCE, 64 * MB, "halving_doubling"),
+        ("hypercube", Op.REDUCE_SCATTER, 64 * MB, "halving"),
+        ("hypercube", Op.ALL_GATHER, 1 * MB, "recursive_doubling"),
+        ("hypercube", Op.BROADCAST, 8, "spanning_tree"),
+        ("k_regular:2", Op.BROADCAST, 64 * MB, "spanning_tree"),
+    ],
+)
+def test_on_a_sparse_topology_ways_along_neighbours_are_chosen(topology, operation, size_bytes, name):
+    assert choose(facts(operation, size_bytes, size=16, topology=topology), None) == name

@@ -19,9 +19,11 @@ from nexar.collectives.schedules import (
     recursive_doubling,
     ring,
     scattered,
+    spanning_tree,
     tree,
 )
 from nexar.collectives.schedules.blocks import equal
+from nexar.topology.neighbors import FULL_MESH
 
 
 class Shape(NamedTuple):
@@ -36,6 +38,8 @@ class Shape(NamedTuple):
     """Elements of a pipeline segment; 0: a vector is not cut."""
     spans: tuple[Span, ...] | None = None
     """Unequal blocks, one per rank; of all_to_all_v those of the input, then those of the output."""
+    topology: str = FULL_MESH
+    """Of which ranks have a connection of their own."""
 
     @property
     def blocks(self) -> tuple[Span, ...]:
@@ -118,6 +122,9 @@ CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         "tree": Algorithm(lambda s: tree.broadcast(s.rank, s.size, s.count, s.root)),
         "chain": Algorithm(lambda s: chain.broadcast(s.rank, s.size, s.count, s.root, segment=s.segment)),
         "scatter_all_gather": Algorithm(lambda s: scattered.broadcast(s.rank, s.size, s.count, s.root)),
+        "spanning_tree": Algorithm(
+            lambda s: spanning_tree.broadcast(s.rank, s.size, s.count, s.root, s.topology, segment=s.segment)
+        ),
     },
     OperationCode.REDUCE: {
         "flat": _ordered(lambda s: flat.reduce(s.rank, s.size, s.count, s.root)),

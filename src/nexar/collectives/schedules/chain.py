@@ -36,7 +36,7 @@ def exclusive_scan(rank: int, size: int, count: int, *, segment: int = 0) -> Ite
     """
     spans = tiles(Span(0, count), segment)
     yield Step(then=(Local(Part(1, 0, count), Part(0, 0, count), How.COPY),))
-    for j, (coming, away) in enumerate(_staggered(spans, rank > 0)):
+    for j, (coming, away) in enumerate(staggered(spans, rank > 0)):
         sends = (Send(rank + 1, part(away, 1), j - (rank > 0)),) if away and rank < size - 1 else ()
         if coming and rank > 0:
             then = (Local(part(coming, 1), part(coming), How.LEFT),)
@@ -46,12 +46,12 @@ def exclusive_scan(rank: int, size: int, count: int, *, segment: int = 0) -> Ite
 
 
 def _pass_on(below: int | None, above: int | None, spans: Sequence[Span], how: How) -> Iterator[Step]:
-    for j, (coming, away) in enumerate(_staggered(spans, below is not None)):
+    for j, (coming, away) in enumerate(staggered(spans, below is not None)):
         sends = (Send(above, part(away), j - (below is not None)),) if away and above is not None else ()
         receives = (Receive(below, part(coming), j, how),) if coming and below is not None else ()
         yield Step(sends, receives)
 
 
-def _staggered(spans: Sequence[Span], late: bool) -> Iterator[tuple[Span | None, Span | None]]:
+def staggered(spans: Sequence[Span], late: bool) -> Iterator[tuple[Span | None, Span | None]]:
     """Pairs of what comes and what goes in one step: who receives sends each segment one step later."""
     return zip_longest(spans, [None, *spans] if late else spans)

@@ -11,6 +11,7 @@ SOAK_ARGS ?=
 
 export PYTHON VENV
 bin := $(VENV)/bin
+torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
@@ -41,6 +42,10 @@ test: setup ## run every test
 
 test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
 	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_cuda_adapter.py $(PYTEST_ARGS)
+
+test-torch: ## run the tests of the torch backend, in .venv-torch (a gigabyte is fetched); TORCH=2.13.0 VENV=.venv-torch-2.13 for another
+	@VENV=$(torch_venv) setup/torch_environment.sh
+	$(torch_venv)/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
 lint: setup ## formatting, lint rules, import rules; Rust too when cargo is there
 	@setup/lint.sh

@@ -25,8 +25,11 @@ class Registration:
     """The adapters of a process. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # over what is below; a package may register while it is loaded
-        self._known: tuple[Staging, ...] = (Staging(CudaAdapter()),)  # replaced whole, so that readers need no lock
+        self._lock = threading.Lock()  # while the next line is replaced, whole, so that readers need none
+        self._known: tuple[Staging, ...] = (Staging(CudaAdapter()),)
+        # While packages are loaded, and over what is below. Another one than for adding: a package that another thread
+        # imports at this moment may add its adapter itself, and the thread that loads it waits for that import.
+        self._looking = threading.RLock()
         self._broken: list[str] = []
         self._looked = False
 
@@ -45,7 +48,7 @@ class Registration:
         found = self._knows(value)
         if found is not None:
             return found
-        with self._lock:
+        with self._looking:
             if not self._looked:
                 self._looked = True
                 self._look()

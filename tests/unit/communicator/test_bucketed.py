@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexar.arrays.registration import Registration
 from nexar.collectives.assembly import PLAIN
 from nexar.communicator.bucketed import _IN_FLIGHT, all_reduce_bucketed, buckets, memory_for
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import UsageError
+from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 from tests.ranks import on_every
 
 DTYPES = [np.dtype(each) for each in ("f4", "f8", "i1")]
@@ -57,3 +59,23 @@ def test_all_numbers_are_taken_at_the_call_and_a_call_that_is_refused_takes_none
         assert [journal._next for journal in journals] == [3, 3]
         on_every([0, 1], lambda rank: world[rank]._assembly.conductor.perform(works[rank], 20.0))
         assert [journal.stats()["in_flight"] for journal in journals] == [0, 0]
+
+
+def test_copies_from_a_device_are_begun_with_the_call_and_those_back_one_bucket_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapters = Registration()
+    adapters.add(SlateAdapter())
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    with local_communicators(2, Config()) as world:
+        engines = [Engine(), Engine()]
+        slates = [[Slate(np.full(4, 1.0 + each), engine) for each in range(6)] for engine in engines]
+        works = [
+            all_reduce_bucketed(comm._assembly, mine, "sum", 64, PLAIN, commutative=True)
+            for comm, mine in zip(world, slates, strict=True)
+        ]
+        assert engines[0].begun == ["stage_out"] * 3, "two slates in each bucket, gathered by one copy"
+        on_every([0, 1], lambda rank: world[rank]._assembly.conductor.perform(works[rank], 20.0))
+        assert engines[0].begun == ["stage_out"] * 3 + ["stage_in"] * 3
+        for mine in slates:
+            assert [slate.values().tolist() for slate in mine] == [[2.0 + 2 * each] * 4 for each in range(6)]

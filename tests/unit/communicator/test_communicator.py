@@ -352,3 +352,23 @@ def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_told_to_the_others(
     assert [str(error).partition(";")[0] for error in others] == [
         "barrier #0 was cancelled by rank 0: KeyboardInterrupt"
     ]
+
+
+def test_what_pooled_buffers_saved_is_counted_by_their_size(pair: list[Communicator]) -> None:
+    small, large = np.ones(20_000, np.uint8), np.ones(LARGE)
+    for _ in range(4):
+        requests = [pair[0].start.send(each, 1, tag=3) for each in (small, large)]
+        pair[1].probe(0, 3)
+        while pair[1].stats()["buffers"]["leased"] < 2:
+            pair[1].probe(0, 3)
+        for each in (small, large):
+            assert np.array_equal(pair[1].recv(np.empty_like(each), 0, tag=3), each)
+        for request in requests:
+            request.wait(PATIENCE)
+    buffers = pair[1].stats()["buffers"]
+    assert buffers["tiers"][64 << 10] == {
+        "size_bytes": 64 << 10, "hits": 3, "misses": 1, "free": 1, "kept": 256, "hit_rate": 0.75,
+    }  # fmt: skip
+    assert buffers["tiers"][8 << 20]["hit_rate"] == 0.75
+    assert (buffers["hit_rate"], buffers["leased"]) == (0.75, 0)
+    assert isinstance(pair[1].stats()["staging"], dict)

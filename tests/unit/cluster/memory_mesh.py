@@ -21,10 +21,11 @@ def soon(seconds: float = PATIENCE) -> float:
 class Meshes:
     """`size` nodes, ranks in the order of their ids. Close it."""
 
-    def __init__(self, size: int, *, adopt: bool = True) -> None:
+    def __init__(self, size: int, *, adopt: bool = True, topology: str = "full_mesh") -> None:
         self.network = MemoryNetwork()
         self.faults = Faults(self.network)
-        self.nodes = sorted((Node(Config(), self.network) for _ in range(size)), key=lambda node: node.id)
+        config = Config(topology=topology)
+        self.nodes = sorted((Node(config, self.network) for _ in range(size)), key=lambda node: node.id)
         self.refused: list[str] = []
         self.membership = Membership("ours", 1, tuple(member_of(node) for node in self.nodes))
         self.meshes = [Mesh(node, on_refused=lambda _, reason: self.refused.append(reason)) for node in self.nodes]

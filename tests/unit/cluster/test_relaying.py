@@ -1,0 +1,232 @@
+"""Links over other nodes, on memory: how they come about, and what they survive."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from nexar.cluster.change import Change, Departure
+from nexar.cluster.membership import Membership
+from nexar.errors import PeerLost
+from nexar.links.carrier import is_relayed
+from nexar.links.link import Link
+from nexar.links.matching import Matching
+from nexar.testing.faults import Cut, Stall
+from nexar.types import format_node
+from nexar.wire.frame import Space
+from tests.ranks import on_every
+from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
+
+TALK = 7
+LARGE = 3_000_000
+
+
+class Ring(Meshes):
+    """Each has a connection to the next and the last, and all can talk."""
+
+    def __init__(self, size: int, *, adopt: bool = True) -> None:
+        super().__init__(size, topology="k_regular:2", adopt=adopt)
+        self.talks: list[Matching] = [mesh.router.open(TALK) for mesh in self.meshes]
+
+    def close_circle(self) -> None:
+        """Every connection that there is."""
+        size = len(self.nodes)
+        on_every(range(size), lambda rank: self.link(rank, (rank + 1) % size))
+
+    def send(self, rank: int, to: int, *messages: bytes) -> None:
+        link = self.link(rank, to)
+        going = [link.post_send(TALK, memoryview(each)) for each in messages]
+        self.nodes[rank].progress.wait(going, soon())
+
+    def receive(self, rank: int, source: int, count: int = 1) -> list[bytes]:
+        node = self.nodes[source].id
+        found = []
+        for _ in range(count):
+            posted = self.talks[rank].post(None, source=node, space=Space.UNTAGGED, tag=0)
+            self.nodes[rank].progress.wait([posted], soon())
+            found.append(bytes(posted.into or b""))
+        return found
+
+    def relayed_by(self, rank: int) -> int:
+        return self.meshes[rank].relaying.station.relayed
+
+    def route(self, rank: int, to: int) -> list[int]:
+        """Ranks, as the link goes now."""
+        (carrier,) = (self.meshes[rank].links()[self.nodes[to].id]._line.carriers[each] for each in ("relay",))
+        ids = [node.id for node in self.nodes]
+        return [ids.index(node) for node in carrier.route]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def four() -> Iterator[Ring]:
+    made = Ring(4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def six() -> Iterator[Ring]:
+    made = Ring(6)
+    yield made
+    made.close()
+
+
+NUMBERED = [b"%d" % number for number in range(300)]
+
+
+# ---------------------------------------------------------------- how it comes about
+
+
+def test_who_is_no_neighbour_is_reached_over_others_without_a_connection(four: Ring) -> None:
+    four.send(0, 2, *NUMBERED)
+    assert four.receive(2, 0, 300) == NUMBERED
+    assert is_relayed(four.linked_to(0, 2).schemes)
+    assert is_relayed(four.linked_to(2, 0).schemes)
+    assert four.route(0, 2) == [0, 1, 2]
+    assert four.relayed_by(1) >= 300
+
+
+def test_both_may_begin_at_the_same_moment_and_have_one_link(four: Ring) -> None:
+    def talk(rank: int) -> list[bytes]:
+        four.send(rank, 2 - rank, *NUMBERED)
+        return four.receive(rank, 2 - rank, 300)
+
+    assert on_every([0, 2], talk) == [NUMBERED, NUMBERED]
+    assert on_every([0] * 8, lambda rank: four.link(rank, 2)) == [four.linked_to(0, 2)] * 8
+
+
+def test_a_large_message_travels_in_pieces_and_a_small_one_overtakes_it_at_most_by_a_window(six: Ring) -> None:
+    large = np.random.default_rng(1).bytes(LARGE)
+    on_every([0, 3], lambda rank: six.send(0, 3, large) if rank == 0 else _expect(six, large))
+    (stats,) = [six.linked_to(0, 3).stats()]
+    assert stats["relay.payload_bytes_sent"] == LARGE
+    assert stats["relay.hops"] == 3
+
+
+def _expect(ring: Ring, large: bytes) -> None:
+    assert ring.receive(3, 0) == [large]
+
+
+def test_neighbours_are_dialed_and_guests_too(four: Ring) -> None:
+    assert four.link(0, 1).schemes == ("memory",)
+    assert four.meshes[0].relaying.is_neighbour(four.nodes[3].id)
+    assert not four.meshes[0].relaying.is_neighbour(four.nodes[2].id)
+    assert four.meshes[0].relaying.is_neighbour(12345)  # holds no rank
+
+
+def test_control_may_dial_anyone_and_the_link_stays_the_same(four: Ring) -> None:
+    four.send(0, 2, b"over others")
+    link = four.meshes[0].dial(four.nodes[2].id, soon())
+    assert link is four.linked_to(0, 2)
+    assert set(link.schemes) == {"memory", "relay"}
+    four.send(0, 2, b"straight")
+    assert four.receive(2, 0, 2) == [b"over others", b"straight"]
+    assert link.failure is None
+
+
+# ---------------------------------------------------------------- what it survives
+
+
+def test_a_dead_hop_is_gone_round_and_nothing_is_lost_or_doubled(four: Ring) -> None:
+    four.close_circle()
+    four.send(0, 2, *NUMBERED[:100])
+    four.linked_to(0, 1).lose("it is gone")
+    four.send(0, 2, *NUMBERED[100:])
+    assert four.receive(2, 0, 300) == NUMBERED
+    assert four.route(0, 2) == [0, 3, 2]
+    assert four.linked_to(0, 2).failure is None
+
+
+@pytest.mark.parametrize("frames", [1, 20, 150])
+def test_a_hop_that_dies_far_away_is_gone_round(six: Ring, frames: int) -> None:
+    six.close_circle()
+    six.faults.add(six.on_way(Cut, 1, 2, after_frames=frames))
+    six.send(0, 3, *NUMBERED)
+    assert six.receive(3, 0, 300) == NUMBERED
+    assert six.route(0, 3) == [0, 5, 4, 3]
+
+
+def test_a_hop_that_dies_in_the_middle_of_a_large_message_is_gone_round(six: Ring) -> None:
+    large = np.random.default_rng(2).bytes(LARGE)
+    six.close_circle()
+    six.faults.add(six.on_way(Cut, 2, 3, after_frames=20))
+    on_every([0, 3], lambda rank: six.send(0, 3, large) if rank == 0 else _expect(six, large))
+    assert six.linked_to(0, 3).stats()["relay.resent"] > 0
+
+
+def test_what_dies_inside_a_hop_that_says_nothing_is_asked_for_and_sent_again(
+    four: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way from rank 1 to rank 2 is silent: what rank 1 passes on is gone. Then the connection ends."""
+    monkeypatch.setattr("nexar.links.relay.station.FIRST_PROBE", 0.05)
+    four.close_circle()
+    four.faults.add(four.on_way(Stall, 1, 2))
+    four.send(0, 2, *NUMBERED)
+    eventually(lambda: four.relayed_by(1) >= 300, "all of it at rank 1")
+    four.linked_to(1, 2).lose("it is gone")
+    four.faults.clear()
+    assert four.receive(2, 0, 300) == NUMBERED
+
+
+def test_without_any_way_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:
+    four.close_circle()
+    four.send(0, 2, b"there")
+    assert four.receive(2, 0) == [b"there"]
+    four.linked_to(0, 1).lose("it is gone")
+    four.linked_to(0, 3).lose("it is gone")
+    eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
+    failure = four.linked_to(0, 2).failure
+    assert isinstance(failure, PeerLost)
+    assert "no way is left over other nodes" in failure.cause
+    assert format_node(four.nodes[3].id) in failure.cause or format_node(four.nodes[1].id) in failure.cause
+
+
+def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
+    four.close_circle()
+    four.send(0, 2, b"there")
+    four.linked_to(1, 2).lose("it is gone")
+    four.linked_to(3, 2).lose("it is gone")
+    with suppress(PeerLost):
+        four.send(0, 2, b"more")
+    eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
+    failure = four.linked_to(0, 2).failure
+    assert isinstance(failure, PeerLost)
+    assert f"cannot reach {format_node(four.nodes[2].id)}" in failure.cause
+
+
+def test_a_link_that_was_lost_is_made_anew_without_others(four: Ring) -> None:
+    test_without_any_way_the_link_is_lost_with_the_name_of_the_dead_hop(four)
+    lost = four.linked_to(0, 2)
+    link: Link = four.meshes[0].relink(four.nodes[2].id, soon())
+    assert link is not lost
+    assert link.schemes == ("memory",)
+
+
+def test_after_a_change_routes_follow_the_new_membership(six: Ring) -> None:
+    six.close_circle()
+    six.send(0, 3, b"before")
+    change = Change(2, left=(Departure(six.nodes[1].id, "it left"),))
+    for rank in (0, 2, 3, 4, 5):
+        six.meshes[rank].adopt(change.apply(six.membership), change)
+    assert six.meshes[0].relaying.is_neighbour(six.nodes[2].id)
+    six.send(0, 3, b"after")  # as ranks 0 and 2 of five
+    assert six.receive(3, 0, 2) == [b"before", b"after"]
+    assert six.route(0, 3) == [0, 2, 3]
+
+
+def test_what_comes_from_a_member_of_an_epoch_that_is_not_here_yet_is_kept() -> None:
+    """A fourth joins the ring of three: rank 1, its only non-neighbour, hears of it last, and is spoken to before."""
+    ring = Ring(4, adopt=False)
+    three = Membership("ours", 1, ring.membership.members[:3])
+    for mesh in ring.meshes[:3]:
+        mesh.adopt(three)
+    on_every([0, 1, 2], lambda rank: ring.link(rank, (rank + 1) % 3))
+    four = Change(2, joined=ring.membership.members[3:]).apply(three)
+    for rank in (0, 2, 3):
+        ring.meshes[rank].adopt(four)
+    ring.send(3, 1, b"early")
+    eventually(lambda: ring.meshes[1].relaying.station.in_use, "the word at rank 1")
+    ring.meshes[1].adopt(four)
+    assert ring.receive(1, 3) == [b"early"]
+    ring.close()

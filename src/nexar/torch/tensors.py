@@ -1,9 +1,13 @@
-"""torch's tensors as arrays: those that are reduced, and those that only move."""
+"""torch's tensors as arrays: those that are reduced, and those that only move.
+
+A tensor on the CPU becomes an array in its memory. One on a device stays what it is: a communicator takes it so, and
+stages it through pinned memory on the stream that is current when the call is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -11,6 +15,9 @@ from numpy.typing import NDArray
 
 from nexar.arrays import torch_adapter
 from nexar.errors import UsageError
+
+Array: TypeAlias = NDArray[Any] | torch.Tensor
+"""What the verbs of a communicator take: one of the CPU, or one of a device."""
 
 _PLAIN: Final = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -20,16 +27,16 @@ _PLAIN: Final = frozenset(
 _FOREIGN: Final = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 
 
-def values(tensor: torch.Tensor) -> NDArray[Any]:
+def values(tensor: torch.Tensor) -> Array:
     """To reduce: an array in the tensor's memory, with its strides. UsageError where there is none."""
     if tensor.dtype in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_conj():
         plain: NDArray[Any] = tensor.detach().numpy()
         return plain
     _refuse_sparse(tensor)
-    return torch_adapter.array_of(tensor)
+    return torch_adapter.array_of(tensor) if tensor.is_cpu else tensor.detach()
 
 
-def content(tensor: torch.Tensor) -> NDArray[Any]:
+def content(tensor: torch.Tensor) -> Array:
     """To move: as `values`, and bytes where the numbers have a type that no array has."""
     if tensor.dtype in _PLAIN or tensor.dtype in _FOREIGN:
         return values(tensor)
@@ -39,20 +46,49 @@ def content(tensor: torch.Tensor) -> NDArray[Any]:
     return values(tensor.detach().view(torch.uint8))
 
 
-def row(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def count(array: Array) -> int:
+    """How many elements it has."""
+    return array.size if isinstance(array, np.ndarray) else int(array.numel())
+
+
+def flat(array: Array) -> Array:
+    """In a row, in C order; its own memory where that is possible."""
+    return array.reshape(-1)
+
+
+def row(arrays: Sequence[Array]) -> Array:
     """All of them, one after the other, in new memory."""
-    return np.concatenate([array.reshape(-1) for array in arrays])
+    parts = [flat(array) for array in arrays]
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
 
 
-def pour(parts: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]]) -> None:
+def pour(parts: Sequence[Any], into: Sequence[Any]) -> None:
     """Copy each part into the array at its place, whatever their shapes. UsageError if one does not fit."""
     for rank, (part, room) in enumerate(zip(parts, into, strict=True)):
-        if part.size != room.size or part.dtype != room.dtype:
+        if count(part) != count(room) or part.dtype != room.dtype:
             raise UsageError(
-                f"rank {rank} sent {part.dtype}[{part.size}], and the tensor for it has {room.dtype}[{room.size}]; "
+                f"rank {rank} sent {part.dtype}[{count(part)}], and the tensor for it has {room.dtype}[{count(room)}]; "
                 "give one of that dtype and as many elements"
             )
-        np.copyto(room, part.reshape(room.shape))
+        if isinstance(room, torch.Tensor):
+            room.copy_(part.reshape(room.shape))
+        else:
+            np.copyto(room, part.reshape(room.shape))
+
+
+def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The same, to be run by any thread, on the stream that is current now where the array's device has streams: what
+    the caller begins there afterwards sees what it did.
+    """
+    if not isinstance(array, torch.Tensor) or array.device.type != "cuda":
+        return finish
+    stream = torch.cuda.current_stream(array.device)
+
+    def run(result: Any) -> object:
+        with torch.cuda.stream(stream):
+            return finish(result)
+
+    return run
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nexar.arrays.compression.compressor import Compressor
 from nexar.errors import UsageError
 from nexar.torch.amendments import Received
 from nexar.torch.reductions import Reduction, reduction_of
-from nexar.torch.tensors import content, pour, row, values
+from nexar.torch.tensors import Array, content, count, flat, on_stream, pour, row, values
 
 Tensors = Sequence[torch.Tensor]
 
@@ -108,7 +107,7 @@ def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int) -> Plan:
     steps = []
     for place, each in enumerate(inputs):
         room = [content(tensor) for tensor in outputs[place]] if outputs else None
-        finish = None if room is None else partial(_spread, room)
+        finish = None if room is None else on_stream(room[0], partial(_spread, room))
         steps.append(Step("gather", (content(each), root), {}, finish))
     return Plan("gather", steps, outputs)
 
@@ -137,7 +136,7 @@ def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any) -> Plan
     steps = []
     for room, parts in zip(outputs, inputs, strict=True):
         arrays = [_fresh(part, reduction) for part in parts]
-        counts = [array.size for array in arrays]
+        counts = [count(array) for array in arrays]
         settings: dict[str, Any] = {"op": reduction.name, "out": values(room)}
         if len(set(counts)) == 1:
             steps.append(Step("reduce_scatter", (row(arrays),), settings))
@@ -151,7 +150,7 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any) -> Plan:
     reduction = reduction_of(op)
     steps = []
     for room, each in zip(outputs, inputs, strict=True):
-        array = np.ascontiguousarray(_fresh(each, reduction)).reshape(-1)
+        array = flat(_fresh(each, reduction))
         steps.append(Step("reduce_scatter", (array,), {"op": reduction.name, "out": values(room)}))
     return Plan("reduce_scatter_single", steps, outputs)
 
@@ -162,7 +161,8 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any) -> Plan:
 def all_to_all(outputs: Tensors, inputs: Tensors) -> Plan:
     """`inputs[rank]` goes to that rank; they may have any sizes."""
     room = [content(each) for each in outputs]
-    step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, partial(pour, into=room))
+    finish = on_stream(room[0], partial(pour, into=room))
+    step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
     return Plan("all_to_all", [step], outputs)
 
 
@@ -172,10 +172,11 @@ def all_to_all_single(
     """Of one tensor, cut along its first dimension: into equal parts where no sizes are given."""
     source, room = content(given), content(output)
     if not output_sizes and not input_sizes:
-        step = Step("all_to_all", (np.ascontiguousarray(source),), {"out": room})
+        step = Step("all_to_all", (source,), {"out": room})
         return Plan("all_to_all_single", [step], [output])
     parts = _cut(source, input_sizes, size, "input")
-    step = Step("all_to_all_v", (parts,), {}, partial(pour, into=_cut(room, output_sizes, size, "output")))
+    finish = partial(pour, into=_cut(room, output_sizes, size, "output"))
+    step = Step("all_to_all_v", (parts,), {}, on_stream(room, finish))
     return Plan("all_to_all_single", [step], [output])
 
 
@@ -201,7 +202,7 @@ def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
 # -- inside --------------------------------------------------------------------------------------------------------
 
 
-def _scaled(tensor: torch.Tensor, reduction: Reduction) -> NDArray[Any]:
+def _scaled(tensor: torch.Tensor, reduction: Reduction) -> Array:
     """In the tensor's memory, multiplied there."""
     if reduction.factor is not None:
         with torch.no_grad():
@@ -209,38 +210,38 @@ def _scaled(tensor: torch.Tensor, reduction: Reduction) -> NDArray[Any]:
     return values(tensor)
 
 
-def _fresh(tensor: torch.Tensor, reduction: Reduction) -> NDArray[Any]:
+def _fresh(tensor: torch.Tensor, reduction: Reduction) -> Array:
     """An input that stays as it is."""
     return values(tensor if reduction.factor is None else tensor.detach() * reduction.factor)
 
 
 def _gathered(outputs: Tensors, given: torch.Tensor) -> Step:
     room = [content(tensor) for tensor in outputs]
-    if len({array.size for array in room}) > 1:
-        return Step("all_gather_v", (content(given),), {}, partial(pour, into=room))
-    return Step("all_gather", (content(given),), {}, partial(_spread, room))
+    if len({count(array) for array in room}) > 1:
+        return Step("all_gather_v", (content(given),), {}, on_stream(room[0], partial(pour, into=room)))
+    return Step("all_gather", (content(given),), {}, on_stream(room[0], partial(_spread, room)))
 
 
-def _spread(room: Sequence[NDArray[Any]], result: NDArray[Any]) -> None:
+def _spread(room: Sequence[Array], result: Array) -> None:
     pour(list(result), room)
 
 
-def _rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    if len({array.size for array in arrays}) > 1:
+def _rows(arrays: Sequence[Array]) -> Array:
+    if len({count(array) for array in arrays}) > 1:
         raise UsageError("scatter gives every rank as many elements; pad the tensors of scatter_list to one size")
     return row(arrays).reshape(len(arrays), -1)
 
 
-def _cut(array: NDArray[Any], sizes: Sequence[int], size: int, which: str) -> list[NDArray[Any]]:
+def _cut(array: Array, sizes: Sequence[int], size: int, which: str) -> list[Array]:
     length = len(array) if array.ndim else 0
-    counts = list(sizes) if sizes else [length // size] * size
+    counts = list(sizes) or [length // size] * size
     if len(counts) != size or sum(counts) != length:
         raise UsageError(
             f"{which}_split_sizes {counts} do not cut {length} rows for {size} ranks; give one number for each rank, "
             f"which add up to {length}"
         )
-    ends = np.cumsum(counts)
-    return [array[end - count : end] for end, count in zip(ends.tolist(), counts, strict=True)]
+    ends = [0, *accumulate(counts)]
+    return [array[start:stop] for start, stop in pairwise(ends)]
 
 
 def _only(tensors: Tensors) -> torch.Tensor:

@@ -185,6 +185,7 @@ SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
     OperationCode.ALL_GATHER_OBJECT: OperationCode.ALL_GATHER,
     OperationCode.SCATTER_OBJECT: OperationCode.SCATTER,
     OperationCode.SPLIT: OperationCode.ALL_GATHER,
+    OperationCode.ALL_REDUCE_COMPRESSED: OperationCode.ALL_REDUCE,  # or all_gather's, for pieces that do not add up
     OperationCode.CHECKPOINT: OperationCode.ALL_GATHER,
     OperationCode.GROW: OperationCode.ALL_GATHER,
 }

@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from nexar.cluster.watcher import Watcher
+from nexar.config import Config
+from nexar.security.join_ticket import parse_ticket
+from nexar.wire.bulletin import Board
 from tests.processes.launcher import PATIENCE
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import FULL, measured
@@ -120,6 +124,10 @@ def test_what_a_member_calls_itself_is_text_in_the_browser(tmp_path: Path) -> No
         assert "needs its key" in browser.find_element(By.TAG_NAME, "body").text
 
 
+def all_called(board: Board) -> bool:
+    return len(board.rows) == 2 and all(row.bulletin is not None and row.bulletin.calls for row in board.rows)
+
+
 @pytest.mark.timeout(120)
 def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> None:
     enough, ticket = tmp_path / "enough", tmp_path / "ticket"
@@ -127,16 +135,14 @@ def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> Non
         await_value(lambda: ticket.exists() or None, "the ticket is written")
         assert ticket.stat().st_mode & 0o777 == 0o600
 
-        def looked() -> dict[str, Any] | None:
-            with Nexar("status", "--ticket-file", ticket, "--json", cwd=tmp_path) as status:
-                assert status.end() == 0, status.stderr
-            facts: dict[str, Any] = json.loads(status.stdout)
-            return facts if len(facts["ranks"]) == 2 and all(each["calls"] for each in facts["ranks"]) else None
-
-        facts = await_value(looked, "two ranks that have called something")
+        with Watcher(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as watcher:
+            await_value(lambda: all_called(watcher.look()) or None, "two ranks that have called something")
+        with Nexar("status", "--ticket-file", ticket, "--json", cwd=tmp_path) as status:
+            assert status.end() == 0, status.stderr
+        facts = json.loads(status.stdout)
         assert [each["rank"] for each in facts["ranks"]] == [0, 1]
         assert facts["ranks"][0]["carriers"]
-        with Nexar("top", "--ticket-file", ticket, "--json", "--count", 3, cwd=tmp_path) as top:
+        with Nexar("top", "--ticket-file", ticket, "--json", "--count", 2, "--interval", 1.5, cwd=tmp_path) as top:
             assert top.end() == 0, top.stderr
         assert json.loads(top.stdout.splitlines()[-1])["ranks"][0]["calls_rate"] > 0
         enough.touch()

@@ -60,6 +60,8 @@ class RelayedCarrier(Carrier):
         """From this node to the peer. This and what follows: under the lock."""
         self.avoid: frozenset[NodeId] = frozenset()
         """Nodes that could not be gone over since the last membership."""
+        self.heard_over: tuple[NodeId, ...] | None = None
+        """The way back along which the peer was heard last."""
         self.probe_at: float | None = None
         """When to ask what has arrived, if nothing is heard before."""
         self.probes = 0

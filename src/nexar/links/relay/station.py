@@ -44,7 +44,7 @@ from nexar.wire.relay import (
 FIRST_PROBE: Final = 1.0
 """Seconds without a word about what was sent, after which the destination is asked. Doubled each time it is in vain."""
 _LONGEST_PROBE: Final = 8.0
-_WORTH_TELLING: Final = frozenset((int(RelayKind.FRAME), int(RelayKind.PROBE)))
+_WORTH_TELLING: Final = frozenset((int(RelayKind.FRAME), int(RelayKind.PROBE), int(RelayKind.ACK)))
 _LONGEST_REASON: Final = 1000  # bytes
 _MOST_EARLY: Final = 1024  # frames
 
@@ -257,6 +257,7 @@ class Station:
 
     def _take_in(self, carrier: RelayedCarrier, header: RelayHeader, carried: memoryview) -> None:
         with self.lock:
+            carrier.heard_over = header.route[::-1]
             if carrier.outgoing.acked(header.ack):
                 carrier.probes = 0
                 carrier.probe_at = monotonic() + FIRST_PROBE if carrier.outgoing.unacked else None
@@ -301,6 +302,8 @@ class Station:
 
     def _reroute(self, carrier: RelayedCarrier, why: str) -> None:
         route = self._around.route(carrier.peer_id, carrier.avoid)
+        if route is None and carrier.heard_over != carrier.route:
+            route = carrier.heard_over  # whatever is wrong elsewhere: the peer comes through there
         if route is None:
             self.lose(carrier, CarrierLost("peer", f"no way is left over other nodes: {why}"))
             return

@@ -1,0 +1,173 @@
+"""Stations on a graph, connected by hand: nothing moves before a test says so, and links die when it says so."""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+from nexar.errors import NexarError, PeerLost
+from nexar.links.outbox import Outbox
+from nexar.links.relay.carrier import RelayedCarrier
+from nexar.links.relay.station import Station
+from nexar.topology.routes import detour_limit, route
+from nexar.transport.base import Buffer, Carrier, CarrierLost
+from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.relay import RelayHeader
+
+_LOST = "the link between us was lost"
+
+
+class FakeLink:
+    """One end of a connection between neighbours."""
+
+    def __init__(self, world: "SmallWorld", node: int, peer: int) -> None:
+        self.peer = peer
+        self.node = node
+        self.failure: NexarError | None = None
+        self._world = world
+
+    def pass_on(self, *body: Buffer) -> None:
+        data = b"".join(body)
+        self._put(Frame(kind=int(Kind.RELAY), lane=int(Lane.RELAY), body=len(data)), data)
+
+    def make_room(self, hops: int, amount: int) -> None:
+        self._put(Frame(kind=int(Kind.ROOM), step=hops, length=amount), b"")
+
+    def _put(self, frame: Frame, body: bytes) -> None:
+        if self.failure is not None:
+            raise CarrierLost("peer", "gone")
+        self._world.wires[self.node, self.peer].append((frame, body))
+
+
+class Ear:
+    """A sink that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.payloads: list[int] = []
+        self.finished = 0
+        self.lost: list[CarrierLost] = []
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        self.frames.append(bytes(body))
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        self.payloads.append(transfer)
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        self.finished += 1
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        self.lost.append(error)
+
+
+class Node:
+    """A station and what is around it: see Surroundings."""
+
+    def __init__(self, world: "SmallWorld", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.tasks: deque[Callable[[], None]] = deque()
+        self.ears: dict[int, Ear] = {}
+        self.carriers: dict[int, RelayedCarrier] = {}
+        self.links: dict[int, FakeLink] = {}
+        self.refusal: str | None = None
+        self.station = Station(number, cast(Any, self), Outbox(), cast(Any, self))
+
+    def run_soon(self, task: Callable[[], None]) -> None:
+        self.tasks.append(task)
+
+    def epoch(self) -> int:
+        return 1
+
+    def hop_limit(self) -> int:
+        return detour_limit(self.world.topology, self.world.size)
+
+    def route(self, destination: int, avoid: frozenset[int]) -> tuple[int, ...] | None:
+        dead = avoid | {peer for peer, link in self.links.items() if link.failure is not None}
+        return route(self.world.topology, self.world.size, self.number, destination, frozenset(dead))
+
+    def link(self, node: int) -> FakeLink | None:
+        return self.links.get(node)
+
+    def open(self, node: int) -> bool:
+        return False
+
+    def ring_by(self, due: float) -> None:
+        """A test says itself when it is time."""
+
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+        lost = self.carriers.get(header.source)
+        return self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))
+
+    def make(self, peer: int, number: int = 1) -> RelayedCarrier:
+        """This node's end of a carrier."""
+        way = self.route(peer, frozenset())
+        assert way is not None
+        carrier = self.carriers[peer] = self.station.make(peer, number, way)
+        self.ears[peer] = Ear()
+        carrier.attach(self.ears[peer])
+        return carrier
+
+
+class SmallWorld:
+    """`size` nodes, numbered as their ranks."""
+
+    def __init__(self, size: int, topology: str = "k_regular:2", seed: int = 0) -> None:
+        self.size = size
+        self.topology = topology
+        self.chance = Random(seed)
+        self.nodes = [Node(self, number) for number in range(size)]
+        edges = [
+            (one, other)
+            for one in range(size)
+            for other in range(size)
+            if one != other and len(route(topology, size, one, other) or ()) == 2
+        ]
+        self.wires: dict[tuple[int, int], deque[tuple[Frame, bytes]]] = {edge: deque() for edge in edges}
+        for one, other in edges:
+            self.nodes[one].links[other] = FakeLink(self, one, other)
+
+    def cut(self, one: int, other: int) -> None:
+        """The connection of the two is gone, with what is on it; both hear of it."""
+        for here, there in ((one, other), (other, one)):
+            self.wires[here, there].clear()
+            self.nodes[here].links[there].failure = PeerLost(node=there, cause="cut")
+        for here, there in ((one, other), (other, one)):
+            self.nodes[here].station.lost(cast(Any, self.nodes[here].links[there]))
+
+    def step(self) -> bool:
+        """Something that is on its way arrives somewhere, or something is done that was put off. False: nothing is."""
+        for node in self.nodes:
+            if node.tasks:
+                node.tasks.popleft()()
+                return True
+        full = [edge for edge, wire in self.wires.items() if wire]
+        if not full:
+            return False
+        here, there = self.chance.choice(full)
+        frame, body = self.wires[here, there].popleft()
+        node = self.nodes[there]
+        assert node.station.take(cast(Any, node.links[here]), frame, memoryview(body))
+        return True
+
+    def run(self) -> None:
+        """Until nothing moves."""
+        while self.step():
+            continue
+
+    def settle(self, *carriers: RelayedCarrier) -> None:
+        """Until everything is acknowledged, by asking."""
+        for round_ in range(200):
+            self.run()
+            if not any(carrier.outgoing.unacked for carrier in carriers if carrier.error is None):
+                return
+            for node in self.nodes:
+                node.station.tick(1e9 * (round_ + 1))
+        raise AssertionError("it never came to rest")
+
+
+def say(carrier: RelayedCarrier, text: bytes, lane: Lane = Lane.DATA) -> None:
+    """One frame."""
+    header = encode(Frame(kind=int(Kind.EAGER), lane=int(lane), length=len(text), body=len(text)))
+    carrier.send_frame(lane, 0, header, text)

@@ -1,0 +1,175 @@
+"""What is relayed arrives, goes round the dead, or is lost with a name: by hand, and under random misfortune."""
+
+import re
+from typing import Any, cast
+
+import pytest
+
+from nexar.links.relay.stream import WINDOW_BYTES
+from nexar.topology.neighbors import neighbors
+from nexar.wire.frame import Frame, FrameError, Kind, Lane
+from nexar.wire.relay import RelayHeader, RelayKind, encode_relay
+from tests.unit.links.relay.small_world import SmallWorld, say
+
+WORDS = [b"%d" % number for number in range(50)]
+
+
+def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried: bytes = b"") -> None:
+    body = encode_relay(header) + carried
+    link = cast(Any, world.nodes[at].links[before])
+    world.nodes[at].station.take(link, Frame(kind=int(Kind.RELAY), body=len(body)), memoryview(body))
+
+
+def test_frames_go_from_hop_to_hop_and_arrive_in_order() -> None:
+    world = SmallWorld(6)
+    carrier = world.nodes[0].make(3)
+    for word in WORDS:
+        say(carrier, word)
+    world.settle(carrier)
+    assert world.nodes[3].ears[0].frames == WORDS
+    assert [world.nodes[number].station.relayed >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
+
+
+def test_urgent_frames_leave_before_others_that_wait() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    for _ in range(4):
+        say(carrier, bytes(WINDOW_BYTES // 2))
+    say(carrier, b"urgent", Lane.CONTROL)
+    world.settle(carrier)
+    frames = world.nodes[2].ears[0].frames
+    assert frames.index(b"urgent") < 4
+
+
+def test_what_is_not_this_node_s_place_in_the_route_breaks_the_protocol() -> None:
+    world = SmallWorld(6)
+    for route, hops in (((0, 2, 3), 1), ((5, 1, 2), 1), ((0, 1, 2), 2)):
+        with pytest.raises(FrameError, match="place of this node"):
+            arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, hops, 1, 1, 0, 0, route))
+
+
+def test_a_route_longer_than_any_that_makes_sense_is_not_followed_and_its_source_hears_so() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    endless = (0, 1, 2, *range(100, 200))
+    arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, endless))
+    assert world.nodes[1].station.refused == 1
+    assert world.nodes[1].station.relayed == 0
+    world.run()
+    assert carrier.avoid  # told that rank 1 did not pass it on to rank 2
+
+
+def test_a_hop_that_is_gone_is_gone_round() -> None:
+    world = SmallWorld(6)
+    carrier = world.nodes[0].make(3)
+    for word in WORDS[:25]:
+        say(carrier, word)
+    for _ in range(20):
+        world.step()
+    world.cut(1, 2)
+    for word in WORDS[25:]:
+        say(carrier, word)
+    world.settle(carrier)
+    assert world.nodes[3].ears[0].frames == WORDS
+    assert carrier.route == (0, 5, 4, 3)
+
+
+def test_without_a_way_it_is_lost_and_the_hop_is_named() -> None:
+    world = SmallWorld(6)
+    carrier = world.nodes[0].make(3)
+    say(carrier, b"there")
+    world.settle(carrier)
+    world.cut(1, 2)
+    world.cut(4, 5)
+    say(carrier, b"nowhere")
+    world.settle(carrier)
+    (lost,) = world.nodes[0].ears[3].lost
+    assert lost.kind == "peer"
+    assert re.search(r"no way is left over other nodes: node 0+[15] cannot reach 0+[24]", lost.reason)
+
+
+def test_who_wants_no_such_link_says_so_and_it_is_lost_at_its_source() -> None:
+    world = SmallWorld(4)
+    world.nodes[2].refusal = "this node is closed"
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"anybody there?")
+    world.run()
+    assert [str(each) for each in world.nodes[0].ears[2].lost] == ["this node is closed [peer]"]
+
+
+def test_a_number_of_before_gets_no_carrier_and_words_of_nobody_are_dropped() -> None:
+    world = SmallWorld(4)
+    for kind in (RelayKind.ACK, RelayKind.RESET, RelayKind.BROKEN):
+        arrive(world, 2, 1, RelayHeader(kind, 2, 9, 1, 0, 0, (0, 1, 2)), b"12345678")
+    assert world.nodes[2].carriers == {}
+
+
+def test_both_ends_finish_and_nothing_is_left() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"last word")
+    carrier.finish()
+    world.run()
+    other = world.nodes[2].carriers[0]
+    assert world.nodes[2].ears[0].frames == [b"last word"]
+    assert world.nodes[2].ears[0].finished == 1
+    other.finish()
+    world.run()
+    assert world.nodes[0].ears[2].finished == 1
+    assert not world.nodes[0].station.in_use
+    assert str(carrier.error) == str(other.error) == "both sides have finished [closed]"
+
+
+def test_who_aborts_is_heard_of_at_the_other_end() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"x")
+    world.run()
+    carrier.abort("I am leaving")
+    world.run()
+    assert [each.reason for each in world.nodes[2].ears[0].lost] == ["I am leaving"]
+    assert world.nodes[0].ears[2].lost == []
+
+
+def test_payloads_land_where_they_are_expected() -> None:
+    world = SmallWorld(6)
+    carrier = world.nodes[0].make(3)
+    say(carrier, b"begin")
+    world.run()
+    into = bytearray(WINDOW_BYTES * 3)
+    world.nodes[3].carriers[0].expect_payload(5, memoryview(into))
+    data = world.chance.randbytes(len(into))
+    carrier.send_payload(5, memoryview(data))
+    world.nodes[0].station.flush()
+    world.settle(carrier)
+    assert world.nodes[3].ears[0].payloads == [5]
+    assert into == data
+
+
+@pytest.mark.parametrize("topology", ["k_regular:2", "k_regular:4", "hypercube"])
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_cut_everything_arrives_once_and_in_order_or_the_carrier_is_lost(topology: str, seed: int) -> None:
+    world = SmallWorld(9, topology, seed)
+    chance = world.chance
+    far = {one: set(range(one + 1, 9)) - set(neighbors(topology, 9, one)) for one in range(9)}
+    pairs = [(one, other) for one, others in far.items() for other in sorted(others)]
+    talks = {(one, other): world.nodes[one].make(other) for one, other in chance.sample(pairs, 5)}
+    edges = [edge for edge in world.wires if edge[0] < edge[1]]
+    cuts = chance.sample(edges, 3)
+    said: dict[tuple[int, int], list[bytes]] = {pair: [] for pair in talks}
+    for number in range(400):
+        pair, carrier = chance.choice(list(talks.items()))
+        if carrier.error is None:
+            word = b"%d" % number + bytes(chance.choice((0, 100, 20_000)))
+            said[pair].append(word)
+            say(carrier, word)
+        for _ in range(chance.randrange(8)):
+            world.step()
+        if number % 100 == 50 and cuts:
+            world.cut(*cuts.pop())
+    world.settle(*talks.values())
+    for (one, other), carrier in talks.items():
+        heard = world.nodes[other].ears[one].frames if one in world.nodes[other].ears else []
+        assert heard == said[one, other][: len(heard)]
+        if carrier.error is None:
+            assert heard == said[one, other]

@@ -24,7 +24,7 @@ PATIENCE = 50.0
 NOT_RUN = {
     r"make|\.ci/run": "make sets up and runs everything else, these tests too",
     r"pip|maturin": "would change the environment that the tests run in",
-    r"torchrun": "torch is not installed here",
+    r"torchrun|nexar run [^\n]*\bddp\w*\.py": "torch is not installed here; `make test-torch` does it",
     r"srun|#SBATCH": "there is no Slurm here",
     r"mpiexec|mpirun": "there is no MPI here",
     r"kubectl": "there is no Kubernetes here",

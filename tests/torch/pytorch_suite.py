@@ -76,7 +76,7 @@ def _module() -> Any:
     for theirs, ours in _NAMED:
         text = text.replace(theirs, ours)
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
-    exec(compile(text, specification.origin, "exec"), module.__dict__)  # noqa: S102  # of the wheel, and we know it
+    exec(compile(text, specification.origin, "exec"), module.__dict__)  # of the wheel, which we know
     return module
 
 

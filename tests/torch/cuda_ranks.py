@@ -138,7 +138,7 @@ def ddp(rank: int) -> float:
     alone = _net()
     _train(alone, list(data))
     pairs = zip(wrapped.parameters(), alone.parameters(), strict=True)
-    return max(float((one - other).abs().max()) for one, other in pairs)
+    return max(float((one - other).detach().abs().max()) for one, other in pairs)
 
 
 def _net() -> nn.Module:

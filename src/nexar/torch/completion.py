@@ -22,11 +22,10 @@ class Completion:
     """Runs tasks, each at once and in a thread of its own. Whoever made it closes it."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()  # None: this thread may go
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()  # None: the end, which each thread leaves for the next
         self._lock = threading.Lock()
         self._idle = 0  # threads that wait for a task; under the lock
         self._threads: set[threading.Thread] = set()  # all that live; under the lock
-        self._closed = False  # under the lock
 
     def hand_over(self, task: Task) -> None:
         """Never blocks, and takes no lock: from any thread, whatever it holds. `open()` was called before."""
@@ -39,22 +38,23 @@ class Completion:
 
     def close(self) -> None:
         """What was handed over before is still done; wait for it, but not for the thread that calls this."""
+        self._tasks.put(None)
+        while others := self._others():
+            for thread in others:
+                thread.join()
+
+    def _others(self) -> list[threading.Thread]:
         with self._lock:
-            self._closed = True
-            threads = [each for each in self._threads if each is not threading.current_thread()]
-        for _ in threads:
-            self._tasks.put(None)
-        for thread in threads:
-            thread.join()
+            return [each for each in self._threads if each is not threading.current_thread()]
 
     def _start_one(self) -> None:
         with self._lock:
-            if self._idle or self._closed:
+            if self._idle:
                 return
             self._idle += 1
             thread = threading.Thread(target=self._serve, name="nexar-torch-futures", daemon=True)
             self._threads.add(thread)
-        thread.start()
+            thread.start()  # here, so that nobody sees a thread that cannot be joined yet
 
     def _serve(self) -> None:
         try:
@@ -63,11 +63,12 @@ class Completion:
                 with self._lock:
                     self._idle -= 1
                 if task is None:
+                    self._tasks.put(None)
                     return
                 self._start_one()
                 task()
                 with self._lock:
-                    if self._idle >= _IDLE or self._closed:
+                    if self._idle >= _IDLE:
                         return
                     self._idle += 1
         finally:

@@ -27,6 +27,17 @@ def test_it_says_what_it_is_and_how_it_stands(pair: list[Communicator]) -> None:
     assert repr(requests[0]) == "<nexar.Request barrier #0, done>"
 
 
+def test_it_tells_once_that_it_has_ended_also_if_that_was_before(pair: list[Communicator]) -> None:
+    told: list[str] = []
+    request = pair[0].start.recv(source=1)
+    request.when_done(lambda: told.append("later"))
+    assert told == []
+    pair[1].send(3, 0)
+    request.wait(PATIENCE)
+    request.when_done(lambda: told.append("at once"))
+    assert told == ["later", "at once"]
+
+
 def test_a_wait_that_is_over_leaves_it_going_on(pair: list[Communicator]) -> None:
     request = pair[0].start.recv(source=1)
     with pytest.raises(OperationTimeout):

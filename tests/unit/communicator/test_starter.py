@@ -1,5 +1,6 @@
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -8,10 +9,10 @@ from nexar.communicator.collecting import Collecting
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.communicator.messaging import Messaging
-from nexar.communicator.request import Request
+from nexar.communicator.request import Request, wait_all
 from nexar.communicator.starter import Starter
 from nexar.config import Config
-from nexar.errors import UsageError
+from nexar.errors import Cancelled, UsageError
 from tests.ranks import PATIENCE, on_every
 
 
@@ -26,8 +27,34 @@ def verbs(kind: type) -> set[str]:
 
 
 def test_every_verb_of_a_communicator_can_be_started() -> None:
-    assert verbs(Messaging) | verbs(Collecting) | verbs(Calling) == verbs(Starter)
-    assert verbs(Starter) <= verbs(Communicator)
+    started = verbs(Starter) - {"finishing"}
+    assert verbs(Messaging) | verbs(Collecting) | verbs(Calling) == started
+    assert started <= verbs(Communicator)
+
+
+def test_what_is_to_be_done_with_a_result_is_done_before_the_request_is(pair: list[Communicator]) -> None:
+    found: list[object] = []
+
+    def finish(result: object) -> str:
+        found.append(result)
+        return "finished"
+
+    requests = [comm.start.finishing(finish).all_reduce(2) for comm in pair]
+    assert [each.wait(PATIENCE) for each in requests] == ["finished", "finished"]
+    assert found == [4, 4]
+    assert wait_all([comm.start.all_reduce(2) for comm in pair], PATIENCE) == [4, 4], "it was for those calls alone"
+
+
+def test_a_request_fails_with_what_its_finish_raises(pair: list[Communicator]) -> None:
+    def finish(result: object) -> None:
+        raise UsageError("no room for it")
+
+    request = pair[0].start.finishing(finish).all_reduce(2)
+    other = pair[1].start.all_reduce(2)
+    with pytest.raises(UsageError, match="no room"):
+        request.wait(PATIENCE)
+    with suppress(Cancelled):  # where it had not ended by then
+        other.wait(PATIENCE)
 
 
 def test_a_verb_that_is_started_takes_its_number_now_and_returns_at_once(pair: list[Communicator]) -> None:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from nexar.wire import calls, frame, handshake, joining, messages
+from nexar.wire import calls, frame, handshake, joining, messages, relay
 from tests.architecture.docstrings import fields_of, text_of
 
 _INTRODUCTION = f"""What travels between two processes: in TLS 1.3, whether over QUIC or TCP, except where it stays in
@@ -67,6 +67,20 @@ Messages of the spaces CALL and ANSWER. A body has a head of {calls._HEAD.size} 
 (a function's name, or what went wrong), and the pieces, which are encoded values; in all at most
 {calls.MAX_BODY_BYTES:,} bytes."""
 
+_RELAYED = f"""## Relayed frames
+
+The body of a RELAY frame, on its way over other nodes: this header, the route as 8 bytes for each node, and what is
+carried. The route names nodes, never ranks, both ends included and none twice; at most {relay.MOST_HOPS:,} hops."""
+_RELAY_MEANINGS = {
+    "kind": "what is carried, see [below](#relaykind)",
+    "hops": "how many it has travelled when it arrives",
+    "nodes": "in the route",
+    "number": "which link of the two ends it belongs to",
+    "epoch": "of the source's membership",
+    "sequence": "of the frame on that link",
+    "ack": "the source has everything below this number",
+}
+
 
 def wire_format(made: str) -> str:
     """The whole page. `made` says where it comes from."""
@@ -76,28 +90,34 @@ def wire_format(made: str) -> str:
     parts += [_JOINING, f"```text\n{_picture(joining.__doc__)}\n```", _HELLO, _fields(handshake.Hello)]
     parts += map(_message, joining.KNOWN_JOIN)
     parts += [_CALLS, _numbers(calls.What)]
+    parts += [_RELAYED, _layout(relay._LAYOUT, _RELAY_MEANINGS), _numbers(relay.RelayKind)]
     return "\n\n".join(parts) + "\n"
 
 
 def _header() -> str:
     names = frame.Frame.__struct_fields__
     assert set(names) == set(_MEANINGS), "say what each field of the header is for"
+    return _layout(frame._LAYOUT, {name: _MEANINGS[name] for name in names})
+
+
+def _layout(layout: struct.Struct, meanings: dict[str, str]) -> str:
     rows = [
-        f"| {at} | {size} | `{name}` | {_MEANINGS[name]} |" for (at, size), name in zip(_places(), names, strict=True)
+        f"| {at} | {size} | `{name}` | {meaning} |"
+        for (at, size), (name, meaning) in zip(_places(layout), meanings.items(), strict=True)
     ]
     return "\n".join(["| At | Bytes | Field | What for |", "|---|---|---|---|", *rows])
 
 
-def _places() -> Iterator[tuple[int, int]]:
-    """Where each field of the header begins, and its size; padding has no name."""
+def _places(layout: struct.Struct) -> Iterator[tuple[int, int]]:
+    """Where each field begins, and its size; padding has no name."""
     at = 0
-    for count, code in re.findall(r"(\d*)([A-Za-z])", frame._LAYOUT.format):
+    for count, code in re.findall(r"(\d*)([A-Za-z])", layout.format):
         size = struct.calcsize(f"<{code}")
         for _ in range(int(count or 1)):
             if code != "x":
                 yield at, size
             at += size
-    assert at == frame.HEADER_BYTES
+    assert at == layout.size
 
 
 def _numbers(kind: type[IntEnum]) -> str:

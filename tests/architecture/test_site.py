@@ -64,7 +64,7 @@ def test_the_list_of_examples_names_each_of_them():
     text = (DOCS / "howto" / "examples.md").read_text()
     for example in sorted((ROOT / "examples").glob("*.py")):
         assert f"](../../examples/{example.name})" in text
-        command = re.search(r"^ *((?:nexar run|python) .*examples/\w+\.py)", example.read_text(), re.MULTILINE)
+        command = re.search(r"^ *((?:nexar run|python) .*?examples/\w+\.py)", example.read_text(), re.MULTILINE)
         assert command is not None, f"{example.name} does not say how to run it"
         assert f"`{command[1]}`" in text
 

@@ -68,7 +68,7 @@ def train(team: nexar.Team, steps: int) -> np.ndarray:
         sums = team.all_reduce(learn_from(network, x[mine], arm[mine]))
         gradient, (loss, count) = sums[:-2], sums[-2:]  # who was lost is missing in each of them alike
         network -= RATE * gradient / count
-        if team.rank == 0 and step % (steps // 10) == 0:
+        if team.rank == 0 and step % max(1, steps // 10) == 0:
             print(f"step {step}: {team.size} ranks, loss {loss / count:.3f}", flush=True)
     return network
 

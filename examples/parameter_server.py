@@ -72,4 +72,6 @@ def learn(comm: nexar.Communicator) -> None:
 
 if __name__ == "__main__":
     with nexar.init() as world:
+        if world.size < 2:
+            raise SystemExit("a server and its workers are at least two ranks: nexar run -n 2 …")
         serve(world) if world.rank == 0 else learn(world)

@@ -123,6 +123,13 @@ class Group:
         ours = {rank: opened[node] for rank, node in enumerate(self._nodes) if node in opened}
         return {rank: link for rank, link in ours.items() if link.failure is None}
 
+    def speakers(self) -> dict[Rank, Link]:
+        """The same, for who has something to say to all: with links to who is no neighbour, which need no connection
+        and so nobody has to wait for one.
+        """
+        self.mesh.relaying.reach(self._nodes)
+        return self.links()
+
     def rank_of(self, node: NodeId) -> Rank:
         """Of a node that takes part."""
         rank = self.membership.rank_of(node)

@@ -9,7 +9,8 @@ it came about: if they are connected directly later, the link has one more carri
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -152,6 +153,17 @@ class Relaying:
             carrier = self._make(pair, way)
         self._use(pair, carrier)
         return pair.link
+
+    def reach(self, nodes: Iterable[NodeId]) -> None:
+        """Make the links to those of them that are no neighbours, so far as there is a way. Waits for nobody."""
+        if self._topology == FULL_MESH:
+            return
+        for node in nodes:
+            pair = self._pairs.get(node)
+            known = node == self._node.id or (pair is not None and pair.is_open)
+            if not known and not self.is_neighbour(node):
+                with suppress(NexarError):  # it is no member any more, or this node closes: then nobody is told
+                    self.relayed(node, time.monotonic())
 
     def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
         """See Surroundings."""

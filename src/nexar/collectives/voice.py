@@ -42,8 +42,8 @@ class Members(Protocol):
     def carried_bytes(self) -> float:
         """What its links have sent and received so far."""
 
-    def links(self) -> Mapping[Rank, Speaker]:
-        """To the other ranks, those that are open."""
+    def speakers(self) -> Mapping[Rank, Speaker]:
+        """Links to the other ranks, those that are open or need no connection."""
 
     def rank_of(self, node: NodeId) -> Rank:
         """Of a node that takes part."""
@@ -60,7 +60,7 @@ class Voice:
 
     def links(self) -> dict[Rank, Speaker]:
         """Those that are open, to the other ranks."""
-        return {rank: link for rank, link in self._group.links().items() if rank != self._group.rank}
+        return {rank: link for rank, link in self._group.speakers().items() if rank != self._group.rank}
 
     def say(self, link: Speaker, notice: Notice) -> None:
         """To one of them."""

@@ -34,6 +34,7 @@ class Way(IntEnum):
     SCATTER_ALL_GATHER = 16
     TREE = 17
     TWO_PHASE = 18
+    SPANNING_TREE = 19
 
 
 def way_of(algorithm: str) -> int:

@@ -43,7 +43,7 @@ class Revocations:
         branch.fate.seal(error)
         branch.interrupt(error)
         word = Revoke(branch.communicator, branch.membership.epoch, rank, reason[:MAX_CAUSE_CHARACTERS])
-        for link in branch.group.links().values():
+        for link in branch.group.speakers().values():
             self._say(link.peer, word)
 
     def heard(self, link: Link, message: Message) -> None:

@@ -70,7 +70,7 @@ class Rank:
     def carried_bytes(self) -> float:
         return self.carried
 
-    def links(self) -> dict[int, Line]:
+    def speakers(self) -> dict[int, Line]:
         return self.lines
 
     def rank_of(self, node: int) -> int:

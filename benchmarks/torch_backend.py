@@ -2,23 +2,25 @@
 
 Ranks on this host reduce tensors of 8 bytes to 64 MB in three ways, in turns and in the same processes: by nexar
 itself, through torch with the backend nexar, and through torch with Gloo. Then DDP trains a small transformer with
-either backend. Times are medians of what rank 0 saw; `--ranks 4` changes how many there are.
+either backend. Times are medians of what rank 0 saw; `--ranks 4` changes how many there are, and `--hosts 2` puts half
+of them on another host (network namespaces on this machine; root). NEXAR_* variables are passed on.
 """
 
 import argparse
 import os
 import statistics
-import tempfile
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nexar.cli.bench.hosts import Host, opened_hosts
 from nexar.torch import communicator_of
 
 SIZES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20]
@@ -26,22 +28,39 @@ Call = Callable[[], object]
 
 
 def main() -> None:
-    """Start the ranks."""
+    """Start the ranks; or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=9, help="turns that each way gets")
     parser.add_argument("--steps", type=int, default=10, help="of DDP, in each turn")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (arguments, f"file://{folder}/store"), arguments.ranks)
+    if arguments.rank:
+        _rank(arguments)
+        return
+    with opened_hosts(arguments.hosts, arguments.mtu) as hosts:
+        ranks = [_start(rank, hosts, arguments.ranks) for rank in range(arguments.ranks)]
+        for each in ranks:
+            each.wait()
 
 
-def _rank(rank: int, arguments: argparse.Namespace, store: str) -> None:
+def _start(rank: int, hosts: Sequence[Host], size: int) -> "subprocess.Popen[bytes]":
+    here = size // len(hosts)
+    host = hosts[rank // here]
+    told = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % here, "LOCAL_WORLD_SIZE": here,
+        "MASTER_ADDR": hosts[0].address, "MASTER_PORT": 29_400, "GLOO_SOCKET_IFNAME": host.interface,
+        "NEXAR_HOST_ID": f"host-{rank // here}",
+    }  # fmt: skip
+    environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
+    return subprocess.Popen([*host.prefix, sys.executable, __file__, *sys.argv[1:], "--rank"], env=environment)
+
+
+def _rank(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "nexar", init_method=store, rank=rank, world_size=arguments.ranks, timeout=timedelta(seconds=300)
-    )
+    dist.init_process_group("nexar", timeout=timedelta(seconds=300))
     gloo = dist.new_group(backend="gloo")
     _say(
         f"{'size':>10}  {'native':>10}  {'through torch':>14}  {'of that torch':>13}  {'gloo':>10}  {'gloo / ours':>11}"

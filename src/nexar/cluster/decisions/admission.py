@@ -110,11 +110,10 @@ class Admission:
         """The seed of a cluster that has formed, started again: those whom the membership pins may come back. `vote`:
         what it had kept of its last vote.
         """
-        if membership.seed is None:
+        cluster, size, seed = membership.cluster, membership.size, membership.seed
+        if seed is None:
             raise InternalError("a membership without a seed cannot be resumed by one")
-        made = cls(
-            membership.cluster, membership.size, started=0, formation_timeout=0, seed=membership.seed, terms=terms
-        )
+        made = cls(cluster, size, started=0, formation_timeout=0, seed=seed, terms=terms)
         made._formation = None
         made._form(membership, vote)
         return made
@@ -251,9 +250,13 @@ class Admission:
         admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
         if not self._early.admit(self._formation, guest, member, asked.rank):
             return [admit, self._note("admitted", guest, "it waits to come in")]
-        self._members[hello.node] = guest
-        in_vain = [action for event in self._children.missing for action in self._fail_without(event)]
-        return [admit, self._note("admitted", guest), *in_vain]
+        seated = self._seat(guest, hello.node)
+        return [admit, self._note("admitted", guest), *seated]
+
+    def _seat(self, guest: Guest, node: NodeId) -> list[Action]:
+        """It has a place, and waits: also for children that ended well, and will never come."""
+        self._members[node] = guest
+        return [action for event in self._children.missing for action in self._fail_without(event)]
 
     def _ready(self, guest: Guest) -> list[Action]:
         if self._formation is None:
@@ -293,15 +296,12 @@ class Admission:
         return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(self._early)]
 
     def _promote(self) -> list[Action]:
-        """Who waits gets a place that has become free."""
-        if self._formation is None or not self._formation.has_room or (early := self._early.take()) is None:
-            return []
-        try:
-            self._formation.admit(early.member, None)
-        except Refusal as why:
-            return self._refuse(early.guest, str(why))
-        self._members[early.member.node] = early.guest
-        return self._ready(early.guest) if early.ready else []
+        """As many as places have become free do not wait any more."""
+        actions: list[Action] = []
+        while self._formation and (early := self._early.promote(self._formation)):
+            actions += self._seat(early.guest, early.member.node)
+            actions += self._ready(early.guest) if early.ready and self._members else []  # none: it has failed
+        return actions
 
     def _after(self) -> FormedCluster:
         if self._formed is None:

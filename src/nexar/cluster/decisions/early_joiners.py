@@ -83,6 +83,15 @@ class EarlyJoiners:
         if guest.node is not None and self.find(guest.node) is guest:
             del self._waiting[guest.node]
 
+    def promote(self, formation: Formation) -> EarlyJoiner | None:
+        """The first has a place now, if one is free; None: nobody waits, or for no place. It is refused no more: all
+        but the want of room was found to be right when it came.
+        """
+        first = self.take() if formation.has_room else None
+        if first is not None:
+            formation.admit(first.member, None)
+        return first
+
     def take(self) -> EarlyJoiner | None:
         """The first does not wait any more; None: nobody does."""
         return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nexar.cluster.decisions.admission_events import Admit, Applied, Commit, Fail, Gone, Ready, Refuse, Tick
+from nexar.cluster.decisions.admission_events import Admit, Applied, ChildDied, Commit, Fail, Gone, Ready, Refuse, Tick
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.guest import Guest
@@ -46,6 +46,7 @@ def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
     assert early.find(2) is waiting
     assert early.make_ready(waiting)
     assert not early.make_ready(guest(2))  # another connection
+    assert early.promote(formation) is None  # there is no place
     taken = early.take()
     assert taken is not None
     assert (taken.guest, taken.member, taken.ready) == (waiting, member(2), True)
@@ -124,6 +125,28 @@ def test_a_place_that_becomes_free_is_for_the_first_who_waits() -> None:
     assert door.machine.membership is None
     commit = only(door.tell(Gone(51, "killed")), Commit)
     assert sorted(each.node for each in commit.membership.members) == [1, 2]
+
+
+def test_when_a_whole_block_becomes_free_as_many_of_those_who_wait_get_a_place() -> None:
+    door = a_door(3, elastic=True)
+    door.reserve(51, 3)
+    for node in (1, 2, 3, 4):
+        door.join(node)
+    actions = door.tell(Gone(51, "killed"))
+    commit = only(actions, Commit)
+    assert sorted(each.node for each in commit.membership.members) == [1, 2, 3]
+    assert waiting_of(door) == [4]
+
+
+def test_who_gets_a_place_late_does_not_wait_for_children_that_have_ended() -> None:
+    door = a_door(2, elastic=True)
+    door.reserve(51, 1)
+    door.reserve(52, 1)
+    door.join(3)
+    assert every(door.tell(ChildDied(52, 1, "it had nothing to do", well=True)), Fail) == []
+    fail = only(door.tell(Gone(51, "killed")), Fail)
+    assert any("it ended before the cluster had formed" in reason for reason in fail.refused.values())
+    assert sorted(fail.connections) == [3, 52]
 
 
 def test_a_launcher_that_comes_early_gets_no_ranks_and_its_children_wait() -> None:

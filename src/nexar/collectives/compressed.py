@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.compression.compressor import Compressor, Piece
+from nexar.arrays.compression.compressor import Compressor, Piece, decompressed, described
 from nexar.arrays.compression.feedback import corrected, left_over
 from nexar.arrays.compression.mark import mark_of
 from nexar.arrays.compression.terms import Terms, work_dtype
@@ -30,6 +30,7 @@ from nexar.collectives.operations import OperationCode
 from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 from nexar.errors import PeerMisbehaved, UsageError
+from nexar.types import whole
 
 _CODE: Final = OperationCode.ALL_REDUCE_COMPRESSED
 _IN_RANK_ORDER: Final = Wish(deterministic=True)
@@ -62,10 +63,12 @@ def all_reduce_compressed(assembly: Assembly, brought: Compressed) -> Work:
 
 
 def memory_bytes(brought: Compressed, ranks: int) -> int:
-    """What a call takes beside what the caller has: pieces, arrays of the work dtype, and what the compressor needs."""
+    """What a call takes beside what the caller has: pieces, arrays of the work dtype, and what the compressor needs.
+    UsageError for a compressor that says no size.
+    """
     count, dtype = len(brought.array), brought.array.dtype
     work = work_dtype(dtype)
-    piece = brought.compressor.size_bytes(count, dtype)
+    piece = _piece_bytes(brought)
     pieces = 3 if brought.compressor.linear else ranks + 1  # to send and to receive, and as it came from the compressor
     arrays = 2 if brought.residual is not None or work != dtype else 1
     return pieces * piece + arrays * count * work.itemsize + brought.compressor.working_bytes(count, dtype)
@@ -98,7 +101,7 @@ def _reduce(assembly: Assembly, call: Call, name: str, brought: Compressed, valu
     terms = _terms(assembly, call, brought)
     residual = _compress(brought, terms, values.view(np.uint8))
     yield from all_reduce.run(assembly, call, name, values, brought.reduction)
-    return Outcome(_decompressed(brought.compressor, values.view(np.uint8), terms), residual)
+    return Outcome(decompressed(brought.compressor, values.view(np.uint8), terms), residual)
 
 
 # -- others: all pieces to all ranks ---------------------------------------------------------------------------------
@@ -168,11 +171,12 @@ def seed_of(communicator: int, generation: int, sequence: int) -> int:
 def _piece_bytes(brought: Compressed) -> int:
     """As the compressor says. UsageError for what it cannot be."""
     dtype = brought.array.dtype
-    size = brought.compressor.size_bytes(len(brought.array), dtype)
-    if size < 0 or (brought.compressor.linear and size % dtype.itemsize):
+    said = brought.compressor.size_bytes(len(brought.array), dtype)
+    size = whole(said)
+    if size is None or size < 0 or (brought.compressor.linear and size % dtype.itemsize):
         raise UsageError(
-            f"{brought.compressor.name} says that a piece of {dtype}[{len(brought.array)}] has {size} bytes; say a "
-            "number from 0, and for a linear compressor one of whole elements"
+            f"{brought.compressor.name} says that a piece of {dtype}[{len(brought.array)}] has {said} bytes; say a "
+            "whole number from 0, and for a linear compressor one of whole elements"
         )
     return size
 
@@ -182,24 +186,13 @@ def _compress(brought: Compressed, terms: Terms, into: Piece) -> NDArray[Any] | 
     compressor = brought.compressor
     wanted = corrected(brought.array, brought.residual, terms)
     with np.errstate(all="ignore"):
-        piece = compressor.compress(wanted, terms)
-    if piece.dtype != np.uint8 or piece.shape != into.shape:
+        piece: Any = compressor.compress(wanted, terms)
+    if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8 or piece.shape != into.shape:
         raise UsageError(
-            f"{compressor.name} made a piece of {piece.dtype}{list(piece.shape)}, where size_bytes says "
+            f"{compressor.name} made a piece of {described(piece)}, where size_bytes says "
             f"uint8{list(into.shape)}; return so many bytes, padded if need be"
         )
     np.copyto(into, piece)
     if brought.residual is None:
         return None
-    return left_over(wanted, _decompressed(compressor, into, terms))
-
-
-def _decompressed(compressor: Compressor, piece: Piece, terms: Terms) -> NDArray[Any]:
-    with np.errstate(all="ignore"):
-        array = compressor.decompress(piece, terms)
-    if array.dtype != terms.work or array.shape != (terms.count,):
-        raise UsageError(
-            f"{compressor.name} made {array.dtype}{list(array.shape)} of a piece, where it has to be "
-            f"{terms.work}[{terms.count}]; convert it"
-        )
-    return array
+    return left_over(wanted, decompressed(compressor, into, terms))

@@ -14,7 +14,6 @@ from nexar.errors import (
     CollectiveTimeout,
     NexarError,
     OperationTimeout,
-    PeerError,
     PeerLost,
 )
 from nexar.links.ledger import Call, differ
@@ -40,9 +39,10 @@ class Mishap:
                 for peer in waiting
                 if peer.rank is not None
             )
-        elif isinstance(error, PeerError) and error.rank is not None:
+        elif isinstance(error, PeerLost) and error.rank is not None:
+            # Who misbehaved is none of those: it lives, and whoever took it for lost would wait for its successor.
             self.culprits = (Culprit(error.rank),)
-            self.reason = getattr(error, "cause", self.reason)  # without the remedy, which each says for itself
+            self.reason = error.cause  # without the remedy, which each says for itself
         elif isinstance(error, Cancelled):
             self.reason = error.reason or "it was cancelled there"
 

@@ -8,7 +8,15 @@ from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
 from nexar.collectives.operations import OperationCode
-from nexar.errors import Cancelled, CollectiveTimeout, NexarError, OperationTimeout, PeerLost, UsageError
+from nexar.errors import (
+    Cancelled,
+    CollectiveTimeout,
+    NexarError,
+    OperationTimeout,
+    PeerLost,
+    PeerMisbehaved,
+    UsageError,
+)
 from nexar.types import AwaitedPeer, Rank
 from nexar.wire.messages import Culprit, GaveUp
 
@@ -54,7 +62,15 @@ def test_a_lost_peer_is_lost_for_every_rank() -> None:
     assert "its process died" in error.cause
 
 
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), UsageError("bad buffer"), PeerLost(cause="nobody knows who")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KeyboardInterrupt(),
+        UsageError("bad buffer"),
+        PeerLost(cause="nobody knows who"),
+        PeerMisbehaved(rank=2, what="it sent nonsense"),  # who lives, and is not to be waited for as one lost
+    ],
+)
 def test_anything_else_is_cancelled_by_who_raised_it(fault: BaseException) -> None:
     error = heard(fault)
     assert isinstance(error, Cancelled)

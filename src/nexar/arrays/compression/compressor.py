@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.compression.terms import Terms, work_dtype
+from nexar.errors import UsageError
 
 Piece = NDArray[np.uint8]
 """What one rank's array was made: a flat row of bytes."""
@@ -56,10 +57,29 @@ class Compressor(ABC):
 
     def add(self, piece: Piece, total: NDArray[Any], terms: Terms) -> None:
         """Add what the piece means to `total`. Override it where that is less work than to decompress it whole."""
-        np.add(total, self.decompress(piece, terms), out=total)
+        np.add(total, decompressed(self, piece, terms), out=total)
 
     def working_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
         """The most memory that `compress`, `decompress` or `add` takes, beside what it is given and the piece that it
         makes. What `compressed_allreduce_max_bytes` is compared with has this in it.
         """
         return 3 * count * work_dtype(dtype).itemsize
+
+
+def decompressed(compressor: Compressor, piece: Piece, terms: Terms) -> NDArray[Any]:
+    """What the piece means. UsageError if the compressor made something else of it than it has to: NumPy would stretch
+    a shorter array and convert another dtype, and nobody would see that the sum is wrong.
+    """
+    with np.errstate(all="ignore"):
+        array: Any = compressor.decompress(piece, terms)
+    if not isinstance(array, np.ndarray) or array.dtype != terms.work or array.shape != (terms.count,):
+        raise UsageError(
+            f"{compressor.name} made {described(array)} of a piece, where it has to be {terms.work}[{terms.count}]; "
+            "convert it"
+        )
+    return array
+
+
+def described(value: object) -> str:
+    """What a compressor returned, as errors say it: `float32[3]`, or the type of what is no array."""
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__qualname__

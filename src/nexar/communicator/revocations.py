@@ -6,6 +6,7 @@ something. Who passes on what a third one said is named with it: a member that l
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +19,7 @@ from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Message, Revoke
 
-_MOST_EARLY: Final = 64  # words about communicators that are not made yet
+_MOST_EARLY: Final = 64  # communicators that are not made yet, and of which something was said
 
 
 class Revocations:
@@ -29,7 +30,9 @@ class Revocations:
         self._me = me
         self._lineage = lineage
         self._say = say
-        self._early: dict[tuple[int, int], tuple[NodeId, Revoke]] = {}  # about what is not made yet; methods are atomic
+        self._lock = threading.Lock()  # over what is below
+        # About what is not made yet, by who said it: nobody's word hides another's, least of all that of a stranger.
+        self._early: dict[tuple[int, int], dict[tuple[NodeId, bool], Revoke]] = {}
 
     def revoke(self, branch: Branch, reason: str) -> None:
         """This communicator is over, for all its members."""
@@ -52,18 +55,24 @@ class Revocations:
         """
         assert isinstance(message, Revoke)
         about = message.communicator, message.generation
-        self._early[about] = link.peer, message
-        while len(self._early) > _MOST_EARLY:
-            self._early.pop(next(iter(self._early)), None)  # only the driving thread puts some in
+        with self._lock:
+            self._early.setdefault(about, {})[link.peer, message.closed] = message
+            while len(self._early) > _MOST_EARLY:
+                del self._early[next(iter(self._early))]
         branch = self._lineage.find(*about)
         if branch is not None:
             self.listed(branch)
 
     def listed(self, branch: Branch) -> None:
         """It can be found from now on."""
-        peer, word = self._early.pop((branch.communicator, branch.membership.epoch), (None, None))
-        speaker = None if peer is None else branch.membership.rank_of(peer)
-        if peer is None or word is None or speaker is None:
+        with self._lock:
+            early = self._early.pop((branch.communicator, branch.membership.epoch), {})
+        for (peer, _), word in early.items():
+            self._follow(branch, peer, word)
+
+    def _follow(self, branch: Branch, peer: NodeId, word: Revoke) -> None:
+        speaker = branch.membership.rank_of(peer)
+        if speaker is None:
             return
         if word.closed:
             if word.rank == speaker:

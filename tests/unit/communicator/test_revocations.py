@@ -151,6 +151,32 @@ def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(wo
     assert len(presence.revocations._early) <= revocations._MOST_EARLY
 
 
+def test_early_words_of_several_members_are_all_kept_and_that_of_a_stranger_hides_none(world: World) -> None:
+    ranks = world(4)
+    presence = ranks[0]._presence
+    links = [presence.mesh.links().get(comm._presence.node.id) for comm in ranks]
+    parts = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 3 else None))[:3]
+    epoch = parts[0].epoch  # type: ignore[union-attr]
+
+    def heard(rank: int, word: Revoke) -> None:
+        link = links[rank]
+        assert link is not None
+        presence.revocations.heard(link, word)
+
+    listed, branch = presence.revocations.listed, parts[0]._branch  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presence.lineage, "find", lambda *_: None)  # as if it were not made yet
+        for rank in (1, 2, 3):
+            heard(rank, Revoke(branch.communicator, epoch, rank, "it has closed it", closed=True))
+        heard(2, Revoke(branch.communicator, epoch, 2, "enough"))
+        heard(3, Revoke(branch.communicator, epoch, 2, "I am no member of it"))
+    listed(branch)
+    assert branch.closers == {ranks[rank]._presence.node.id for rank in (1, 2)}
+    error = raised(parts[0].barrier)  # type: ignore[union-attr]
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.reason) == (2, "enough")
+
+
 def test_one_that_has_a_successor_is_not_revoked_any_more(world: World) -> None:
     ranks = world(2)
     on_every(ranks, lambda comm: comm.shrink())

@@ -142,7 +142,7 @@ class Lookout:
     def probe(self, node: NodeId) -> None:
         """Find out whether a member can be reached, and tell by Probed. Never blocks."""
         if not self._closed:
-            self._node.dialer.aside(lambda: self._tell(Probed(node, self._examine(node))))
+            self._node.dialer.aside(lambda: self._tell(Probed(node, self._look_once_more(node))))
 
     def close(self) -> None:
         """Nothing is looked into any more. Idempotent."""
@@ -166,6 +166,31 @@ class Lookout:
                 self._examined.discard(node)
         if cause is not None:
             self._lose(node, self._words.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
+
+    def _look_once_more(self, node: NodeId) -> str | None:
+        """As `_examine`; but whom this node has lost, and is asked about again, others may reach: then only the way
+        between the two is broken, and what they say to each other goes over others from now on.
+        """
+        with self._lock:
+            lost = node in self._lost
+        if not lost or not self._answers_over_others(node):
+            return self._examine(node)
+        self._find(node, severed=True)
+        self._noticed(node, "back", "it is reached over other nodes now")
+        return None
+
+    def _answers_over_others(self, node: NodeId) -> bool:
+        member = self._mesh.circle.find(node)
+        try:
+            link = self._mesh.relaying.detour(node)
+        except NexarError:
+            return False  # this node closes
+        if member is None or link is None:
+            return False
+        cause = probe(self._node, member, link, self._pings, time.monotonic() + self._timeout, packets=False)
+        if cause is not None:
+            link.lose(f"it does not answer over other nodes: {cause}")
+        return cause is None
 
     def _examine(self, node: NodeId) -> str | None:
         """Why it cannot be reached; None: it can, on the link that it has or on a new one. Blocks."""

@@ -113,7 +113,7 @@ class Mesh:
             return pair.link
         if pair is not None and pair.relayed:
             return pair.link
-        if not self.relaying.is_neighbour(node):
+        if not self.relaying.wants(node):
             link = self.relaying.relayed(node, deadline)
             if link is not None:
                 return link
@@ -144,7 +144,7 @@ class Mesh:
             lost = pair is not None and pair.link.failure is not None and pair.is_open
             if pair is not None and lost:
                 self._pairs.replace(pair, pair.number + 1)
-        return self.dial(node, deadline) if lost else self.link(node, deadline)
+        return self.dial(node, deadline) if lost or self.relaying.wants(node) else self.link(node, deadline)
 
     def _lost(self, link: Link, error: NexarError) -> None:
         """A link has ended without this side's will."""

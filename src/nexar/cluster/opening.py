@@ -26,7 +26,7 @@ def open_all(mesh: Mesh, deadline: float) -> None:
     members, mine = circle.membership.members, circle.rank
     opened = {node for node in mesh.links() if mesh.relaying.link(node) is not None}
     order = [*range(mine + 1, len(members)), *range(mine)]
-    wanted = [rank for rank in order if mesh.relaying.is_neighbour(members[rank].node)]
+    wanted = [rank for rank in order if mesh.relaying.wants(members[rank].node)]
     missing = [rank for rank in wanted if members[rank].node not in opened]
     if not missing:
         return

@@ -41,6 +41,7 @@ class Relaying:
         self._dial = dial
         self._topology: Final[str] = node.config.topology
         self._closed = False  # written once
+        self._parted: set[NodeId] = set()  # neighbours that others reach and this node does not; methods are atomic
         self.station: Final = Station(node.id, node.progress, router.outbox, self)
         router.relay = self.station.take
         self._alarm = Alarm(self.station.tick)
@@ -51,6 +52,10 @@ class Relaying:
         """Whether this node has a link of its own with that one. Who holds no rank yet is relayed nothing."""
         membership, mine, other = self._place(node)
         return mine is None or other is None or are_neighbors(self._topology, membership, mine, other)
+
+    def wants(self, node: NodeId) -> bool:
+        """Whether it is to have a connection of its own: a neighbour, unless it is known that none can be had."""
+        return node not in self._parted and self.is_neighbour(node)
 
     def _place(self, node: NodeId) -> tuple[int, Rank | None, Rank | None]:
         membership = self._pairs.known().membership
@@ -68,6 +73,8 @@ class Relaying:
         """See Surroundings."""
         if destination not in avoid and self.link(destination) is not None:
             return self._node.id, destination
+        if destination in self._parted:
+            avoid |= {destination}
         size, mine, other = self._place(destination)
         if mine is None or other is None:
             return None
@@ -123,6 +130,7 @@ class Relaying:
 
     def adopt(self) -> None:
         """The members have changed."""
+        self._parted &= {node for node in self._parted if self._pairs.known().find(node) is not None}
         if self._topology != FULL_MESH or self.station.in_use:
             self.station.adopt(lambda node: self._pairs.known().find(node) is not None)
 
@@ -153,6 +161,23 @@ class Relaying:
             carrier = self._make(pair, way)
         self._use(pair, carrier)
         return pair.link
+
+    def detour(self, node: NodeId) -> Link | None:
+        """A link over others to a neighbour whose own is lost; None: it is not, or there is nobody to go over."""
+        with self._pairs.changed:
+            circle, pair = self._pairs.known(), self._pairs.get(node)
+            if circle.find(node) is None or pair is None or not self.is_neighbour(node):
+                return None
+            if pair.link.failure is None:
+                return pair.link if pair.relayed else None
+            self._parted.add(node)
+            way = self.route(node, frozenset())
+            fresh = None if way is None else self._pairs.replace(pair, pair.number + 1)
+            if way is None or fresh is None:
+                return None
+            carrier = self._make(fresh, way)
+        self._use(fresh, carrier)
+        return fresh.link
 
     def reach(self, nodes: Iterable[NodeId]) -> None:
         """Make the links to those of them that are no neighbours, so far as there is a way. Waits for nobody."""
@@ -185,6 +210,8 @@ class Relaying:
                 return _LOST
             if pair.relay is not None:  # another thread has made it just now
                 return pair.relay
+            if len(header.route) > 2 and self.is_neighbour(header.source):
+                self._parted.add(header.source)  # or it would not come over others
             way = self.route(header.source, frozenset()) or header.route[::-1]
             carrier = self._make(pair, way)
         if stale is not None:

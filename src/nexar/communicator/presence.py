@@ -129,9 +129,9 @@ class Presence:
             self.node.dialer.aside(partial(self._link, wanted))
 
     def _link(self, nodes: Sequence[NodeId]) -> None:
-        for node in nodes:
+        for node in filter(self.mesh.relaying.wants, nodes):
             try:
-                self.mesh.link(node, time.monotonic() + self.node.config.heartbeat_timeout)
+                self.mesh.dial(node, time.monotonic() + self.node.config.heartbeat_timeout)
             except NexarError as error:
                 self._lookout.missed(node, str(error))
 

@@ -48,6 +48,8 @@ class Scene:
         self.refusal: NexarError | None = None
         """What a dial raises."""
         self.dialed = 0
+        self.round: FakeLink | None = None
+        """The link over others that can be made."""
         self.known: Known | None = None
         """What the heartbeat knows."""
         self.told: list[Any] = []
@@ -74,6 +76,13 @@ class Scene:
         return cast(Link, self.link)
 
     dial = relink
+
+    @property
+    def relaying(self) -> "Scene":
+        return self
+
+    def detour(self, node: int) -> FakeLink | None:
+        return self.round
 
     def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool) -> str | None:
         return self.reachable
@@ -128,6 +137,28 @@ def test_who_does_not_answer_over_other_nodes_is_dialed_for_perhaps_it_is_they_w
     scene.lookout.line_ended(PEER, "a hint")
     scene.work()
     assert scene.told == [Lost(PEER, "a hint; refused")]
+
+
+def test_who_is_lost_and_disputed_is_reached_over_others_from_now_on(scene: Scene) -> None:
+    scene.reachable = SILENT
+    scene.lose_link()
+    scene.work()
+    scene.told.clear()
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, SILENT)]  # nobody to go over
+    scene.told.clear()
+    scene.round = FakeLink(PEER)
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, SILENT)]  # nor an answer over others
+    assert scene.round.lost == [f"it does not answer over other nodes: {SILENT}"]
+    scene.told.clear()
+    scene.reachable = None
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Found(PEER, severed=True), Probed(PEER, None)]
+    assert scene.noticed[-1] == (PEER, "back", "it is reached over other nodes now")
 
 
 def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:

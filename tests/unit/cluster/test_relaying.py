@@ -230,3 +230,42 @@ def test_what_comes_from_a_member_of_an_epoch_that_is_not_here_yet_is_kept() -> 
     ring.meshes[1].adopt(four)
     assert ring.receive(1, 3) == [b"early"]
     ring.close()
+
+
+# ---------------------------------------------------------------- neighbours that cannot reach each other
+
+
+@pytest.fixture
+def mesh_of_three() -> Iterator[Ring]:
+    made = Ring(3)  # a ring of three is a full mesh
+    made.close_circle()
+    yield made
+    made.close()
+
+
+def test_a_neighbour_whose_link_is_lost_is_reached_over_a_third(mesh_of_three: Ring) -> None:
+    ring = mesh_of_three
+    assert ring.meshes[0].relaying.detour(ring.nodes[1].id) is None  # nothing is wrong with their own
+    ring.faults.add(ring.on_way(Cut, 0, 1))
+    ring.linked_to(0, 1).lose("no answer")
+    link = ring.meshes[0].relaying.detour(ring.nodes[1].id)
+    assert link is not None
+    assert link is ring.linked_to(0, 1)
+    assert is_relayed(link.schemes)
+    assert ring.meshes[0].relaying.detour(ring.nodes[1].id) is link
+    assert not ring.meshes[0].relaying.wants(ring.nodes[1].id)
+    talks = [ring.meshes[rank].router.open(TALK + 1) for rank in (0, 1)]
+    ring.link(0, 1).post_send(TALK + 1, memoryview(b"over rank 2"))
+    posted = talks[1].post(None, source=ring.nodes[0].id, space=Space.UNTAGGED, tag=0)
+    ring.nodes[1].progress.wait([posted], soon())
+    assert bytes(posted.into or b"") == b"over rank 2"
+    assert ring.route(0, 1) == [0, 2, 1]
+    assert ring.route(1, 0) == [1, 2, 0]
+
+
+def test_without_a_third_there_is_no_detour() -> None:
+    pair = Ring(2)
+    pair.link(0, 1).lose("no answer")
+    assert pair.meshes[0].relaying.detour(pair.nodes[1].id) is None
+    assert pair.meshes[0].relaying.detour(12345) is None
+    pair.close()

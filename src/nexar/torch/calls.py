@@ -19,6 +19,8 @@ from nexar.errors import UsageError
 from nexar.torch import translation
 from nexar.torch.completion import Completion
 from nexar.torch.ground import GROUND, Footing
+from nexar.torch.reductions import reduction_of
+from nexar.torch.tensors import values
 from nexar.torch.translation import Plan, Tensors
 from nexar.torch.work import DoneWork, PendingWork
 from nexar.types import ANY_SOURCE
@@ -37,7 +39,7 @@ class Calls:
         """`timeout`: of calls that have none of their own."""
         self.communicator = communicator
         """The group, as nexar knows it."""
-        self._timeout = timeout
+        self._limit_by(timeout)
         self._footing = footing
         self._sequence = 0  # written by whichever thread calls; torch calls one at a time
         self._completion = Completion()
@@ -81,18 +83,28 @@ class Calls:
         flying.add(request)
         request.when_done(lambda: flying.discard(request))
 
+    def _limit_by(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._usual = None if timeout == self.communicator.config.collective_timeout else timeout
+
     def _seconds(self, opts: Any) -> float | None:
-        """The call's own timeout; None: that of the communicator. torch's word for none is a negative number."""
+        """The call's own timeout, or the group's; None: that of the communicator. Negative is torch's word for none."""
         given = getattr(opts, "timeout", None)
-        seconds = given.total_seconds() if given is not None else 0.0
-        if seconds <= 0:
-            seconds = self._timeout
-        return None if seconds == self.communicator.config.collective_timeout else seconds
+        if given is None or given.days < 0 or not given:
+            return self._usual
+        seconds: float = given.total_seconds()
+        return seconds
 
     # -- collectives -------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any) -> AnyWork:
-        """In place."""
+        """In place. The call of calls, so what it needs least of is done here, and not where all others go."""
+        if not opts.asyncOp and len(tensors) == 1:
+            reduction = reduction_of(opts.reduceOp)
+            if reduction.factor is None and self._seconds(opts) is None:
+                self._sequence += 1
+                self.communicator.all_reduce(values(tensors[0]), reduction.name)
+                return DoneWork(tensors, self._sequence)
         return self._perform(translation.all_reduce(tensors, opts.reduceOp), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> AnyWork:
@@ -199,7 +211,7 @@ class Calls:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For later calls."""
-        self._timeout = timeout.total_seconds()
+        self._limit_by(timeout.total_seconds())
 
     def sequence_number(self) -> int:
         """How many calls there were."""

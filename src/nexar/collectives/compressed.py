@@ -93,7 +93,9 @@ def _by_reducing(assembly: Assembly, brought: Compressed) -> Work:
     dtype, reduction = brought.array.dtype, brought.reduction
     values = np.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
     name = assembly.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
-    call = assembly.begin(_fingerprint(brought, name), all_reduce.turns(assembly, name, values, reduction))
+    call = assembly.begin(
+        _fingerprint(brought, name, values.nbytes), all_reduce.turns(assembly, name, values, reduction)
+    )
     return assembly.work(call, _reduce(assembly, call, name, brought, values))
 
 
@@ -115,7 +117,7 @@ def _by_gathering(assembly: Assembly, brought: Compressed) -> Work:
     spans = split(len(pieces), size)
     mine = spans[assembly.group.rank]
     turns = assembly.in_memory(name, Arena.all_gather, pieces[mine.start : mine.stop], pieces, spans)
-    call = assembly.begin(_fingerprint(brought, name), turns)
+    call = assembly.begin(_fingerprint(brought, name, length), turns)
     return assembly.work(call, _gather(assembly, call, name, brought, pieces))
 
 
@@ -149,9 +151,9 @@ def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(brought: Compressed, name: str) -> Fingerprint:
+def _fingerprint(brought: Compressed, name: str, piece_bytes: int) -> Fingerprint:
     """The compressor is where others have their root."""
-    mark = mark_of(brought.compressor, feedback=brought.residual is not None)
+    mark = mark_of(brought.compressor, feedback=brought.residual is not None, piece_bytes=piece_bytes)
     dtype = code_of(brought.array.dtype)
     return Fingerprint(_CODE, dtype, len(brought.array), mark, brought.reduction.code, way_of(name))
 

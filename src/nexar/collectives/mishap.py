@@ -84,7 +84,9 @@ def named(error: BaseException, entry: Entry) -> BaseException:
 
 
 def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> AwaitedPeer:
-    missing = f"{culprit.missing} (that is this rank, which came too late)" if culprit.rank == rank else culprit.missing
+    missing = culprit.missing
+    if culprit.rank == rank:
+        missing = f"{missing or 'its part'} (that is this rank, which came too late)"
     return replace(
         known(culprit.rank),
         missing=missing,

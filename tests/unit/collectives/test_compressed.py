@@ -16,7 +16,7 @@ from nexar.collectives.compressed import Compressed, Outcome, all_reduce_compres
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import Cancelled, NexarError, PeerMisbehaved, UsageError
+from nexar.errors import Cancelled, CollectiveMismatch, NexarError, PeerMisbehaved, UsageError
 from tests.ranks import PATIENCE, on_every
 
 SUM = reduction_of("sum")
@@ -122,6 +122,19 @@ def test_a_compressor_that_breaks_its_contract_is_told_so(odd: Odd, says: str, f
     residual = np.zeros(2) if feedback else None
     with local_communicators(1, Config()) as (comm,), pytest.raises(UsageError, match=says):
         perform(comm, Compressed(np.ones(2), residual, odd, SUM))
+
+
+def test_pieces_of_other_lengths_on_other_ranks_are_a_mismatch() -> None:
+    with local_communicators(2, Config()) as world:
+
+        def task(comm: Communicator) -> str:
+            size = 8 + 4 * comm.rank
+            odd = Odd(size, np.zeros(size, np.uint8))
+            with pytest.raises(CollectiveMismatch) as raised:
+                perform(comm, Compressed(np.ones(2), None, odd, SUM))
+            return raised.value.found
+
+        assert all("digest" in found for found in on_every(world, task))
 
 
 class Picky(TopK):

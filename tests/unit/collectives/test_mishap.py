@@ -54,6 +54,12 @@ def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
     ]
 
 
+@pytest.mark.parametrize(("missing", "says"), [("scan #7", "missing scan #7 (that is"), ("", "missing its part (that")])
+def test_who_is_blamed_reads_that_it_is_meant(missing: str, says: str) -> None:
+    notice = GaveUp(0, 0, 7, 3, "late", 30.0, (Culprit(2, missing),))
+    assert says in str(error_of(notice, ENTRY, known, 2))
+
+
 def test_a_lost_peer_is_lost_for_every_rank() -> None:
     error = heard(PeerLost(rank=2, cause="its process died"))
     assert isinstance(error, PeerLost)

@@ -131,10 +131,12 @@ class QuicTransport(Transport):
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
         """See Waker. Watched for neither, the descriptor is forgotten."""
-        if readable or writable:
-            self._completions.watch(descriptor, readable=readable, writable=writable)
-        else:
-            self._completions.unwatch(descriptor)
+        if not readable and not writable:
+            return self._completions.unwatch(descriptor)
+        try:
+            return self._completions.watch(descriptor, readable=readable, writable=writable)
+        except EndpointClosed:
+            return None  # nobody sleeps any more: another transport got a connection while the node was closed
 
     def unwatch(self, descriptor: int) -> None:
         """See Waker."""

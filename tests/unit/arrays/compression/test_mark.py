@@ -54,6 +54,23 @@ def test_what_does_not_fit_is_told_by_its_digest() -> None:
     assert words_of(mark_of(Mine(), feedback=False)).startswith("a compressor of the digest ")
 
 
+class Linear(Mine):
+    linear = True
+    name = "Mine"  # type: ignore[assignment]
+
+
+def test_namesakes_differ_that_say_other_sizes_or_are_sent_otherwise() -> None:
+    marks = {mark_of(each, feedback=False, piece_bytes=size) for each in (Mine(), Linear()) for size in (8, 12)}
+    assert len(marks) == 4
+
+
+def test_any_name_has_a_mark() -> None:
+    class Odd(Mine):
+        name = "\udc80"  # type: ignore[assignment]
+
+    assert mark_of(Odd(), feedback=False) != mark_of(Mine(), feedback=False)
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_any_number_can_be_told(mark: int) -> None:
     assert words_of(mark)

@@ -258,6 +258,21 @@ def test_a_watched_descriptor_ends_the_sleep(scene):
         os.close(writing)
 
 
+def test_other_transports_may_go_on_when_it_is_closed_already(scene):
+    """They are closed after it, and a dial of theirs may just then have got through."""
+    transport = scene.node(1).transport
+    transport.close()
+    reading, writing = os.pipe()
+    try:
+        transport.watch(reading)
+        transport.watch(reading, readable=False)
+        transport.unwatch(reading)
+        transport.kick()
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 @pytest.mark.parametrize("what", ["sleep", "connect"])
 def test_ctrl_c_ends_a_wait_and_leaves_the_transport_usable(scene, what):
     pair = scene.pair()

@@ -19,8 +19,7 @@ _SETTINGS = f"""# Settings
 
 Each is a variable of the environment; a field of `nexar.Config` and an argument of `nexar.init()` (its name without
 `NEXAR_` and `_SECS`, in lower case); or a line of the TOML file that `NEXAR_CONFIG` names. Arguments win over
-variables, and these over the file. `nexar config` shows what is in force and where it came from. Settings of what is
-not built yet (see the [map](../explain/map.md)) are checked and have no effect.
+variables, and these over the file. `nexar config` shows what is in force and where it came from.
 """
 _ERRORS = f"""# Errors
 

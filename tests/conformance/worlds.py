@@ -22,7 +22,9 @@ from tests.ranks import on_every
 
 SCHEMES = ("memory", "shm", "tls", "quic")
 TOPOLOGY = os.environ.get("NEXAR_TOPOLOGY") or "full_mesh"
-SIDECAR = {"enable_tcp_bulk_sidecar": value} if (value := os.environ.get("NEXAR_ENABLE_TCP_BULK_SIDECAR")) else {}
+SIDECAR: dict[str, object] = (
+    {"enable_tcp_bulk_sidecar": value == "true"} if (value := os.environ.get("NEXAR_ENABLE_TCP_BULK_SIDECAR")) else {}
+)
 
 
 def apart(topology: str, size: int) -> tuple[int, list[int]]:
@@ -46,7 +48,7 @@ def ranks_over(scheme: str, size: int, **settings: object) -> Iterator[list[Comm
     many, ranks = apart(topology, size)
     with world_over(scheme, many, **settings) as world:
         parts = on_every(world, lambda comm: comm.group(ranks))
-        yield [parts[rank] for rank in ranks]
+        yield [part for part in parts if part is not None]
 
 
 @contextmanager

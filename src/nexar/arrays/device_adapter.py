@@ -96,5 +96,8 @@ class DeviceAdapter(ABC):
     def reduce(self, op: str, into: Any, other: Any, stream: Any) -> bool:
         """into = into ⊕ other, both on one device, begun on the stream; `op` is the name of a reduction. False: this
         device does not do that, and nothing was done. Default: it does none.
+
+        No verb asks for it yet: arrays are staged whole, and reduced on the host. It is for reductions between devices
+        of one host.
         """
         return False

@@ -43,7 +43,8 @@ class Registration:
     def find(self, value: object) -> Staging | None:
         """Who knows this array; None: nobody. The first array that nobody knows makes packages load.
 
-        UsageError if nobody knows it and a package could not be loaded, which might have.
+        UsageError if nobody knows it and a package could not be loaded, which might have; DeviceError, with the name of
+        the adapter, if one raises when it is asked.
         """
         found = self._knows(value)
         if found is not None:
@@ -64,7 +65,7 @@ class Registration:
         return {name: stats for name, stats in counted.items() if stats.hits or stats.misses}
 
     def _knows(self, value: object) -> Staging | None:
-        return next((each for each in self._known if each.adapter.recognises(value)), None)
+        return next((each for each in self._known if each.recognises(value)), None)
 
     def _look(self) -> None:
         """Looking through all that is installed takes long: only who has a strange array does."""

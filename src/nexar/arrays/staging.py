@@ -161,6 +161,11 @@ class Staging:
         self.adapter: Final = adapter
         self.memory: Final = HostMemory(adapter)
 
+    def recognises(self, value: object) -> bool:
+        """Whether it is an array of this adapter's. DeviceError."""
+        with _told("recognising an array", self.adapter.name):
+            return self.adapter.recognises(value)
+
     def mirror(self, value: Any) -> Mirror:
         """The array as one that can be staged. UsageError, DeviceError."""
         with _told("looking at an array", self.adapter.name):
@@ -196,8 +201,9 @@ class Mirror(NamedTuple):
         return self.size * self.dtype.itemsize
 
     def overlaps(self, other: Mirror) -> bool:
-        """Whether what is written to the one may change the other."""
-        return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
+        """Whether what is written to the one may change the other. DeviceError."""
+        with _told("comparing two arrays", self.outline.device):
+            return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Host memory that is staged well."""
@@ -235,7 +241,11 @@ class Copying:
         self._operation = operation
 
     def wait(self) -> None:
-        """Until they are done: DeviceError if they fail. Sleeps, so that others run, and Ctrl-C gets through."""
+        """Until they are done: DeviceError if they fail. Sleeps, so that others run, and Ctrl-C gets through.
+
+        Without a deadline: they come after what the caller gave the device before, and that takes its time, as a
+        caller's own work on the host does. Who waits for this rank meanwhile has a deadline.
+        """
         begun = time.monotonic()
         with _told(self._operation, self._device):
             while not self._pending.done():

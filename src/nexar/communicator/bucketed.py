@@ -147,25 +147,14 @@ class _Fusion:
         self._assembly = assembly
         self._given = given
         made = buckets([_sized(each) for each in given], limit)
-        self._buckets = [self._bucket(bucket, memory) for bucket, memory in zip(made, self._memory(made), strict=True)]
+        members = [[given[each] for each in bucket.members] for bucket in made]
+        devices = [_of_one_device(each) for each in members]
+        rows = iter(memory_for([bucket for bucket, device in zip(made, devices, strict=True) if device is None]))
+        self._buckets = [
+            _HostBucket(arrays, next(rows)) if mirrors is None else _DeviceBucket(mirrors, bucket)
+            for bucket, arrays, mirrors in zip(made, members, devices, strict=True)
+        ]
         self._works = [all_reduce(assembly, bucket.memory, reduction, wish) for bucket in self._buckets]
-
-    def _members(self, bucket: Bucket) -> list[Operand | Mirror]:
-        return [self._given[each] for each in bucket.members]
-
-    def _memory(self, made: Sequence[Bucket]) -> list[NDArray[Any] | None]:
-        """For those that are not of one device."""
-        on_host = [bucket for bucket in made if _of_one_device(self._members(bucket)) is None]
-        rows = iter(memory_for(on_host) if on_host else ())
-        return [None if _of_one_device(self._members(bucket)) else next(rows) for bucket in made]
-
-    def _bucket(self, bucket: Bucket, memory: NDArray[Any] | None) -> _HostBucket | _DeviceBucket:
-        members = self._members(bucket)
-        mirrors = _of_one_device(members)
-        if mirrors is None:
-            assert memory is not None
-            return _HostBucket(members, memory)
-        return _DeviceBucket(mirrors, bucket)
 
     def work(self) -> Work:
         """Of all its buckets."""

@@ -7,7 +7,7 @@ import pytest
 
 from nexar.arrays import registration
 from nexar.arrays.registration import Registration
-from nexar.errors import UsageError
+from nexar.errors import DeviceError, UsageError
 from tests.packages.slate.nexar_slate import Slate, SlateAdapter
 
 SLATE = "tests.packages.slate.nexar_slate:SlateAdapter"
@@ -66,6 +66,19 @@ def test_a_broken_package_is_named_and_disturbs_no_other(monkeypatch: pytest.Mon
         ):
             adapters.find(object())
     assert installed.asked == 1
+
+
+def test_an_adapter_that_fails_when_it_is_asked_is_named() -> None:
+    class Torn(SlateAdapter):
+        name = "torn"
+
+        def recognises(self, value: object) -> bool:
+            raise RuntimeError("no driver")
+
+    adapters = Registration()
+    adapters.add(Torn())
+    with pytest.raises(DeviceError, match="recognising an array on device torn failed: RuntimeError: no driver"):
+        adapters.find(object())
 
 
 def test_only_adapters_that_were_used_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

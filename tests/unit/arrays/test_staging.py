@@ -199,6 +199,18 @@ def test_no_memory_for_the_host_is_an_error_of_the_device(staging: Staging, monk
         staging.mirror(slate([1.0])).read()
 
 
+def test_arrays_that_cannot_be_compared_are_an_error_of_the_device(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("the chalk is wet")
+
+    monkeypatch.setattr(SlateAdapter, "overlap", refuse)
+    one, other = staging.mirror(slate([1.0])), staging.mirror(slate([2.0]))
+    with pytest.raises(DeviceError, match="comparing two arrays on device slate:0 failed: RuntimeError: the chalk"):
+        one.overlaps(other)
+
+
 def test_an_array_that_can_never_be_staged_is_the_callers_mistake(staging: Staging) -> None:
     with pytest.raises(UsageError, match="write numbers on it"):
         staging.mirror(slate(np.array([None])))

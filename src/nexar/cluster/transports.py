@@ -15,7 +15,7 @@ from nexar.errors import ConfigError
 from nexar.security.credentials import Credentials, Trust
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
-from nexar.transport.registry import is_ours, load
+from nexar.transport.registry import blame, is_ours, load
 from nexar.transport.sleep import PollSleeper
 
 _log = logging.getLogger(__name__)
@@ -164,10 +164,15 @@ class _Opening:
         return tls.listen(address, self._acceptor)
 
     def _open_theirs(self, scheme: str, sleeper: Sleeper, address: str) -> None:
-        """On the same host, at a port of its own: ours is taken, and theirs may have no ports at all."""
+        """On the same host, at a port of its own: ours is taken, and theirs may have no ports at all. What fails is no
+        matter of our port then, also where it is an OSError.
+        """
         theirs = load(scheme)(sleeper, self._credentials, self._trust)
         self._opened[scheme] = theirs
-        theirs.listen(format_address(parse_address(address)[0], 0), self._acceptor)
+        try:
+            theirs.listen(format_address(parse_address(address)[0], 0), self._acceptor)
+        except Exception as error:
+            raise blame(scheme, error) from error
 
     def _listen_in_memory(self) -> None:
         """A host without room for shared memory, or with a CPU that cannot, does without."""

@@ -58,6 +58,11 @@ def load(scheme: str) -> Factory:
     return partial(_make, point, factory)
 
 
+def blame(scheme: str, error: Exception) -> UsageError:
+    """For what a transport of another package raised when it was put to use: the error that names the package."""
+    return _broken(_theirs()[scheme], error)
+
+
 def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> Transport:
     try:
         made = factory(*arguments, **settings)

@@ -1,5 +1,6 @@
 """Opening all of them at one port number, with loaders that do as they are told."""
 
+import errno
 import logging
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -129,6 +130,23 @@ def test_a_transport_of_another_package_listens_at_a_port_of_its_own(
     assert made.by_scheme["tls"].address == made.address
     assert made.by_scheme["paper"].address.startswith("127.0.0.1:")
     assert made.by_scheme["paper"].address != made.address
+
+
+def test_a_transport_of_another_package_that_cannot_listen_is_named_and_no_port_of_ours_blamed(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "tests.packages.paper.nexar_paper:PaperTransport"
+    tried: list[str] = []
+
+    def refuse(_: object, address: str, acceptor: object) -> str:
+        tried.append(address)
+        raise OSError(errno.EADDRINUSE, "no paper left")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint("paper", place, "nexar.transports")])
+    monkeypatch.setattr("tests.packages.paper.nexar_paper.PaperTransport.listen", refuse)
+    with pytest.raises(UsageError, match=rf"'paper' of the package that has '{place}' cannot be used .*no paper left"):
+        opened("tls", "paper")
+    assert len(tried) == 1
 
 
 def test_a_scheme_that_nobody_has_is_refused_and_nothing_is_left_open(opened: Opened) -> None:

@@ -74,12 +74,13 @@ def told_once(rank: Python) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- as it is wanted
 
 
+@pytest.mark.parametrize("topology", sized(("k_regular:2",), ("full_mesh", "k_regular:2", "k_regular:4", "hypercube")))
 def test_two_become_five_then_three_then_six_and_joiners_have_the_state_bit_by_bit(
-    scene: Scene, record_property: Any
+    topology: str, scene: Scene, record_property: Any
 ) -> None:
     """Of the five, ranks 0 and 3 leave. See Life for what a joiner checks."""
     count = sized(MIB, 200 * 10**6) // 8
-    scene.open(2)
+    scene.open(2, NEXAR_TOPOLOGY=topology)
     ranks = scene.start("tide", count, number=2)
     scene.await_size(2)
     ranks += scene.start("tide", count, number=3)

@@ -114,6 +114,8 @@ class Station:
     def adopt(self, is_member: Callable[[NodeId], bool]) -> None:
         """The members have changed: everybody's route is looked for anew, and who is no member has none."""
         with self.lock:
+            for node in self._ways.lost():  # among them those whose link this side has closed
+                self._break(node)
             for peer, carrier in list(self._carriers.items()):
                 carrier.avoid = frozenset()
                 if is_member(peer):

@@ -106,6 +106,10 @@ class Ways:
                 self._thanks.append(thanks)
         return list(hop.sources.values())
 
+    def lost(self) -> list[NodeId]:
+        """Those to which there was a link, and is none now."""
+        return [hop.node for hop in self._hops.values() if hop.link is not None and hop.link.failure is not None]
+
     def thank(self, hop: Hop, hops: int, size_bytes: int) -> None:
         """What came from there has gone from here, wherever to."""
         amount = hop.passed_on(hops, size_bytes)

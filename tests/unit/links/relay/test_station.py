@@ -88,6 +88,32 @@ def test_without_a_way_it_is_lost_and_the_hop_is_named() -> None:
     assert re.search(r"no way is left over other nodes: node 0+[15] cannot reach 0+[24]", lost.reason)
 
 
+def test_after_a_change_routes_are_looked_for_anew_and_who_is_no_member_is_lost() -> None:
+    world = SmallWorld(6)
+    stays, goes = world.nodes[0].make(2), world.nodes[0].make(3)
+    for carrier in (stays, goes):
+        say(carrier, b"before")
+    world.settle(stays, goes)
+    world.cut(0, 1)
+    assert stays.avoid == {1}
+    world.nodes[0].station.adopt(lambda node: node != 3)
+    say(stays, b"after")
+    world.settle(stays)
+    assert (stays.avoid, stays.error) == (frozenset(), None)
+    assert world.nodes[2].ears[0].frames == [b"before", b"after"]
+    assert [each.reason for each in world.nodes[0].ears[3].lost] == ["it is no member any more"]
+
+
+def test_a_closed_station_ends_its_carriers_without_a_word() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"x")
+    world.settle(carrier)
+    world.nodes[0].station.close()
+    assert carrier.error is not None
+    assert world.nodes[0].ears[2].lost == []
+
+
 def test_who_wants_no_such_link_says_so_and_it_is_lost_at_its_source() -> None:
     world = SmallWorld(4)
     world.nodes[2].refusal = "this node is closed"

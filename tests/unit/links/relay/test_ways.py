@@ -60,6 +60,7 @@ def test_a_link_that_is_lost_is_no_way() -> None:
     assert ways.over(1) is None
     assert ways.of(around.links[1]) is hop
     assert ways.of(cast(Any, Link(1))) is None
+    assert ways.lost() == [1]
 
 
 def test_who_sent_it_is_thanked_when_it_has_gone_on() -> None:

@@ -254,7 +254,8 @@ def test_a_neighbour_whose_link_is_lost_is_reached_over_a_third(mesh_of_three: R
     assert is_relayed(link.schemes)
     assert ring.meshes[0].relaying.detour(ring.nodes[1].id) is link
     assert not ring.meshes[0].relaying.wants(ring.nodes[1].id)
-    eventually(lambda: is_relayed(ring.linked_to(1, 0).schemes), "the other end")
+    links, first = ring.meshes[1].links, ring.nodes[0].id
+    eventually(lambda: first in links() and is_relayed(links()[first].schemes), "the other end")
     talks = [ring.meshes[rank].router.open(TALK + 1) for rank in (0, 1)]
     ring.link(0, 1).post_send(TALK + 1, memoryview(b"over rank 2"))
     posted = talks[1].post(None, source=ring.nodes[0].id, space=Space.UNTAGGED, tag=0)

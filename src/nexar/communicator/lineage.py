@@ -119,7 +119,7 @@ class Lineage(Judging):
             branch.closers.add(node)
             making = [each for each in self._making if each.communicator == branch.communicator]
         for group in making:
-            if node in _nodes(group):
+            if group.membership.rank_of(node) is not None:
                 group.close()
         self._wake()
 
@@ -253,8 +253,10 @@ class Lineage(Judging):
         deadline = time.monotonic() + timeout
         try:
             if hopeless:
+                with self._changed:
+                    barred = branch.bar(target)
                 late = RecoveryTimeout(missing_votes=self.missing(branch), timeout=timeout)
-                branch.fate.seal(branch.bar(target) or late)
+                branch.fate.seal(barred or late)
             else:
                 self._succeed(branch, target, deadline)
         except Exception as error:  # noqa: BLE001 - also of a mistake of ours: it must not be tried for ever
@@ -390,7 +392,3 @@ class Lineage(Judging):
 
 def _nothing(*_: Any) -> None:
     """Nobody listens."""
-
-
-def _nodes(group: Group) -> frozenset[NodeId]:
-    return group.matching.members or frozenset()

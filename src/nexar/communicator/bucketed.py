@@ -137,6 +137,10 @@ class _DeviceBucket:
         """Begin to bring them back."""
         scatter(self._mirrors, self.memory)
 
+    def is_beside(self, other: _DeviceBucket) -> bool:
+        """Whether the copies of both are done one after the other: they are of one stream."""
+        return _beside(self._mirrors[0], other._mirrors[0])
+
 
 class _Fusion:
     """One call."""
@@ -162,10 +166,21 @@ class _Fusion:
         work.writes = len(self._buckets) > 1  # those of the first ones are there when a later one fails
         return work
 
+    def _await_devices(self) -> None:
+        """By the thread that makes the call: what it gave a device before comes first there, and takes its time. Who
+        drives the node later, and must not wait, finds copies that are done, or on their way.
+        """
+        first: list[_DeviceBucket] = []
+        for bucket in self._buckets:
+            if isinstance(bucket, _DeviceBucket) and not any(bucket.is_beside(each) for each in first):
+                first.append(bucket)
+                bucket.fill()
+
     def _run(self) -> Run:
         running: deque[Any] = deque()
         waiting = deque(zip(self._buckets, self._works, strict=True))
         try:
+            self._await_devices()
             while waiting or running:
                 while waiting and len(running) < _IN_FLIGHT:
                     waiting[0][0].fill()

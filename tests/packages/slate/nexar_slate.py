@@ -45,6 +45,7 @@ class Engine:
         self.patience = patience
         self.broken: str | None = None
         self.begun: list[str] = []
+        self.done = 0  # copies; under the lock
         self._lock = threading.RLock()  # over the queue, and while copies are done
         self._queue: deque[Work] = deque()
 
@@ -62,6 +63,7 @@ class Engine:
                 first = self._queue.popleft()
                 first.copy()
                 first.over = True
+                self.done += 1
                 first.copy = _nothing
 
     def run_all(self) -> None:

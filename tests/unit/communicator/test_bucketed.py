@@ -79,3 +79,18 @@ def test_copies_from_a_device_are_begun_with_the_call_and_those_back_one_bucket_
         assert engines[0].begun == ["stage_out"] * 3 + ["stage_in"] * 3
         for mine in slates:
             assert [slate.values().tolist() for slate in mine] == [[2.0 + 2 * each] * 4 for each in range(6)]
+
+
+def test_each_device_is_waited_for_by_who_makes_the_call_and_not_by_who_drives(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = Registration()
+    adapters.add(SlateAdapter())
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    with local_communicators(2, Config()) as world:
+        engines = [(Engine(), Engine()) for _ in world]
+        slates = [[Slate(np.full(4, 1.0), of[each // 6]) for each in range(8)] for of in engines]
+        first = world[0].start.all_reduce_bucketed(slates[0], bucket_bytes=64)
+        assert engines[0][1].done == 1, "its bucket is the fourth, two are in flight, and the other rank has not come"
+        second = world[1].start.all_reduce_bucketed(slates[1], bucket_bytes=64)
+        first.wait(20.0)
+        second.wait(20.0)
+        assert all(slate.values().tolist() == [2.0] * 4 for mine in slates for slate in mine)

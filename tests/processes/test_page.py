@@ -13,7 +13,7 @@ import pytest
 from nexar.cluster.watcher import Watcher
 from nexar.config import Config
 from nexar.security.join_ticket import parse_ticket
-from nexar.wire.bulletin import Board
+from nexar.wire.bulletin import Board, Bulletin
 from tests.processes.launcher import PATIENCE
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import FULL, measured
@@ -26,6 +26,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from tests.processes.browser import needs_browser, opened
 
 RANK = Path(__file__).with_name("watched_rank.py")
+AWAITED = Path(__file__).with_name("awaited_rank.py")
 SCREENSHOT = os.environ.get("NEXAR_SCREENSHOT")
 """Where to keep what the browser shows: docs/images/page.png is made so."""
 Found = TypeVar("Found")
@@ -122,6 +123,34 @@ def test_what_a_member_calls_itself_is_text_in_the_browser(tmp_path: Path) -> No
         assert [each for each in logs(browser) if each["level"] == "SEVERE"] == []
         browser.get(page.url.rsplit("/", 2)[0])
         assert "needs its key" in browser.find_element(By.TAG_NAME, "body").text
+
+
+@pytest.mark.timeout(120)
+def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) -> None:
+    enough, ticket = tmp_path / "enough", tmp_path / "ticket"
+    arguments = ("run", "-n", 3, "--write-ticket", ticket, AWAITED, enough)
+    with Nexar(*arguments, cwd=tmp_path, NEXAR_HEARTBEAT_TIMEOUT_SECS="60") as run:  # nobody is to be expelled for it
+        await_value(lambda: ticket.exists() or None, "the ticket is written")
+        with Watcher(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as watcher:
+
+            def seen() -> dict[int, tuple[str, Bulletin]]:
+                return {row.rank: (row.state, row.bulletin) for row in watcher.look().rows if row.bulletin is not None}
+
+            def waiting() -> dict[int, tuple[str, Bulletin]] | None:
+                found = seen()
+                return (
+                    found if [found[rank][0] for rank in sorted(found)] == ["waiting", "running", "waiting"] else None
+                )
+
+            found = await_value(waiting, "two wait, and one does not")
+            assert [found[rank][1].waiting_for for rank in range(3)] == [(1,), (), (1,)]
+            assert found[0][1].operation == "all_reduce #0"
+            if FULL:  # three bulletins must be missing
+                os.kill(found[2][1].pid, signal.SIGSTOP)
+                await_value(lambda: seen()[2][0] == "stuck" or None, "who is stopped is stuck")
+                os.kill(found[2][1].pid, signal.SIGCONT)
+            enough.touch()
+            assert run.end() == 0, run.stderr
 
 
 def all_called(board: Board) -> bool:

@@ -1,10 +1,10 @@
 """`nexar seed`: open the door of a cluster, and stay until everybody has left."""
 
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,6 +21,8 @@ from nexar.launch.plan import without_outer_launch
 if TYPE_CHECKING:
     from nexar.cluster.decisions.admission_events import Note
     from nexar.cluster.seed import Seed
+
+_GLANCE: Final = 0.5  # seconds after which a signal is seen that another thread was given
 
 
 def seed(
@@ -82,7 +84,7 @@ def _attend(door: "Seed", size: int, config: Config) -> None:
     with counting("members", size, lambda: door.board().joined):
         door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
     complain(f"the cluster has formed with {size} members")
-    if config.elastic_enabled:
-        threading.Event().wait()  # others may come when all have left: it ends when it is stopped
+    while config.elastic_enabled:  # others may come when all have left: it ends when it is stopped
+        time.sleep(_GLANCE)
     door.wait_empty()
     complain("every member has left")

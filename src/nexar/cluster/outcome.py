@@ -17,6 +17,9 @@ from nexar.errors import NexarError
 from nexar.types import NodeId
 
 _ENDS: Final[frozenset[NoteKind]] = frozenset({"gone", "left", "refused", "dropped"})
+LONGEST_WAIT: Final = 0.5
+"""Seconds that a thread sleeps at a stretch. A signal may be given to another thread of the process (it is after
+SIGSTOP and SIGCONT), and does not wake the main thread then, which alone runs its handler."""
 
 
 class Outcome:
@@ -88,8 +91,10 @@ class Outcome:
 
     def wait_formed(self, timeout: float | None) -> Membership | None:
         """The membership; None at the timeout. Raises why there will be none."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(self._is_settled, timeout)
+            while not self._is_settled() and self._rest(deadline):
+                continue
             return self._settled()
 
     async def formed_soon(self) -> Membership | None:
@@ -119,12 +124,18 @@ class Outcome:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_empty():
-                now = time.monotonic()
-                if deadline is not None and now >= deadline:
+                if not self._rest(deadline, self._patience):
                     return False
-                times = [each - now for each in (deadline, self._patience) if each is not None and each > now]
-                self._changed.wait(min(times, default=None))
             return True
+
+    def _rest(self, deadline: float | None, look: float = 0.0) -> bool:
+        """Until something is told, or `look` has come, if that is still to come. False: the deadline has passed."""
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            return False
+        times = [each - now for each in (deadline, look) if each is not None and each > now]
+        self._changed.wait(min(*times, LONGEST_WAIT) if times else LONGEST_WAIT)
+        return True
 
     def _is_settled(self) -> bool:
         return self._membership is not None or self._failure is not None

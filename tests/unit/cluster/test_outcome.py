@@ -1,4 +1,5 @@
 import asyncio
+import signal
 import threading
 import time
 
@@ -41,6 +42,35 @@ def test_what_has_formed_is_told_to_those_who_wait(outcome: Outcome) -> None:
     assert outcome.wait_formed(10) is MEMBERSHIP
     thread.join()
     assert outcome.membership is MEMBERSHIP
+
+
+@pytest.mark.parametrize("wait", ["wait_formed", "wait_empty"])
+def test_a_signal_that_another_thread_was_given_ends_the_wait(
+    outcome: Outcome, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is after SIGSTOP and SIGCONT. Only the main thread runs handlers, and nothing wakes it but itself."""
+
+    def handler(*_: object) -> None:
+        raise InterruptedError("the signal")
+
+    def given() -> None:
+        waiting.wait(10)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+
+    waiting = threading.Event()
+    resting = outcome._rest
+    monkeypatch.setattr(outcome, "_rest", lambda *times: [waiting.set(), resting(*times)][1])
+    before = signal.signal(signal.SIGUSR2, handler)
+    thread = threading.Thread(target=given)
+    thread.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(InterruptedError, match="the signal"):
+            getattr(outcome, wait)(60)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        thread.join()
+    assert time.monotonic() - began < 30
 
 
 def test_the_first_failure_is_raised_for_ever(outcome: Outcome) -> None:

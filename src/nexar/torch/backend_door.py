@@ -19,6 +19,8 @@ from nexar.torch.parts import part_of, without
 
 NAME: Final = "nexar"
 _CUSTOM: Final = ProcessGroup.BackendType.CUSTOM
+_FOR_TESTS: Final = ("fake", "threaded")
+"""Backends of torch's own that stand in for real ones, and so never beside one."""
 
 
 def opened(communicator: Communicator, timeout: float, footing: Footing, options: Any) -> Any:
@@ -32,13 +34,19 @@ def _is_alone(options: Any) -> bool:
     """Whether no other backend serves another device of this group: then ours is asked first, for the CPU, and torch
     takes the group for one of a backend it does not know. In the detailed debug mode torch puts its own checks between.
     """
-    strangers = [name for name, kind in dist.Backend.backend_type_map.items() if kind == _CUSTOM and name != NAME]
+    unknown = {name for name, kind in dist.Backend.backend_type_map.items() if kind == _CUSTOM}
     return (
-        not strangers
+        unknown <= {NAME, *_FOR_TESTS}
         and options.process_group.name() == "custom"
-        and options.store.prefix == "cpu/"
         and dist.get_debug_level() != dist.DebugLevel.DETAIL
+        and _is_for_cpu(options)
     )
+
+
+def _is_for_cpu(options: Any) -> bool:
+    """torch does not say for which device it asks, but gives each one its own corner of the group's store."""
+    options.store.set("asked", "")
+    return bool(dist.PrefixStore("cpu/", options.process_group.get_group_store()).check(["asked"]))
 
 
 class NexarGroup(ProcessGroup):

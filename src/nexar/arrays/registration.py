@@ -34,9 +34,11 @@ class Registration:
         self._looked = False
 
     def add(self, adapter: DeviceAdapter) -> None:
-        """Know this one too; those known before are asked first. UsageError for what is no adapter."""
+        """Know this one too; those known before are asked first. UsageError for what is no adapter, or has no name."""
         if not isinstance(adapter, DeviceAdapter):
             raise UsageError(f"{adapter!r} is no nexar.arrays.device_adapter.DeviceAdapter; give an instance of one")
+        if not isinstance(getattr(adapter, "name", None), str):
+            raise UsageError(f"{adapter!r} has no name; give its class one, which errors and statistics then say")
         with self._lock:
             self._known = (*self._known, Staging(adapter))
 
@@ -74,7 +76,7 @@ class Registration:
         for point in entry_points(group=GROUP):
             try:
                 self.add(point.load()())
-            except Exception as error:  # noqa: BLE001 - whatever the code of a package raises
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the code of a package raises
                 self._broken.append(
                     f"the device adapter {point.name!r} of the package {_package(point)} could not be loaded "
                     f"({type(error).__name__}: {error}); repair or uninstall that package"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +46,10 @@ class _Slab:
 
     __slots__ = ("lost", "memory", "pending", "size")
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, memory: NDArray[np.uint8], size: int) -> None:
+        """`size`: what was asked for; there may be more."""
         self.memory = memory
-        self.size = memory.nbytes
+        self.size = size
         self.pending: Pending | None = None  # what the device still does with it
         self.lost = False  # nobody knows what the device still does with it
 
@@ -83,7 +85,7 @@ class HostMemory:
             self._collect()
             slab = self._find(size)
         if slab is None:
-            slab = _Slab(self._adapter.host_memory(size))
+            slab = _Slab(_as_asked(self._adapter.host_memory(size), size), size)
         # Through a memoryview: views of an array that lies in no other array's memory keep that very array alive.
         handed = np.frombuffer(slab.memory.data, np.uint8)
         self._taken[id(handed)] = slab
@@ -164,12 +166,12 @@ class Staging:
     def recognises(self, value: object) -> bool:
         """Whether it is an array of this adapter's. DeviceError."""
         with _told("recognising an array", self.adapter.name):
-            return self.adapter.recognises(value)
+            return bool(self.adapter.recognises(value))
 
     def mirror(self, value: Any) -> Mirror:
         """The array as one that can be staged. UsageError, DeviceError."""
         with _told("looking at an array", self.adapter.name):
-            return Mirror(self, value, self.adapter.outline(value), self.adapter.stream_of(value))
+            return Mirror(self, value, _checked(self.adapter.outline(value)), self.adapter.stream_of(value))
 
     def room(self, count: int, dtype: np.dtype[Any], device: str) -> NDArray[Any]:
         """Flat host memory."""
@@ -256,7 +258,7 @@ def gather(mirrors: Sequence[Mirror], into: NDArray[Any]) -> Copying:
     """Begin to copy device arrays of one dtype and one adapter into a flat array. Keep it until the copies are done."""
     first = mirrors[0]
     with _told("stage_out", first.outline.device):
-        pending = first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream)
+        pending = _begun(first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream))
     first.staging.memory.lend(into, pending)
     return Copying(pending, first.outline.device, "stage_out")
 
@@ -265,9 +267,36 @@ def scatter(mirrors: Sequence[Mirror], source: NDArray[Any]) -> None:
     """Begin to fill device arrays from a flat array, which may be dropped at once but must not be written to."""
     first = mirrors[0]
     with _told("stage_in", first.outline.device):
-        pending = first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream)
+        pending = _begun(first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream))
     if not first.staging.memory.lend(source, pending):
         Copying(pending, first.outline.device, "stage_in").wait()
+
+
+# -- what an adapter gives, looked at: where it is wrong, memory would be used too early, or be too short -----------
+
+
+def _checked(outline: Any) -> Outline:
+    if not isinstance(outline, Outline) or not isinstance(outline.dtype, np.dtype):
+        raise TypeError(f"outline() gave {outline!r}, which is no Outline with a NumPy dtype")
+    shape = tuple(map(operator.index, outline.shape))
+    if min(shape, default=0) < 0:
+        raise ValueError(f"outline() gave the shape {shape}")
+    return outline._replace(shape=shape)
+
+
+def _as_asked(memory: Any, size: int) -> NDArray[np.uint8]:
+    if not isinstance(memory, np.ndarray) or memory.nbytes < size:
+        found = f"{memory.nbytes} bytes" if isinstance(memory, np.ndarray) else type(memory).__qualname__
+        raise TypeError(f"host_memory() gave {found}, where {size} bytes were asked for")
+    return memory
+
+
+def _begun(pending: Any) -> Pending:
+    if not hasattr(pending, "done"):
+        raise TypeError(
+            f"it gave {pending!r}, which cannot tell when the copies are done; give a Pending, or Finished()"
+        )
+    return cast(Pending, pending)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def load(scheme: str) -> Factory:
     point = theirs[scheme]
     try:
         factory = point.load()
-    except Exception as error:  # whatever the code of a package raises
+    except (Exception, SystemExit) as error:  # whatever the code of a package raises: it must not end us unheard
         raise _broken(point, error) from error
     return partial(_make, point, factory)
 
@@ -66,14 +66,14 @@ def blame(scheme: str, error: Exception) -> UsageError:
 def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> Transport:
     try:
         made = factory(*arguments, **settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(point, error) from error
     if not isinstance(made, Transport) or made.scheme != point.name:
         raise _broken(point, TypeError(f"it made {made!r}, which is no Transport of that scheme"))
     return made
 
 
-def _broken(point: EntryPoint, error: Exception) -> UsageError:
+def _broken(point: EntryPoint, error: BaseException) -> UsageError:
     package = repr(point.dist.name) if point.dist is not None else f"that has {point.value!r}"
     return UsageError(
         f"the transport {point.name!r} of the package {package} cannot be used ({type(error).__name__}: {error}); "

@@ -49,11 +49,17 @@ def test_what_is_no_adapter_is_refused() -> None:
     with pytest.raises(UsageError, match="is no nexar"):
         Registration().add(SlateAdapter)  # type: ignore[arg-type]
 
+    class Nameless(SlateAdapter):
+        name = None  # type: ignore[assignment]
+
+    with pytest.raises(UsageError, match="has no name"):
+        Registration().add(Nameless())
+
 
 @pytest.mark.parametrize(
     ("value", "why"),
     [("nowhere_at_all:X", "ModuleNotFoundError"), ("math:nothing", "AttributeError"), ("math:pi", "TypeError"),
-     ("collections:OrderedDict", "UsageError")],
+     ("sys:exit", "SystemExit"), ("collections:OrderedDict", "UsageError")],
 )  # fmt: skip
 def test_a_broken_package_is_named_and_disturbs_no_other(monkeypatch: pytest.MonkeyPatch, value: str, why: str) -> None:
     installed, adapters = Installed(monkeypatch, broken=value, slate=SLATE), Registration()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexar.arrays.device_adapter import Outline
 from nexar.arrays.staging import HostMemory, Mirror, Staging, gather, rounded, scatter
 from nexar.errors import DeviceError, UsageError
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
@@ -209,6 +210,35 @@ def test_arrays_that_cannot_be_compared_are_an_error_of_the_device(
     one, other = staging.mirror(slate([1.0])), staging.mirror(slate([2.0]))
     with pytest.raises(DeviceError, match="comparing two arrays on device slate:0 failed: RuntimeError: the chalk"):
         one.overlaps(other)
+
+
+@pytest.mark.parametrize(
+    ("method", "gives", "says"),
+    [
+        ("outline", None, "looking at an array on device slate failed: TypeError: .*no Outline"),
+        ("outline", Outline("float64", (1,), "d"), "no Outline with a NumPy dtype"),  # type: ignore[arg-type]
+        ("outline", Outline(np.dtype(float), (-1,), "d"), r"the shape \(-1,\)"),
+        ("outline", Outline(np.dtype(float), 1, "d"), "TypeError"),  # type: ignore[arg-type]
+        ("host_memory", np.empty(64, np.uint8), "64 bytes, where 4096 bytes were asked for"),
+        ("host_memory", b"bytes", "gave bytes, where"),
+        ("stage_out", None, "stage_out on device slate:0 failed: TypeError: it gave None"),
+        ("stage_in", None, "stage_in on device slate:0 failed: TypeError: it gave None"),
+        ("recognises", np.zeros(2), "recognising an array on device slate failed: ValueError"),
+    ],
+)
+def test_what_an_adapter_gives_that_is_wrong_is_an_error_of_the_device(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, method: str, gives: Any, says: str
+) -> None:
+    monkeypatch.setattr(SlateAdapter, method, lambda *_: gives)
+
+    def use() -> None:
+        array = slate([1.0])
+        if staging.recognises(array):
+            mirror = staging.mirror(array)
+            mirror.write(mirror.read())
+
+    with pytest.raises(DeviceError, match=says):
+        use()
 
 
 def test_an_array_that_can_never_be_staged_is_the_callers_mistake(staging: Staging) -> None:

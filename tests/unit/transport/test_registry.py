@@ -73,6 +73,7 @@ def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
         ("nowhere_at_all:X", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("math:nothing", "AttributeError: .*"),
         ("math:pi", "TypeError: 'float' object is not callable"),
+        ("sys:exit", "SystemExit: "),
         ("collections:OrderedDict", r"TypeError: it made OrderedDict\(.*\), which is no Transport of that scheme"),
     ],
 )

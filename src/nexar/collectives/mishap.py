@@ -16,6 +16,7 @@ from nexar.errors import (
     OperationTimeout,
     PeerLost,
 )
+from nexar.errors.base import told
 from nexar.links.ledger import Call, differ
 from nexar.types import AwaitedPeer, Rank
 from nexar.wire.messages import Culprit, GaveUp
@@ -28,7 +29,7 @@ class Mishap:
     """Why a rank left a call without its result, so far as the others have to know."""
 
     def __init__(self, error: BaseException) -> None:
-        self.reason = (str(error) or type(error).__name__)[:_LONGEST_REASON]
+        self.reason = (told(error) or type(error).__name__)[:_LONGEST_REASON]
         self.timeout = 0.0
         self.culprits: tuple[Culprit, ...] = ()
         if isinstance(error, OperationTimeout):

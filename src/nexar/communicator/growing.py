@@ -29,6 +29,7 @@ from nexar.errors import (
     RecoveryTimeout,
     UsageError,
 )
+from nexar.errors.base import sendable, told
 from nexar.group import deadline_after
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank, whole
@@ -105,7 +106,7 @@ class Growing(ABC):
         """Ask another rank, or this one, to go at the next checkpoint."""
         self._checked(None)
         member = self._branch.membership.member(self._branch.group.check(rank))
-        self._presence.wishes.remove(member.node, reason)
+        self._presence.wishes.remove(member.node, sendable(reason))
 
     def _checked(self, timeout: float | None) -> float:
         if self._branch.communicator != WORLD:
@@ -181,7 +182,7 @@ class Growing(ABC):
             try:
                 answer = self._give(plan, state, seconds), ""
             except BaseException as error:  # noqa: BLE001 - whatever ends it: raised below, when the others know
-                fault, answer = error, ((), f"{type(error).__name__}: {error}".removesuffix(": "))
+                fault, answer = error, ((), f"{type(error).__name__}: {told(error)}".removesuffix(": "))
         work = broadcast_object(self._branch.assembly, answer, giver, pickle=False, code=code)
         fit, reason = self._call(work, seconds + _GRACE)
         if fault is not None:

@@ -39,6 +39,7 @@ from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
 from nexar.communicator.revocations import Revocations
 from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, RecoveryTimeout
+from nexar.errors.base import sendable, told
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line, several_lines
@@ -348,8 +349,9 @@ class Presence:
         text = None
         if error is not None:
             lines = tracebacks.format_exception(type(error), error, traceback)
-            text = "".join(lines)[-MAX_CAUSE_CHARACTERS:]
-        goodbye = Goodbye(reason=LEFT if error is None else f"{type(error).__name__}: {error}"[:1000], traceback=text)
+            text = sendable("".join(lines))[-MAX_CAUSE_CHARACTERS:]
+        reason = LEFT if error is None else f"{type(error).__name__}: {told(error)}"[:1000]
+        goodbye = Goodbye(reason=reason, traceback=text)
         for link in self.mesh.links().values():
             _say(link, goodbye)
 

@@ -14,6 +14,7 @@ from nexar.communicator.absences import Absence
 from nexar.communicator.branch import Branch
 from nexar.communicator.lineage import Lineage
 from nexar.errors import Revoked
+from nexar.errors.base import sendable
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank
@@ -36,7 +37,7 @@ class Revocations:
 
     def revoke(self, branch: Branch, reason: str) -> None:
         """This communicator is over, for all its members."""
-        self._revoke(branch, branch.group.rank, reason)
+        self._revoke(branch, branch.group.rank, sendable(reason))
 
     def _revoke(self, branch: Branch, rank: Rank, reason: str, by: str = "") -> None:
         """Passed on, once, so that it needs no link that is not there."""

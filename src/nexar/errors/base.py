@@ -58,6 +58,19 @@ def printable(text: str) -> str:
     return "\n".join("".join(each if each.isprintable() else " " for each in line) for line in text.split("\n"))
 
 
+def told(error: BaseException) -> str:
+    """What an error says, as a text that can be sent. Those of users may raise when they are asked."""
+    try:
+        return sendable(str(error))
+    except Exception as failure:  # noqa: BLE001 - whatever it is, it must not hide the error that is told of
+        return f"(it cannot be told: its __str__ raised {type(failure).__name__})"
+
+
+def sendable(text: str) -> str:
+    """`text` as it can be sent: with escapes for what is not Unicode, as file names are of another encoding."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def quote(text: str) -> str:
     """A text of somebody else inside a message. Further lines are marked, so that nobody, man or launcher, takes the
     traceback of another rank for that of this one."""

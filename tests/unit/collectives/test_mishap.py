@@ -84,6 +84,18 @@ def test_anything_else_is_cancelled_by_who_raised_it(fault: BaseException) -> No
     assert (str(fault) or "KeyboardInterrupt") in error.reason
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(("fault", "says"), [(ValueError("caf\udce9"), r"caf\udce9"), (Mute(), "cannot be told")])
+def test_what_cannot_be_sent_as_it_is_is_told_otherwise(fault: Exception, says: str) -> None:
+    reason = Mishap(fault).reason
+    assert says in reason
+    assert reason.encode()
+
+
 def test_a_reason_is_not_told_at_any_length() -> None:
     assert len(Mishap(UsageError("x" * 1_000_000)).reason) == 1000
 

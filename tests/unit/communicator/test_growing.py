@@ -119,6 +119,10 @@ def _exit(_: Communicator) -> None:
     raise SystemExit(3)
 
 
+def _misread(_: Communicator) -> None:
+    raise ValueError("caf\udce9")  # a file name that is not UTF-8
+
+
 def _interrupt(_: Communicator) -> None:
     raise KeyboardInterrupt
 
@@ -128,6 +132,7 @@ def _interrupt(_: Communicator) -> None:
     [
         (_exit, SystemExit, "state() raised SystemExit: 3"),
         (_interrupt, KeyboardInterrupt, "state() raised KeyboardInterrupt"),
+        (_misread, ValueError, r"state() raised ValueError: caf\udce9"),
         (_reduce, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
         (_start, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),
         (Communicator.checkpoint, UsageError, "state() on rank 0 makes a call that waits for the other ranks"),

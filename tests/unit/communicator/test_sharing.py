@@ -34,6 +34,14 @@ def test_memory_is_shared_where_a_host_has_several_ranks_and_they_are_not_too_ma
     assert not may_share(members(hosts, ("quic",)))
 
 
+def test_on_a_sparse_topology_all_ranks_of_each_host_must_be_neighbours() -> None:
+    assert not may_share(members([4]), "k_regular:2")
+    assert may_share(members([3]), "k_regular:2")
+    assert may_share(members([2, 2, 2]), "k_regular:2")  # hosts are runs of ranks
+    assert not may_share(members([3, 3]), "k_regular:2")
+    assert may_share(members([2, 2]), "hypercube")
+
+
 def test_ranks_that_are_linked_otherwise_agree_that_they_share_none() -> None:
     def agree(comm: Communicator) -> tuple[bool, object]:
         asked = Sharing(comm._group, deadline_after(PATIENCE))

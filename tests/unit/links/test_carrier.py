@@ -2,7 +2,16 @@ from itertools import permutations
 
 import pytest
 
-from nexar.links.carrier import BULK_BYTES, PREFERENCE, choose, number_of, sidecar_scheme, stays, takes_sidecar
+from nexar.links.carrier import (
+    BULK_BYTES,
+    PREFERENCE,
+    choose,
+    is_relayed,
+    number_of,
+    sidecar_scheme,
+    stays,
+    takes_sidecar,
+)
 from nexar.links.lanes import BUDGET_BYTES, admits
 from nexar.wire.frame import Lane
 
@@ -87,3 +96,11 @@ def test_a_sidecar_has_no_place_beside_shared_memory_or_its_own_kind(
     scheme: str | None, connected: list[str], useful: bool
 ) -> None:
     assert takes_sidecar(scheme, connected) == useful
+
+
+def test_what_goes_over_other_nodes_is_the_last_choice() -> None:
+    assert choose(8, {"relay", "tls"}) == "tls"
+    assert choose(8, {"relay"}) == "relay"
+    assert is_relayed(("relay",))
+    assert not is_relayed(("relay", "tls"))
+    assert not is_relayed(())

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from nexar.cluster.decisions.watchers import SMALL_WORLD, watched, watchers
+from nexar.topology.neighbors import neighbors
 
 WORLDS = [*range(1, 40), 1000, 4096]
 
@@ -28,3 +29,10 @@ def test_everybody_is_watched_by_as_many_and_nobody_by_itself(size: int) -> None
 def test_in_a_large_world_one_watcher_is_far_away() -> None:
     assert watchers(100, 99) == (0, 1, 49)
     assert watched(100, 0) == (50, 98, 99)
+
+
+@pytest.mark.parametrize("topology", ["k_regular:2", "k_regular:4", "hypercube"])
+def test_in_a_sparse_world_neighbours_watch_one_another(topology: str) -> None:
+    for size in (4, 8, 9, 33):
+        for rank in range(size):
+            assert watchers(size, rank, topology) == watched(size, rank, topology) == neighbors(topology, size, rank)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nexar.cluster.watcher import Watcher
+from nexar.cluster.onlooker import Onlooker
 from nexar.config import Config
 from nexar.security.join_ticket import parse_ticket
 from nexar.wire.bulletin import Board, Bulletin
@@ -131,10 +131,10 @@ def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) ->
     arguments = ("run", "-n", 3, "--write-ticket", ticket, AWAITED, enough)
     with Nexar(*arguments, cwd=tmp_path, NEXAR_HEARTBEAT_TIMEOUT_SECS="60") as run:  # nobody is to be expelled for it
         await_value(lambda: ticket.exists() or None, "the ticket is written")
-        with Watcher(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as watcher:
+        with Onlooker(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
 
             def seen() -> dict[int, tuple[str, Bulletin]]:
-                return {row.rank: (row.state, row.bulletin) for row in watcher.look().rows if row.bulletin is not None}
+                return {row.rank: (row.state, row.bulletin) for row in onlooker.look().rows if row.bulletin is not None}
 
             def waiting() -> dict[int, tuple[str, Bulletin]] | None:
                 found = seen()
@@ -164,8 +164,8 @@ def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> Non
         await_value(lambda: ticket.exists() or None, "the ticket is written")
         assert ticket.stat().st_mode & 0o777 == 0o600
 
-        with Watcher(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as watcher:
-            await_value(lambda: all_called(watcher.look()) or None, "two ranks that have called something")
+        with Onlooker(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
+            await_value(lambda: all_called(onlooker.look()) or None, "two ranks that have called something")
         with Nexar("status", "--ticket-file", ticket, "--json", cwd=tmp_path) as status:
             assert status.end() == 0, status.stderr
         facts = json.loads(status.stdout)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nexar.cli.ending import FAILED, GOOD, exit_code_of
-from nexar.cli.watching import watcher
+from nexar.cli.watching import onlooker
 
 Ticket = Annotated[str | None, typer.Option(help="Of the cluster to look at.", show_default=False)]
 TicketFile = Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600); waits until it is there.")]
@@ -35,7 +35,7 @@ def status(
     def action() -> int:
         from nexar.observe.overview import Overseer  # noqa: PLC0415  # after the options made sense
 
-        with watcher(ticket, ticket_file, seed, timeout=timeout) as looking:
+        with onlooker(ticket, ticket_file, seed, timeout=timeout) as looking:
             overview = Overseer().see(looking.look(), time.monotonic())
         if as_json:
             print(json.dumps(overview.facts(), indent=2))

@@ -11,11 +11,11 @@ import typer
 
 from nexar.cli.ending import GOOD, exit_code_of
 from nexar.cli.status import SeedAt, Ticket, TicketFile, Timeout
-from nexar.cli.watching import watcher
+from nexar.cli.watching import onlooker
 from nexar.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nexar.cluster.watcher import Watcher
+    from nexar.cluster.onlooker import Onlooker
 
 
 def top(
@@ -32,7 +32,7 @@ def top(
 
     def action() -> int:
         _check(interval, count)
-        with watcher(ticket, ticket_file, seed, timeout=timeout) as looking:
+        with onlooker(ticket, ticket_file, seed, timeout=timeout) as looking:
             if as_json or not sys.stdout.isatty():
                 _print(looking, interval, count, as_json=as_json)
             else:
@@ -49,7 +49,7 @@ def _check(interval: float, count: int | None) -> None:
         raise ConfigError(variable="--count", value=count, allowed="a whole number, 1 or more")
 
 
-def _print(looking: Watcher, interval: float, count: int | None, *, as_json: bool) -> None:
+def _print(looking: Onlooker, interval: float, count: int | None, *, as_json: bool) -> None:
     from nexar.cli.overview_table import plain  # noqa: PLC0415
     from nexar.observe.overview import Overseer  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ def _print(looking: Watcher, interval: float, count: int | None, *, as_json: boo
         time.sleep(interval)
 
 
-def _live(looking: Watcher, interval: float, count: int | None) -> None:
+def _live(looking: Onlooker, interval: float, count: int | None) -> None:
     from rich.live import Live  # noqa: PLC0415 - slow to import, and only a terminal needs it
 
     from nexar.cli.overview_table import coloured  # noqa: PLC0415

@@ -57,18 +57,38 @@ class Couriers:
             if self._busy == AT_ONCE:
                 return
             self._busy += 1
-        self._aside(self._run)
+        try:
+            self._aside(self._run)
+        except BaseException:  # no thread could be started
+            self._fail()
+            raise
 
     def _run(self) -> None:
-        while (node := self._next()) is not None:
-            try:
-                link = self._roads.link(node, time.monotonic() + _PATIENCE)
-                while (word := self._take(node)) is not None:
-                    link.send_control(word)
-            except NexarError as error:
-                _log.debug("not said to node %x: %s", node, error)
-                with self._lock:
-                    del self._words[node]
+        try:
+            while (node := self._next()) is not None:
+                self._carry(node)
+        except BaseException:
+            self._fail()
+            raise
+
+    def _carry(self, node: NodeId) -> None:
+        try:
+            link = self._roads.link(node, time.monotonic() + _PATIENCE)
+            while (word := self._take(node)) is not None:
+                link.send_control(word)
+        except BaseException as error:
+            with self._lock:
+                del self._words[node]
+            if not isinstance(error, NexarError):
+                raise
+            _log.debug("not said to node %x: %s", node, error)
+
+    def _fail(self) -> None:
+        """One courier fewer. If it was the last, nobody comes for those who wait: what they were to hear is lost."""
+        with self._lock:
+            self._busy -= 1
+            while not self._busy and self._waiting:
+                self._words.pop(self._waiting.popleft(), None)
 
     def _next(self) -> NodeId | None:
         """Whom to go to; None: nobody waits, and this courier is free."""

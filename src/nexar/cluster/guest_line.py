@@ -195,7 +195,7 @@ class GuestLine:
             case Reserve():
                 return events.Reserved(self.connection, message, *self._examine(message, "launcher", self.hello))
             case Watch():
-                proven = self._notary.is_proven(message.proof, "watcher", self.hello, self._nonce)
+                proven = self._notary.is_proven(message.proof, "onlooker", self.hello, self._nonce)
                 return events.Watched(self.connection, proven)
         return self._read_insider(message)
 
@@ -236,11 +236,11 @@ class GuestLine:
 
     def _answer(self, message: Renew | AreYouThere | News | Look) -> None:
         if isinstance(message, Look):
-            self._answer_watcher(message)
+            self._answer_onlooker(message)
         else:
             self._answer_insider(message)
 
-    def _answer_watcher(self, message: Look) -> None:
+    def _answer_onlooker(self, message: Look) -> None:
         if not self._watches:
             raise _Nonsense("it wanted to see the board, and has not proven that it may")
         if self._unread_bytes() > MAX_JOIN_BYTES:

@@ -201,7 +201,7 @@ class Worker:
         return line, welcome
 
     def _knock_to_watch(self, deadline: float) -> tuple[JoinLine, Shown]:
-        return self._greet("watcher", Watch, Shown, deadline)
+        return self._greet("onlooker", Watch, Shown, deadline)
 
     def _greet(
         self, role: Role, ask: Callable[[bytes], JoinMessage], answer: type[_Answer], deadline: float

@@ -15,7 +15,7 @@ first; the other side answers only after it has checked that. What this is good 
   has said nothing that depends on the secret, so the middle has nothing to pass on in the other direction either.
   Once the seed's proof holds, the connection ends at the seed, and what follows goes to nobody else.
 - *Reflection.* The role of the one who proves is in the proof: a seed's proof sent back is not a candidate's, and a
-  launcher's or a watcher's is neither. Nobody proves as a seed for a certificate that it does not hold the key of.
+  launcher's or an onlooker's is neither. Nobody proves as a seed for a certificate that it does not hold the key of.
 - *Mixing up.* Every part is preceded by its length and they come in one order, so two different sets of parts never
   give the same bytes; the label, which no other use of the secret has, keeps proofs apart from everything else.
 """
@@ -29,7 +29,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from nexar.errors import UsageError
 from nexar.security.invitation import SECRET_BYTES
 
-Role: TypeAlias = Literal["seed", "candidate", "launcher", "watcher"]
+Role: TypeAlias = Literal["seed", "candidate", "launcher", "onlooker"]
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32

@@ -28,7 +28,7 @@ _MAX_CAPABILITY_CHARACTERS: Final = 64
 _PREFIX: Final = struct.Struct("<2sH")
 _MAGIC: Final = b"nx"
 
-Role: TypeAlias = Literal["member", "candidate", "seed", "launcher", "watcher"]
+Role: TypeAlias = Literal["member", "candidate", "seed", "launcher", "onlooker"]
 
 
 class HandshakeError(ValueError):
@@ -80,7 +80,7 @@ def _check(hello: Hello) -> None:
             f"a hello with {len(hello.capabilities)} capabilities; allowed are {MAX_CAPABILITIES} "
             f"of {_MAX_CAPABILITY_CHARACTERS} characters each"
         )
-    joins = hello.role in ("candidate", "launcher", "watcher")
+    joins = hello.role in ("candidate", "launcher", "onlooker")
     if len(hello.nonce) != NONCE_BYTES and (hello.nonce or joins):
         raise HandshakeError(f"a hello with a nonce of {len(hello.nonce)} bytes; it has {NONCE_BYTES}")
 

@@ -1,6 +1,6 @@
 """Join messages: what is said on the join line, in the bodies of CONTROL frames, after the hello.
 
-    candidate, launcher or watcher            seed
+    candidate, launcher or onlooker            seed
     Hello ─────────────────────────────────→
           ←───────────────────────────────── Challenge    the seed proves that it knows the secret, first
     Apply, Reserve, Watch ─────────────────→              then the other side does
@@ -16,7 +16,7 @@
     News ──────────────────────────────────→              a member's bulletin, once a second
     AreYouThere, Here ←────────────────────→ AreYouThere, Here
     Word ←─────────────────────────────────→ Word         what members say to one another when they agree on something
-    Look ──────────────────────────────────→              of a watcher, which gets nothing else
+    Look ──────────────────────────────────→              of an onlooker, which gets nothing else
           ←───────────────────────────────── Shown        the answer to Watch, and to each Look
           ←───────────────────────────────── Refused      at any time; the line is closed behind it
 
@@ -269,7 +269,7 @@ class Watch(_Base, frozen=True, tag="watch"):
 
 
 class Look(_Base, frozen=True, tag="look"):
-    """A watcher asks for a page of the board: the rows from this one on."""
+    """A onlooker asks for a page of the board: the rows from this one on."""
 
     first: _Number = 0
 

@@ -11,7 +11,7 @@ from tests.unit.observe.boards import board, busy, row
 
 
 class Looking:
-    """A watcher without a seed."""
+    """A onlooker without a seed."""
 
     shown = busy()
 
@@ -48,7 +48,7 @@ def test_a_ticket_that_is_none_is_wrong_input_and_is_not_shown() -> None:
 
 @pytest.mark.parametrize(("shown", "code"), [(board(row(0)), 0), (busy(lost=True), 1)])
 def test_the_exit_code_says_whether_everybody_is_well(shown: Board, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "watcher", Looking)
+    monkeypatch.setattr(module, "onlooker", Looking)
     monkeypatch.setattr(Looking, "shown", shown)
     ran = CliRunner().invoke(app, ["status", "--json"])
     assert ran.exit_code == code

@@ -9,7 +9,7 @@ from tests.unit.cli.test_status import Looking
 
 
 def test_programs_get_a_line_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "watcher", Looking)
+    monkeypatch.setattr(module, "onlooker", Looking)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     ran = CliRunner().invoke(app, ["top", "--json", "--count", "3"])
     assert ran.exit_code == 0

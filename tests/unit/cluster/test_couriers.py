@@ -90,3 +90,26 @@ def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_
     scene.couriers.send(7, Ping(2))
     eventually(lambda: scene.said == [(7, Ping(2))], "the next word")
     eventually(lambda: scene.couriers._busy == 0, "nobody is on the way")
+
+
+def test_a_courier_that_fails_or_cannot_be_sent_leaves_the_way_free_for_the_next() -> None:
+    tasks: list[Callable[[], None]] = []
+
+    def aside(task: Callable[[], None]) -> None:
+        if not tasks:
+            tasks.append(task)
+            raise RuntimeError("can't start new thread")
+        tasks.append(task)
+
+    class Broken:
+        def link(self, node: int, deadline: float) -> Any:
+            raise ZeroDivisionError(node)
+
+    couriers = Couriers(Broken(), aside)
+    with pytest.raises(RuntimeError, match="new thread"):
+        couriers.send(7, Ping(1))
+    assert (couriers._busy, couriers._words) == (0, {})
+    couriers.send(7, Ping(2))
+    with pytest.raises(ZeroDivisionError):
+        tasks[1]()
+    assert (couriers._busy, couriers._words) == (0, {})

@@ -49,7 +49,7 @@ from nexar.cluster.decisions.admission_events import (
     Tick,
     Watched,
 )
-from nexar.cluster.decisions.authenticating import Joining, Watchers, authenticate, greet
+from nexar.cluster.decisions.authenticating import Joining, Onlookers, authenticate, greet
 from nexar.cluster.decisions.children import Children
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.formation import Formation
@@ -100,7 +100,7 @@ class Admission:
         self._pending = WaitingRoom(self._terms.max_pending, self._terms.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
-        self._watchers = Watchers()
+        self._onlookers = Onlookers()
         self._children = Children(self._launchers)
         self._early = EarlyJoiners(size, self._terms)  # until it has formed
         self._refusals = Refusals()
@@ -234,8 +234,8 @@ class Admission:
         return hello
 
     def _watched(self, guest: Guest, event: Watched) -> list[Action]:
-        self._prove(guest, "watcher", event)
-        self._watchers.enter(guest)
+        self._prove(guest, "onlooker", event)
+        self._onlookers.enter(guest)
         return [Show(guest.connection), self._note("watching", guest)]
 
     # ------------------------------------------------------------ forming
@@ -365,7 +365,7 @@ class Admission:
         note = self._note(kind, guest, reason)
         del self._guests[guest.connection]
         self._pending.leave(guest.connection)
-        self._watchers.leave(guest)
+        self._onlookers.leave(guest)
         if self._formed is not None:
             return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
         self._withdraw(guest)

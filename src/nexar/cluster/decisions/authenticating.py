@@ -13,13 +13,13 @@ from nexar.types import UNKNOWN_NODE
 from nexar.wire.handshake import Hello
 
 WRONG_SECRET: Final = "the ticket or token does not open this cluster"
-MAX_WATCHERS: Final = 64
+MAX_ONLOOKERS: Final = 64
 """At once: each costs the seed a line."""
 
-Joining: TypeAlias = Literal["candidate", "launcher", "watcher"]
+Joining: TypeAlias = Literal["candidate", "launcher", "onlooker"]
 
 
-class Watchers:
+class Onlookers:
     """Those that look at the board."""
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class Watchers:
 
     def enter(self, guest: Guest) -> None:
         """One more. Refusal if there are enough."""
-        if len(self._connections) >= MAX_WATCHERS:
-            raise Refusal(f"{MAX_WATCHERS} others watch already; try again when one of them has ended")
+        if len(self._connections) >= MAX_ONLOOKERS:
+            raise Refusal(f"{MAX_ONLOOKERS} others watch already; try again when one of them has ended")
         self._connections.add(guest.connection)
 
     def leave(self, guest: Guest) -> None:
@@ -40,7 +40,7 @@ def greet(guest: Guest, hello: Hello) -> None:
     """It says hello. Refusal for who has done so, is nobody, or can never come in."""
     if guest.hello is not None:
         raise Refusal("it said hello twice")
-    if hello.role not in ("candidate", "launcher", "watcher"):
+    if hello.role not in ("candidate", "launcher", "onlooker"):
         raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
     if hello.node == UNKNOWN_NODE:
         raise Refusal("its hello names no node")
@@ -54,7 +54,7 @@ def authenticate(guest: Guest, role: Joining, event: Applied | Reserved | Watche
     if guest.fingerprint or guest.watches:
         raise Refusal("it asked to be let in twice")
     if guest.hello.role != role:
-        raise Refusal(f"it said hello as a {guest.hello.role} and asked for what a {role} gets")
+        raise Refusal(f"its hello says {guest.hello.role}, and it asked for what is for another role: {role}")
     if not event.proof_ok:
         raise Refusal(WRONG_SECRET)
     if isinstance(event, Watched):

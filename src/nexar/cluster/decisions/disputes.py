@@ -1,8 +1,8 @@
 """What a node makes of it that others reach whom it wants to remove. Pure.
 
 A dispute makes it look once more, also over others. The suspicion rests meanwhile, so that what nobody disputes can be
-decided. If the others insist, and it still cannot reach the other, then the way between the two is broken, and none over
-others serves: the higher rank of the two goes, which both know without a word.
+decided. If the others insist, and it still cannot reach the other, then the way between the two is broken, and none
+over others serves: the higher rank of the two goes, which both know without a word.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from nexar.cluster.onlooker import Onlooker
 from nexar.cluster.seed import Seed
-from nexar.cluster.watcher import Watcher
 from nexar.config import Config
 from nexar.errors import JoinRefused, SeedUnreachable
 from nexar.security.invitation import Invitation
@@ -18,15 +18,15 @@ HERE = "127.0.0.1:0"
 CONFIG = Config(transports=("tls",))
 
 
-def watch(seed: Seed) -> Watcher:
-    return Watcher(parse_ticket(seed.ticket), CONFIG)
+def watch(seed: Seed) -> Onlooker:
+    return Onlooker(parse_ticket(seed.ticket), CONFIG)
 
 
 def test_it_sees_members_come_speak_and_go(knocker: Knocker) -> None:
     with Seed(HERE, 2, transports=(knocker.transport.scheme,)) as seed, knocking("tls") as others:
         config = Config(transports=(knocker.transport.scheme,))
-        with Watcher(parse_ticket(seed.ticket), config) as watcher:
-            assert (watcher.look().epoch, watcher.look().joined) == (0, 0)
+        with Onlooker(parse_ticket(seed.ticket), config) as onlooker:
+            assert (onlooker.look().epoch, onlooker.look().joined) == (0, 0)
             if knocker.transport.scheme != "tls":
                 return  # the same seed code is behind both; one is followed to the end
             lines = [others.knock(seed, node) for node in (7, 8)]
@@ -39,7 +39,7 @@ def test_it_sees_members_come_speak_and_go(knocker: Knocker) -> None:
             lines[1].carrier.abort("died")
             wait_for_event(seed, "gone")
             deadline = time.monotonic() + PATIENCE
-            while (board := watcher.look()).rows[0].bulletin is None:
+            while (board := onlooker.look()).rows[0].bulletin is None:
                 assert time.monotonic() < deadline
             one, other = board.rows
             assert one.bulletin is not None
@@ -60,36 +60,36 @@ def test_who_does_not_know_the_secret_sees_nothing() -> None:
     with Seed(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         wrong = Invitation(parse_ticket(seed.ticket).addresses, bytes(32), parse_ticket(seed.ticket).fingerprint)
         with pytest.raises(SeedUnreachable, match="cannot prove that it knows the secret"):
-            Watcher(wrong, CONFIG, timeout=PATIENCE)
+            Onlooker(wrong, CONFIG, timeout=PATIENCE)
         line = knocker.knock(seed, 7)
-        line.greet("watcher")
+        line.greet("onlooker")
         line.send(Watch(bytes(32)))
         assert "does not open this cluster" in line.hear(Refused).reason
         line = knocker.knock(seed, 8)
-        line.greet("watcher")
+        line.greet("onlooker")
         line.send(Look())
         assert "has not proven that it may" in line.hear(Refused).reason
 
 
-def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_a_watcher_let_one_in() -> None:
+def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_a_onlooker_let_one_in() -> None:
     with Seed(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         line = knocker.knock(seed, 7)
-        line.send(Watch(line.prove(line.greet("watcher"), "candidate")))
+        line.send(Watch(line.prove(line.greet("onlooker"), "candidate")))
         assert "does not open this cluster" in line.hear(Refused).reason
         line = knocker.knock(seed, 8)
-        line.send(line.application(line.prove(line.greet("candidate"), "watcher")))
+        line.send(line.application(line.prove(line.greet("candidate"), "onlooker")))
         assert "does not open this cluster" in line.hear(Refused).reason
 
 
-def test_a_watcher_that_speaks_like_a_member_is_refused_and_one_that_leaves_may() -> None:
+def test_a_onlooker_that_speaks_like_a_member_is_refused_and_one_that_leaves_may() -> None:
     with Seed(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         line = knocker.knock(seed, 7)
-        line.send(Watch(line.prove(line.greet("watcher"), "watcher")))
+        line.send(Watch(line.prove(line.greet("onlooker"), "onlooker")))
         line.hear(Shown)
         line.send(News(encode_bulletin(Bulletin(0, 1))))
         assert "before it was let in" in line.hear(Refused).reason
         line = knocker.knock(seed, 8)
-        line.send(Watch(line.prove(line.greet("watcher"), "watcher")))
+        line.send(Watch(line.prove(line.greet("onlooker"), "onlooker")))
         line.hear(Shown)
         line.send(Look(1000))
         assert line.hear(Shown).board.rows == ()
@@ -113,10 +113,10 @@ def test_a_bulletin_that_is_nonsense_costs_nobody_its_place() -> None:
 
 def test_a_seed_that_is_gone_is_named() -> None:
     with Seed(HERE, 1, transports=("tls",)) as seed:
-        watcher = watch(seed)
-    with watcher, pytest.raises((SeedUnreachable, JoinRefused)) as gone:
-        watcher.look()
+        onlooker = watch(seed)
+    with onlooker, pytest.raises((SeedUnreachable, JoinRefused)) as gone:
+        onlooker.look()
     if isinstance(gone.value, SeedUnreachable):
         assert "the cluster has ended" in str(gone.value)
     with pytest.raises(SeedUnreachable):
-        Watcher(parse_ticket(seed.ticket), CONFIG, timeout=0.3)
+        Onlooker(parse_ticket(seed.ticket), CONFIG, timeout=0.3)

@@ -17,7 +17,7 @@ from nexar.wire.bulletin import Board
 from nexar.wire.joining import Look, Shown
 
 
-class Watcher:
+class Onlooker:
     """A line to the seed on which its board is shown. One thread at a time. Close it, or leave its `with` block.
 
     JoinRefused, SeedUnreachable, VersionMismatch when it is made, within `timeout` seconds.
@@ -26,7 +26,7 @@ class Watcher:
     def __init__(self, invitation: Invitation, config: Config, *, timeout: float = 5.0) -> None:
         self._invitation = invitation
         self._timeout: Final = timeout
-        # Nobody dials a watcher, so the port of the settings is left to the members.
+        # Nobody dials an onlooker, so the port of the settings is left to the members.
         network = tuple(scheme for scheme in config.transports if scheme != "shm")
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:

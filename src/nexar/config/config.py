@@ -15,6 +15,7 @@ _Value = TypeVar("_Value")
 
 REDACTED = "<secret>"
 _HOST = r"[^\s,]+"
+_NAME = r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}"
 _POSITIVE = Whole(least=1)
 
 
@@ -88,7 +89,7 @@ class Config:
     port_range: tuple[int, int] | None = _setting(None, PortRange(), "Ports to take the first free one from.")
     host_id: str | None = _setting(
         None,
-        Text("a name without spaces", r"\S+"),
+        Text("a name of up to 255 characters that print, without spaces", _NAME),
         "Ranks with different host ids never share memory; unset: found out.",
     )
 

@@ -245,10 +245,10 @@ def test_messages_out_of_order_are_refused() -> None:
     door.join(3)
     assert "twice" in only(door.tell(Applied(3, application(), True, key(3))), Refuse).reason
     door.greet(4, role="launcher")
-    assert "said hello as a launcher" in only(door.tell(Applied(4, application(), True, key(4))), Refuse).reason
+    assert "its hello says launcher" in only(door.tell(Applied(4, application(), True, key(4))), Refuse).reason
     door.greet(5)
     reserve = Reserve(PROOF, b"r", "a", 1)
-    assert "said hello as a candidate" in only(door.tell(Reserved(5, reserve, True, key(5))), Refuse).reason
+    assert "its hello says candidate" in only(door.tell(Reserved(5, reserve, True, key(5))), Refuse).reason
     assert door.machine.joined == door.machine.pending == 0
 
 

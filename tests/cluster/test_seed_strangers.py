@@ -151,7 +151,7 @@ def test_what_a_guest_does_not_say_ends_its_line(seed: Seed, knocker: Knocker, w
 def test_a_launcher_that_applies_as_a_member_is_refused(seed: Seed, knocker: Knocker) -> None:
     line = knocker.knock(seed, 7)
     line.send(line.application(line.prove(line.greet("launcher"))))
-    assert "said hello as a launcher" in line.hear(Refused).reason
+    assert "its hello says launcher" in line.hear(Refused).reason
 
 
 def test_a_request_for_another_node_is_refused(seed: Seed, knocker: Knocker) -> None:

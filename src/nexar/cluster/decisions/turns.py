@@ -16,8 +16,8 @@ from nexar.types import NodeId, Rank
 
 STAGGER: Final = 0.1
 """Seconds between the turns of two ranks."""
-WILLING_DELAY: Final = 1.0
-"""Seconds before who left willingly is cleared away."""
+WILLING_DELAY: Final = 10.0
+"""Seconds before who left willingly is cleared away: until then those who need it least can finish undisturbed."""
 _CROWD: Final = 10  # ranks; those behind follow one another faster
 _CROWD_STAGGER: Final = 0.01
 _COURTESY: Final = 1.0  # longer than a proposer waits before it repeats its words

@@ -4,6 +4,7 @@ import pytest
 
 from nexar.cluster.change import Departure
 from nexar.cluster.decisions.succession_events import Found, Lost, Recover, Resign, Wanted
+from nexar.cluster.decisions.turns import WILLING_DELAY
 from tests.unit.cluster.decisions.parliament import SEED, Parliament, a_member
 
 
@@ -212,7 +213,7 @@ def test_who_left_willingly_is_cleared_away_after_a_while() -> None:
     house = Parliament(4)
     house.dead.add(4)
     house.tell_all(Lost(4, "bye", willing=True))
-    house.run(0.9)
+    house.run(WILLING_DELAY - 0.1)
     assert not house.adopted
     house.run(0.5)
     assert house.agreed() == [1, 2, 3]

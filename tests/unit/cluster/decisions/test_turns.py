@@ -48,8 +48,8 @@ def test_who_left_willingly_has_time() -> None:
     seat = Seat(0)
     seat.suspicions.add(5, "bye", 1.0, willing=True)
     assert seat.mine() == 1.0 + WILLING_DELAY
-    assert not seat.turns.is_pressing(1.5, acting=True)
-    assert seat.turns.is_pressing(2.0, acting=True)
+    assert not seat.turns.is_pressing(0.5 + WILLING_DELAY, acting=True)
+    assert seat.turns.is_pressing(1.0 + WILLING_DELAY, acting=True)
 
 
 def test_what_all_agreed_on_does_not_depend_on_the_policy() -> None:

@@ -1,11 +1,19 @@
-"""What tests of one room share: lineages that end with the test, closed twice, since closing is idempotent."""
+"""What tests of one room share: worlds and lineages that end with the test.
+
+Lineages are closed twice, since closing is idempotent.
+"""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.local import local_communicators
+from nexar.config import Config
 from tests.unit.communicator.lineages import Story
+from tests.unit.communicator.worlds import World
 
 
 @pytest.fixture
@@ -25,3 +33,14 @@ def tell() -> Iterator[Callable[..., Story]]:
 @pytest.fixture
 def story(tell: Callable[..., Story]) -> Story:
     return tell()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Worlds that end with the test."""
+    with ExitStack() as undo:
+
+        def make(size: int, **settings: Any) -> list[Communicator]:
+            return undo.enter_context(local_communicators(size, Config(**settings)))
+
+        yield make

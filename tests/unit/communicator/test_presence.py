@@ -1,60 +1,15 @@
 """A node as a member: what it tells the others, what it hears of them, and what its communicators make of it."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
-
 import pytest
 
 from nexar.communicator import presence as presence_room
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.events import FailureEvent
-from nexar.communicator.local import local_communicators
-from nexar.config import Config
-from nexar.errors import Expelled, MembershipChanged, NexarError, NoQuorum, PeerLost
+from nexar.errors import Expelled, MembershipChanged, NoQuorum, PeerLost
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually
-
-World = Callable[..., list[Communicator]]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with ExitStack() as undo:
-
-        def make(size: int, **settings: Any) -> list[Communicator]:
-            return undo.enter_context(local_communicators(size, Config(**settings)))
-
-        yield make
-
-
-def raised(call: Callable[..., Any], *args: Any) -> NexarError:
-    with pytest.raises(NexarError) as found:
-        call(*args)
-    return found.value
-
-
-def waiting(comm: Communicator) -> Callable[[], NexarError]:
-    """Let it wait for a message of rank 0 that never comes; gives what it raised."""
-    raised_there: list[NexarError] = []
-    begun = threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        raised_there.append(raised(lambda: comm.recv(source=0, tag=99, timeout=PATIENCE)))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    begun.wait(PATIENCE)
-
-    def end() -> NexarError:
-        thread.join(PATIENCE)
-        return raised_there[0]
-
-    return end
-
+from tests.unit.communicator.worlds import World, raised, waiting
 
 # ---------------------------------------------------------------- leaving
 

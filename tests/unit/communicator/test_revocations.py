@@ -1,11 +1,7 @@
 """What members say of communicators that are revoked or closed, and what becomes of it."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -13,52 +9,12 @@ from nexar.communicator import revocations
 from nexar.communicator.branch import Branch
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.lineage import Lineage
-from nexar.communicator.local import local_communicators
-from nexar.config import Config
-from nexar.errors import MembershipChanged, NexarError, Revoked
+from nexar.errors import MembershipChanged, Revoked
 from nexar.links.link import Link
 from nexar.wire.messages import Message, Revoke
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually
-
-World = Callable[..., list[Communicator]]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with ExitStack() as undo:
-
-        def make(size: int, **settings: Any) -> list[Communicator]:
-            return undo.enter_context(local_communicators(size, Config(**settings)))
-
-        yield make
-
-
-def raised(call: Callable[..., Any], *args: Any) -> NexarError:
-    with pytest.raises(NexarError) as found:
-        call(*args)
-    return found.value
-
-
-def waiting(comm: Communicator) -> Callable[[], NexarError]:
-    """Let it wait for a message of rank 0 that never comes; gives what it raised."""
-    raised_there: list[NexarError] = []
-    begun = threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        raised_there.append(raised(lambda: comm.recv(source=0, tag=99, timeout=PATIENCE)))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    begun.wait(PATIENCE)
-
-    def end() -> NexarError:
-        thread.join(PATIENCE)
-        return raised_there[0]
-
-    return end
-
+from tests.unit.communicator.worlds import World, raised, waiting
 
 # ---------------------------------------------------------------- revoking
 

@@ -1,8 +1,6 @@
 """What a communicator offers for when members come and go."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from nexar.config import Config
 from nexar.errors import (
     Expelled,
     MembershipChanged,
-    NexarError,
     NoQuorum,
     OperationTimeout,
     PeerLost,
@@ -27,25 +24,7 @@ from nexar.errors import (
 from nexar.wire.messages import Chosen
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually
-
-World = Callable[..., list[Communicator]]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with ExitStack() as undo:
-
-        def make(size: int, **settings: Any) -> list[Communicator]:
-            return undo.enter_context(local_communicators(size, Config(**settings)))
-
-        yield make
-
-
-def raised(call: Callable[[], Any]) -> NexarError:
-    with pytest.raises(NexarError) as found:
-        call()
-    return found.value
-
+from tests.unit.communicator.worlds import World, raised
 
 # ---------------------------------------------------------------- what is known
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.observe import service as module
+from nexar.observe.metrics import open_metrics
 from nexar.observe.service import MAX_CONVERSATIONS, MAX_HEAD_BYTES, Answer, Service
 
 HERE = "127.0.0.1"
@@ -149,6 +151,24 @@ def test_closing_ends_conversations_and_threads(service: Service) -> None:
 def test_a_place_that_is_taken_is_named(service: Service) -> None:
     with pytest.raises(UsageError, match=rf"the other cannot listen at 127.0.0.1:{service.port}: "):
         Service(HERE, service.port, respond, name="other")
+
+
+def test_the_port_of_metrics_that_is_taken_is_named_with_its_setting(service: Service) -> None:
+    with pytest.raises(UsageError, match=rf"{service.port}: .*; take another: set NEXAR_METRICS_PORT"):
+        open_metrics(Config(), service.port, 0)
+
+
+def test_where_no_thread_is_to_be_had_one_reader_is_hung_up_on_and_the_next_answered(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert say(service, b"GET /x HTTP/1.1\r\n\r\n") == b""
+    assert "could not answer a connection: can't start new thread" in caplog.text
+    assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
 
 
 def test_a_forked_child_does_not_hold_the_port(service: Service) -> None:

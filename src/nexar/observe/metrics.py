@@ -242,4 +242,9 @@ def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
     if port and port + local_rank > 65535:
         allowed = f"at most {65535 - local_rank}: each rank of a host has the next port"
         raise ConfigError(variable="NEXAR_METRICS_PORT", value=port, allowed=allowed)
-    return Metrics(config.bind or _HERE, port + local_rank if port else 0)
+    try:
+        return Metrics(config.bind or _HERE, port + local_rank if port else 0)
+    except UsageError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise UsageError(f"{error}: set NEXAR_METRICS_PORT (each rank of a host has the next), or 0 for any") from error

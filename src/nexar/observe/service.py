@@ -129,7 +129,12 @@ class Service:
             )
             with self._lock:
                 self._talks[thread] = connection
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread is to be had now: the next one may be
+                _log.warning("the %s could not answer a connection: %s", self._name, error)
+                connection.close()
+                self._ended(thread)
 
     def _talk(self, connection: socket.socket) -> None:
         try:
@@ -138,9 +143,12 @@ class Service:
         except OSError as gone:  # it hung up, or took too long
             _log.debug("a reader of the %s went away: %s", self._name, gone)
         finally:
-            with self._lock:
-                self._talks.pop(threading.current_thread(), None)
-            self._room.release()
+            self._ended(threading.current_thread())
+
+    def _ended(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._talks.pop(thread, None)
+        self._room.release()
 
 
 class _Conversation(BaseHTTPRequestHandler):

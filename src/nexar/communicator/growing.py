@@ -156,6 +156,7 @@ class Growing(ABC):
         mine = presence.wishes.mine()
         if late:  # the others wait for this rank, and are told
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
+        self._seconds(seconds)  # joiners were waited for: it may be over since
         work = all_gather_object(self._branch.assembly, encode_wish(mine), pickle=False, code=code)
         told = self._call(work, seconds + _GRACE if wanted else seconds)
         config, wishes = presence.node.config, [_read(rank, each) for rank, each in enumerate(told)]
@@ -183,6 +184,7 @@ class Growing(ABC):
                 answer = self._give(plan, state, seconds), ""
             except BaseException as error:  # noqa: BLE001 - whatever ends it: raised below, when the others know
                 fault, answer = error, ((), f"{type(error).__name__}: {told(error)}".removesuffix(": "))
+        self._seconds(seconds)  # giving takes a while: it may be over since
         work = broadcast_object(self._branch.assembly, answer, giver, pickle=False, code=code)
         fit, reason = self._call(work, seconds + _GRACE)
         if fault is not None:

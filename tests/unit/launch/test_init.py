@@ -1,4 +1,4 @@
-import sys
+import os
 import traceback
 
 import pytest
@@ -12,9 +12,8 @@ from tests.unit.launch.recorded import recorded
 @pytest.fixture(autouse=True)
 def environ(monkeypatch):
     monkeypatch.setattr("os.environ", {"PATH": "/bin"})
-    monkeypatch.setitem(sys.modules, "nexar.communicator", stand_ins.module("nexar.communicator"))
-    monkeypatch.setitem(sys.modules, "nexar.communicator.bootstrap", stand_ins.BOOTSTRAP)
-    return sys.modules["os"].environ
+    monkeypatch.setattr("nexar.launch.joining.bootstrap", stand_ins.stand_in_bootstrap)
+    return os.environ
 
 
 def test_a_child_of_our_launcher_brings_its_rank(environ):

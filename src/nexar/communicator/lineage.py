@@ -101,13 +101,14 @@ class Lineage(Judging):
 
     def forget(self, branch: Branch) -> None:
         """The user has closed it. Whoever makes a successor now is told; if that is under way here, when it has failed:
-        else all of them have it.
+        else all of them have it. What is sealed and still here was given up, whoever is at it.
         """
         with self._changed:
             wanted = branch in self._branches
             self._branches.pop(branch, None)
             self._attempts.forget(branch)
-            late = self._course.after(branch) is not None and not self._workshop.is_at(branch)
+            making = self._workshop.is_at(branch) and not branch.fate.done
+            late = self._course.after(branch) is not None and not making
             absence = self._absences.add(branch) if wanted else None
         if absence is not None and late:
             self.absent(absence)

@@ -4,7 +4,6 @@
 """
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from nexar.arrays.operand import adapt
 from nexar.arrays.registration import ADAPTERS
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, UsageError
-from tests.conformance.worlds import ranks_over
 from tests.devices import cuda_rank
 from tests.devices.verbs import SIZE, VERBS, Device, numbers, total
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import on_every
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
@@ -36,18 +34,6 @@ DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-
-
-@pytest.fixture(params=["memory", "shm"])
-def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
-        yield made
-
-
-@pytest.fixture
-def pair() -> Iterator[list[Communicator]]:
-    with ranks_over("memory", 2, collective_timeout=PATIENCE) as made:
-        yield made
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)

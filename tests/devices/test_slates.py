@@ -1,6 +1,6 @@
 """Every verb with arrays of a device that no built-in adapter knows, and whose copies take their time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,9 @@ from nexar.arrays.registration import Registration
 from nexar.collectives.work import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, NexarError, UsageError
-from tests.conformance.worlds import ranks_over
-from tests.devices.verbs import SIZE, VERBS, Device, numbers, total
+from tests.devices.verbs import VERBS, Device, numbers, total
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
-from tests.ranks import PATIENCE, on_every
+from tests.ranks import on_every
 
 DEVICE = Device(lambda values: Slate(values, Engine()), Slate.values, Slate, np.ndarray)
 
@@ -25,18 +24,6 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> Registration:
     adapters.add(SlateAdapter())
     monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     return adapters
-
-
-@pytest.fixture(params=["memory", "shm"])
-def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
-    with ranks_over(request.param, SIZE, collective_timeout=PATIENCE) as made:
-        yield made
-
-
-@pytest.fixture
-def pair() -> Iterator[list[Communicator]]:
-    with ranks_over("memory", 2, collective_timeout=PATIENCE) as made:
-        yield made
 
 
 def test_every_verb_takes_arrays_of_a_device_and_gives_them_back(world: list[Communicator]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nexar.cluster.membership import Membership
 from nexar.collectives.journal import Journal
@@ -19,7 +19,7 @@ from nexar.communicator.bulletin import Line
 from nexar.communicator.presence import Presence
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
-from nexar.observe.service import TEXT, Answer, Service
+from nexar.observe.service import TEXT, Answer, Served, Service
 from nexar.types import NodeId, Rank, format_node
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _filled(family: Any, samples: _Samples) -> Metric:
     return filled
 
 
-class Metrics:
+class Metrics(Served):
     """`/metrics`, served from its making on: empty until there is a source. Close it, or leave its `with` block."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -223,16 +223,6 @@ class Metrics:
 
         self._service = Service(host, port, respond, name="metrics")
         self.url: Final = f"{self._service.url}/metrics"
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:

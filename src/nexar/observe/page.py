@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from nexar.observe.overview import Overseer, Overview
-from nexar.observe.service import TEXT, Answer, Service
+from nexar.observe.service import TEXT, Answer, Served, Service
 from nexar.observe.wording import cells_of, straggling
 from nexar.wire.bulletin import Board
 
@@ -76,7 +76,7 @@ class Display:
         return self._files.get(name, _MISSING)
 
 
-class Page:
+class Page(Served):
     """Served from its making on. Close it, or leave its `with` block."""
 
     def __init__(self, board: Callable[[], Board], secret: bytes, host: str, port: int) -> None:
@@ -85,16 +85,6 @@ class Page:
         self._service = Service(host, port, display.respond, name="page")
         self.url: Final = f"{self._service.url}/{display.key}/"
         """With the key: a secret."""
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def facts_of(overview: Overview) -> dict[str, Any]:

@@ -151,6 +151,22 @@ class Service:
         self._room.release()
 
 
+class Served:
+    """What is shown by a service of its own, from its making on. Close it, or leave its `with` block."""
+
+    _service: Service
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 class _Conversation(BaseHTTPRequestHandler):
     """One request and its answer. The head is read here, all of it by one deadline; the library takes it apart."""
 

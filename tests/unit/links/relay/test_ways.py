@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from nexar.errors import PeerLost
-from nexar.links.relay.hop import RETURN_BYTES, Waiting
+from nexar.links.relay.hop import RETURN_BYTES, Hop, Waiting
 from nexar.links.relay.ways import Step, Thanks, Ways
 
 
@@ -63,27 +63,26 @@ def test_a_link_that_is_lost_is_no_way() -> None:
     assert ways.lost() == [1]
 
 
-def test_who_sent_it_is_thanked_when_it_has_gone_on() -> None:
-    around = Around()
-    ways = Ways(cast(Any, around))
+def relaying() -> tuple[Ways, Hop, Any]:
+    """Something of node 5 waits to go on over node 1. Also by whom it came."""
+    ways = Ways(cast(Any, Around()))
     came, body = ways.behind(cast(Any, Link(5))), bytes(RETURN_BYTES)
     hop = ways.over(1)
     assert hop is not None
     came.took_in(1, len(body))
     ways.put(hop, Waiting(2, body, came))
+    return ways, hop, came
+
+
+def test_who_sent_it_is_thanked_when_it_has_gone_on() -> None:
+    ways, _, came = relaying()
     step = ways.next()
     assert step is not None
     assert step.thanks == Thanks(cast(Any, came.link), 1, RETURN_BYTES)
 
 
 def test_who_sent_what_could_not_go_on_is_thanked_too_and_sources_are_known() -> None:
-    around = Around()
-    ways = Ways(cast(Any, around))
-    came, body = ways.behind(cast(Any, Link(5))), bytes(RETURN_BYTES)
-    hop = ways.over(1)
-    assert hop is not None
-    came.took_in(1, len(body))
-    ways.put(hop, Waiting(2, body, came))
+    ways, hop, came = relaying()
     ways.remember(hop, (0, 5, 9))
     assert ways.forget(1) == [(0, 5, 9)]
     assert ways.forget(1) == []

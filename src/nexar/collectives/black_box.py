@@ -20,6 +20,7 @@ from nexar.collectives.dump import Dump, describe, encode
 from nexar.collectives.journal import Journal
 from nexar.collectives.voice import Members
 from nexar.errors import CollectiveMismatch, CollectiveTimeout, Expelled, MembershipChanged, NoQuorum, PeerLost
+from nexar.security.storage import write_private_file
 from nexar.types import NodeId
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ KEPT: Final = 16
 USUAL_PLACE: Final = "nexar-dumps"
 """In the working directory: where a dump goes that somebody asked for, if no directory is set."""
 _STORM: Final = 1.0  # seconds in which errors of one kind on one node are one: each dump has all communicators
-_PRIVATE: Final = 0o600
 
 
 class BlackBox:
@@ -121,16 +121,8 @@ def _write(node: NodeId, directory: str, reason: str) -> Path | None:
 
 def _store(directory: Path, dump: Dump) -> Path:
     """Whole or not at all: who reads the directory meanwhile sees finished files only."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"rank-{dump.rank}-{dump.node}-{next(_numbers):04}.json"
-    draft = path.with_suffix(".draft")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as file:
-            file.write(encode(dump))
-        draft.rename(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_private_file(path, encode(dump))
     return path
 
 

@@ -18,13 +18,13 @@ import msgspec
 
 from nexar.collectives.journal import Journal
 from nexar.collectives.voice import Members
+from nexar.security.storage import write_private_file
 from nexar.types import NodeId, Rank, format_node
 
 _log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 SUFFIX: Final = ".part"
-_PRIVATE: Final = 0o600
 Called: TypeAlias = tuple[int, tuple[int, int, int, int, int, int], float, float, int, str]
 """Sequence, fingerprint, beginning, end (time.monotonic), bytes, and the name of the error that it ended with."""
 
@@ -99,16 +99,8 @@ def _part(group: Members, journal: Journal) -> Part:
 
 
 def _store(directory: Path, part: Part) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{format_node(part.node)}-{part.communicator:x}-{part.generation}{SUFFIX}"
-    draft = path.with_suffix(".draft")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE), "wb") as file:
-            file.write(_encoder.encode(part))
-        draft.rename(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_private_file(path, _encoder.encode(part))
 
 
 def decode_part(data: bytes) -> Part:

@@ -1,4 +1,4 @@
-"""Secrets in files: only their owner can read them, and they are there whole or not at all.
+"""Secrets and other private things in files: only their owner can read them, and they are there whole or not at all.
 
 The content is written to a new file beside the old one, brought to the disk and then given its name in one step, so
 neither a crash nor a reader ever meets half of it. Whoever may not read the file now must not have been able to at any
@@ -20,18 +20,25 @@ def write_secret_file(path: Path, content: bytes) -> None:
     """Put `content` into the file, for its owner alone (0600), instead of what it held. Directories that are missing
     are made for their owner alone (0700). When this returns, not even a crash of the machine undoes it; when it raises
     (OSError), the file holds the old content or the new, and nothing else is left."""
+    write_private_file(path, content, lasting=True)
+    _sync_directory(path.parent)
+
+
+def write_private_file(path: Path, content: bytes, *, lasting: bool = False) -> None:
+    """The same for what need not outlive a crash of the machine, unless it is `lasting`: it does not wait for the
+    disk."""
     _make_directory(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
-    _sync_directory(path.parent)
 
 
 def read_secret_file(path: Path) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nexar.errors import UsageError
-from nexar.security.storage import read_secret_file, write_secret_file
+from nexar.security.storage import read_secret_file, write_private_file, write_secret_file
 
 
 def mode(path: Path) -> int:
@@ -104,3 +104,18 @@ def test_what_is_no_file_is_refused_without_waiting_for_a_writer(tmp_path: Path)
 def test_a_missing_file_is_told_like_any_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_secret_file(tmp_path / "secret")
+
+
+def test_what_is_private_only_is_written_whole_for_its_owner_and_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise AssertionError("waited for the disk")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    path = tmp_path / "new" / "part"
+    write_private_file(path, b"one")
+    write_private_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert mode(path) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["part"]

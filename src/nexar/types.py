@@ -4,9 +4,14 @@ A *node* is a process: its id is drawn once and never changes. A *rank* is a pla
 the next one. Code that must survive a membership change keeps node ids; code that talks to the user speaks of ranks.
 """
 
+from __future__ import annotations
+
 import operator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 NodeId: TypeAlias = int
 """An unsigned 64-bit number; 0 means "not known yet"."""
@@ -54,6 +59,11 @@ def describe_peer(rank: Rank | None, node: NodeId | None = None, address: str | 
     if rank is None:
         return details if known_node else f"a peer {place}".strip() if place else "an unknown peer"
     return f"rank {rank} ({details})" if details else f"rank {rank}"
+
+
+def describe_package(point: EntryPoint) -> str:
+    """Name the package that an entry point belongs to, by the place of its object where nobody knows its name."""
+    return f"the package {point.dist.name!r}" if point.dist is not None else f"the package that has {point.value!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

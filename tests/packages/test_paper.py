@@ -1,6 +1,7 @@
 """A transport of another package: found by its entry point, judged by the suite that judges ours, used by a cluster."""
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,51 @@ def test_one_who_has_it_reaches_one_who_has_not(site: Path) -> None:
         ranks = on_every(range(2), lambda rank: bootstrap(configs[rank], invitation, rank=rank))
         try:
             assert on_every(ranks, lambda comm: comm.all_reduce(comm.rank + 1.0)) == [3.0, 3.0]
+        finally:
+            on_every(ranks, lambda comm: comm.close())
+
+
+def tear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every transport of the package raises when it is driven."""
+
+    def poll(_: object) -> bool:
+        raise RuntimeError("no paper left")
+
+    monkeypatch.setattr(sys.modules["nexar_paper"].PaperTransport, "poll", poll)
+
+
+BROKEN = r"the transport 'paper' of the package 'nexar-paper' cannot be used \(RuntimeError: no paper left\)"
+
+
+def test_one_that_raises_ends_the_joining_at_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("paper", site)
+    registry.load("paper")
+    tear(monkeypatch)
+    with nexar.Seed(listen="127.0.0.1:0", size=2, transports=("tls",)) as seed:
+        begin = time.monotonic()
+        with pytest.raises(UsageError, match=BROKEN):
+            bootstrap(Config(transports=("paper", "tls"), bind="127.0.0.1"), parse_ticket(seed.ticket))
+        assert time.monotonic() - begin < 30  # of the 60 that forming may take
+    assert sum("no paper left" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_one_that_raises_ends_the_calls_of_its_node_and_the_others_go_on(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("paper", site)
+    wanted = [("paper", "tls"), ("tls",), ("tls",)]
+    with nexar.Seed(listen="127.0.0.1:0", size=3, transports=("tls",)) as seed:
+        invitation = parse_ticket(seed.ticket)
+        configs = [Config(transports=each, bind="127.0.0.1") for each in wanted]
+        ranks = on_every(range(3), lambda rank: bootstrap(configs[rank], invitation, rank=rank))
+        try:
+            tear(monkeypatch)
+            with pytest.raises(UsageError, match=BROKEN):
+                ranks[0].recv(source=1)
+            ranks[0].close()
+            assert on_every(ranks[1:], lambda comm: comm.resilient().all_reduce(1.0)) == [2.0, 2.0]
         finally:
             on_every(ranks, lambda comm: comm.close())
 

@@ -8,15 +8,13 @@ comes that nobody knows yet; a package that cannot be loaded is told of then, by
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nexar.arrays.cuda_adapter import CudaAdapter
 from nexar.arrays.device_adapter import DeviceAdapter
 from nexar.arrays.staging import Staging, StagingStats
 from nexar.errors import UsageError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from nexar.types import describe_package
 
 GROUP: Final = "nexar.device_adapters"
 
@@ -78,13 +76,9 @@ class Registration:
                 self.add(point.load()())
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the code of a package raises
                 self._broken.append(
-                    f"the device adapter {point.name!r} of the package {_package(point)} could not be loaded "
+                    f"the device adapter {point.name!r} of {describe_package(point)} could not be loaded "
                     f"({type(error).__name__}: {error}); repair or uninstall that package"
                 )
-
-
-def _package(point: EntryPoint) -> str:
-    return repr(point.dist.name) if point.dist is not None else f"that has {point.value!r}"
 
 
 ADAPTERS: Final = Registration()

@@ -53,11 +53,14 @@ class Node:
         """The scheme of the connections for large payloads that it opens and takes; None: it does without."""
         self._acceptor: Acceptor | None = None  # written once, by `listen`, before anybody can come in
         self._transports = self._open(network)
-        self.progress: Final = Progress(
-            self._transports.sleeper, list(self._by_scheme.values()), spin=spin_of(config.spin_microsecs)
-        )
         self.recall: Final = Recall()
-        """Made when this node begins to close: nobody dials for it any more."""
+        """Made when this node begins to close, or nobody drives it any more: nobody dials for it then."""
+        self.progress: Final = Progress(
+            self._transports.sleeper,
+            list(self._by_scheme.values()),
+            spin=spin_of(config.spin_microsecs),
+            on_end=self.recall.make,
+        )
         self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes}, self.recall)
 
     def _open(self, network: MemoryNetwork | None) -> Transports:

@@ -45,6 +45,7 @@ def bootstrap(
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
         node = undo.enter_context(Node(config))
+        undo.push(_Reason(node))
         mesh, board = connected(node)
         undo.callback(mesh.close)
         receiver = StateReceiver(node, mesh)
@@ -72,6 +73,20 @@ def bootstrap(
     if beside is not None:
         ends.callback(beside(presence))
     return Communicator(world, presence, ends.close)
+
+
+class _Reason:
+    """Leaving with an error: where the node was broken meanwhile, that is why, whatever the waits made of it."""
+
+    def __init__(self, node: Node) -> None:
+        self._progress = node.progress
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self._progress.check()
 
 
 def connected(node: Node) -> tuple[Mesh, Switchboard]:

@@ -13,6 +13,7 @@ from typing import Final
 from nexar.errors import InternalError
 from nexar.links.drive import LONGEST_SLEEP, Drive
 from nexar.links.leadership import Leadership
+from nexar.transport.foreign import TransportBroke
 
 _TICK: Final = 0.002  # how long nobody must have led before this thread does
 _PATIENCE: Final = 10  # ticks under one and the same leader before it parks
@@ -53,9 +54,11 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
-        """Ends with the node, or with a bug: then every wait raises it rather than hang."""
+        """Ends with the node, or with a bug, ours or of who made a transport: every wait raises it then."""
         try:
             self._take_over_when_idle()
+        except TransportBroke as broke:
+            self._leadership.end(broke)
         except BaseException as fault:
             self._leadership.end(InternalError(f"the progress thread ended: {fault!r}"))
             raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from time import monotonic
 from typing import Final, Protocol
 
@@ -133,10 +134,11 @@ class Drive:
 
     def close(self) -> None:
         """By who holds the lead, after `stop`. What was handed over and not run yet still is: somebody waits for it."""
-        while self._tasks:
-            self._run_tasks()
-        for transport in self._transports:
-            transport.close()
+        with ExitStack() as closing:  # each, whatever another one raises
+            for transport in reversed(self._transports):
+                closing.callback(transport.close)
+            while self._tasks:
+                self._run_tasks()
 
     def abandon(self) -> None:
         """In a forked child."""

@@ -8,6 +8,7 @@ wakes the list. Of each pair, one sees the other.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from nexar.errors import NexarError
 from nexar.links.waiter import Waiter
@@ -16,8 +17,10 @@ from nexar.links.waiter import Waiter
 class Leadership:
     """The lead of one node."""
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: threading.Lock, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called whenever `end` is: by whichever thread, not under the lock, and must not block."""
         self._lock = lock  # the node's
+        self._on_end = on_end
         self.lead = threading.Lock()  # held by the leading thread
         self.turns = 0  # how often a waiting thread took the lead; written by who takes it
         self.followers: list[Waiter] = []  # each appends and removes itself; list methods are atomic
@@ -39,6 +42,7 @@ class Leadership:
         with self._lock:
             for follower in list(self.followers):
                 follower.wake()
+        self._on_end()
 
     def abandon(self, reason: NexarError) -> None:
         """In a forked child: those who followed or led are not here."""

@@ -9,6 +9,7 @@ from nexar.errors import OperationTimeout
 from nexar.links.closing import Closing
 from nexar.links.link import Link
 from nexar.links.progress import Progress
+from nexar.transport.foreign import TransportBroke
 
 _GIVEN_UP = "this side closed the link, and the peer did not answer"
 
@@ -39,6 +40,8 @@ def _await(progress: Progress, closings: dict[Link, Closing], patience: float, d
             progress.wait(list(closings.values()), min(deadline, now + patience))
         except OperationTimeout:
             continue
+        except TransportBroke:  # it was told, and nobody drives any more: there is nothing to wait for
+            return
         return
 
 

@@ -23,6 +23,7 @@ from nexar.links.leadership import Leadership
 from nexar.links.operation import Operation
 from nexar.links.waiter import Waiter
 from nexar.transport.base import Sleeper, Transport
+from nexar.transport.foreign import TransportBroke
 
 DEFAULT_SPIN = 200e-6
 """Longer than a round trip to a peer that sleeps: two that talk thereby find back to spinning, whoever slept first."""
@@ -38,7 +39,17 @@ def spin_of(microsecs: int | str) -> float:
 class Progress:
     """Drives the transports of one node. Close it, or leave its `with` block; interpreter exit closes it too."""
 
-    def __init__(self, sleeper: Sleeper, transports: Sequence[Transport], *, spin: float = DEFAULT_SPIN) -> None:
+    def __init__(
+        self,
+        sleeper: Sleeper,
+        transports: Sequence[Transport],
+        *,
+        spin: float = DEFAULT_SPIN,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_end`, which must not block, is called when nobody drives any more: the node closes, or something broke.
+        Who waits for the node elsewhere hears of it so, and asks `check` why.
+        """
         self.lock = threading.Lock()
         """The node's lock: every link, matching and operation of this node changes under it; never held across a
         wait.
@@ -46,7 +57,7 @@ class Progress:
         self.spin = spin
         self._drive = Drive(sleeper, transports, spin)
         self._kick = sleeper.kick
-        self._leadership = Leadership(self.lock)
+        self._leadership = Leadership(self.lock, on_end)
         self._lead = self._leadership.lead
         self._followers = self._leadership.followers
         self._closed = False  # written once, by who closes
@@ -139,7 +150,7 @@ class Progress:
         try:
             self.check()
             self._drive.until_done(waiter, deadline)
-        except TaskRaised as fault:
+        except (TaskRaised, TransportBroke) as fault:
             leadership.end(fault)
             raise
         finally:
@@ -274,9 +285,11 @@ class Progress:
         self._drive.stop()
         self._leadership.end(UsageError("this node is closed; nothing drives its links any more"))
         self._background.close()
-        with self._lead:  # a waiting thread may still lead; it was kicked and leaves
-            self._drive.close()
-        nodes.closed(self)
+        try:
+            with self._lead:  # a waiting thread may still lead; it was kicked and leaves
+                self._drive.close()
+        finally:
+            nodes.closed(self)
 
     def __enter__(self) -> Self:
         return self

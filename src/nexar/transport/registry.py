@@ -2,7 +2,8 @@
 
 Others may add theirs with an entry point of the group `nexar.transports`: the name is the scheme, the object a callable
 `(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. It is used by nodes that name it in their
-setting `transports`. Our own schemes cannot be replaced that way.
+setting `transports`. Our own schemes cannot be replaced that way. What theirs raises is told with the name of the
+package: here, or where it is driven (`foreign`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from nexar.errors import UsageError
 from nexar.transport.base import Transport
+from nexar.transport.foreign import Foreign
+from nexar.types import describe_package
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -70,13 +73,16 @@ def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> 
         raise _broken(point, error) from error
     if not isinstance(made, Transport) or made.scheme != point.name:
         raise _broken(point, TypeError(f"it made {made!r}, which is no Transport of that scheme"))
-    return made
+    return Foreign(made, partial(_explain, point))
 
 
 def _broken(point: EntryPoint, error: BaseException) -> UsageError:
-    package = repr(point.dist.name) if point.dist is not None else f"that has {point.value!r}"
-    return UsageError(
-        f"the transport {point.name!r} of the package {package} cannot be used ({type(error).__name__}: {error}); "
+    return UsageError(_explain(point, error))
+
+
+def _explain(point: EntryPoint, error: BaseException) -> str:
+    return (
+        f"the transport {point.name!r} of {describe_package(point)} cannot be used ({type(error).__name__}: {error}); "
         f"repair that package, or take {point.name!r} out of the transports"
     )
 

@@ -144,7 +144,7 @@ def test_others_are_told_where_a_transport_of_another_package_listens(
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
     with Node(Config(transports=("paper", "tls"), bind="127.0.0.1")) as node:
         paper = node._by_scheme["paper"]
-        paper.address = "paper://the second drawer" if opaque else paper.address
+        paper.inside.address = "paper://the second drawer" if opaque else paper.address
         assert node.network_schemes == ("tls",), "the seed speaks ours only"
         assert node.mesh_schemes == ("paper", "tls")
         assert node.addresses() == {"tls": (node.listens_at,), "paper": (paper.address,)}

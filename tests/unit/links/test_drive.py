@@ -5,7 +5,7 @@ import pytest
 
 from nexar.links.drive import LONGEST_WAIT, Drive, TaskRaised
 from nexar.links.waiter import Waiter
-from tests.unit.links.waiting import Sleep, Told, in_a_while
+from tests.unit.links.waiting import LONG, Sleep, Told, in_a_while
 
 
 class CountedSleep(Sleep):
@@ -144,7 +144,10 @@ def test_it_does_not_sleep_when_a_poller_has_news(drive: Drive, sleep: CountedSl
     assert len(sleep.asked) == 1
 
 
-def test_it_looks_again_without_sleeping_while_a_poller_spins(sleep: CountedSleep) -> None:
+def test_it_looks_again_without_sleeping_while_a_poller_spins(
+    sleep: CountedSleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.links.drive._CROWDED", LONG)  # others may need this core, and it would sleep
     drive, poller, waiter = Drive(sleep, [], 30.0), Looked(), waiting()
     poller.spins = True
     drive.add(poller)
@@ -186,3 +189,15 @@ def test_a_task_that_raises_is_our_bug(drive: Drive) -> None:
     drive.run_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(TaskRaised, match="ZeroDivisionError"):
         drive.until_done(waiting(), in_a_while())
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_transport_is_closed_whatever_another_one_raises(sleep: CountedSleep) -> None:
+    transports = [Timed(sleep) for _ in range(3)]
+    transports[1].on_close = lambda: pytest.fail("it does not close")
+    drive = Drive(sleep, transports, 0.0)
+    with pytest.raises(pytest.fail.Exception, match="it does not close"):
+        drive.close()
+    assert [each.closed for each in transports] == [True, False, True]

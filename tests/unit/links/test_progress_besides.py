@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nexar.errors import InternalError, UsageError
+from nexar.transport.foreign import Foreign, TransportBroke
 from tests.unit.links.waiting import Node, Posted, Waiting
 
 
@@ -36,6 +37,42 @@ def test_a_task_that_raises_ends_every_wait(node: Node) -> None:
     assert all(isinstance(waiting.ended(), InternalError) for waiting in (first, second))
     with pytest.raises(InternalError):
         node.progress.check()
+
+
+def foreign_node(told: list[str]) -> Node:
+    return Node(
+        lambda inside: Foreign(inside, lambda error: f"the transport of somebody raised {error!r}"),
+        on_end=lambda: told.append("ended"),
+    )
+
+
+def test_a_transport_of_others_that_raises_ends_all_waiting_with_its_name() -> None:
+    told: list[str] = []
+    node = foreign_node(told)
+    first = Waiting(node, [node.post()])
+    assert node.sleep.begun.wait(10)
+    second = Waiting(node, [node.post()])
+    node.transport.tell(lambda: 1 // 0)
+    for waiting in (first, second):
+        error = waiting.ended()
+        assert isinstance(error, TransportBroke)
+        assert "of somebody raised ZeroDivisionError" in str(error)
+    with pytest.raises(TransportBroke):
+        node.progress.check()
+    assert told
+    node.progress.close()
+
+
+def test_it_does_so_also_where_nobody_waits() -> None:
+    told: list[str] = []
+    node = foreign_node(told)
+    assert node.sleep.begun.wait(10)
+    node.transport.tell(lambda: 1 // 0)
+    node.progress._background._thread.join(10)
+    assert told == ["ended"]
+    with pytest.raises(TransportBroke, match="of somebody raised ZeroDivisionError"):
+        node.wait(node.post())
+    node.progress.close()
 
 
 def test_pollers_are_driven(node: Node) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nexar.errors import Cancelled
 from nexar.links.operation import Operation
@@ -113,10 +114,11 @@ class Told(Transport):
 class Node:
     """A Progress with its stand-ins."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrap: Callable[[Told], Transport] = lambda told: told, **settings: Any) -> None:
+        """`wrap`: what is driven is this, around the transport; `settings`: of the Progress."""
         self.sleep = Sleep()
         self.transport = Told(self.sleep)
-        self.progress = Progress(self.sleep, [self.transport])
+        self.progress = Progress(self.sleep, [wrap(self.transport)], **settings)
 
     def post(self, name: str = "a receive") -> Posted:
         return Posted(self.progress.lock, name)

@@ -6,6 +6,7 @@ import pytest
 from nexar.errors import UsageError
 from nexar.security.credentials import Trust
 from nexar.transport import registry
+from nexar.transport.foreign import Foreign
 from nexar.transport.memory import MemoryNetwork, MemoryTransport
 from nexar.transport.sleep import PollSleeper
 
@@ -58,7 +59,8 @@ def test_others_may_add_transports_but_not_replace_ours(monkeypatch):
     installed(monkeypatch, pigeon=f"{__name__}:Pigeon", tls=f"{__name__}:Pigeon")
     sleeper = PollSleeper()
     transport = registry.load("pigeon")(sleeper, 1, MemoryNetwork())
-    assert isinstance(transport, Pigeon)
+    assert isinstance(transport, Foreign)
+    assert isinstance(transport.inside, Pigeon)
     transport.close()
     sleeper.close()
     assert "pigeon" in registry.schemes()

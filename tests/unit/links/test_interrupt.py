@@ -13,6 +13,7 @@ import pytest
 from nexar.links.handler import Handler
 from nexar.links.interrupt import Interrupts
 from nexar.links.interrupt import interrupts as of_the_process
+from nexar.links.leadership import Leadership
 from nexar.links.waiter import Waiter
 from tests.unit.links.signals import ctrl_c, handlers_put_back
 from tests.unit.links.waiting import Node, Waiting
@@ -75,7 +76,7 @@ def test_a_signal_in_a_wait_that_leads_cancels_its_operations(node: Node) -> Non
 def test_a_signal_in_a_wait_that_follows_cancels_its_operations(node: Node) -> None:
     never, mine = node.post(), node.post()
     leader = Waiting(node, [never])
-    assert node.sleep.begun.wait(10)
+    leader.leads()
     node.transport.tell(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         node.wait(mine)
@@ -85,13 +86,12 @@ def test_a_signal_in_a_wait_that_follows_cancels_its_operations(node: Node) -> N
 
 
 @pytest.mark.parametrize("moment", ["begin", "prepare", "append"])
-def test_a_signal_on_the_way_into_a_wait_is_not_slept_over(
-    node: Node, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_on_the_way_into_a_wait_is_not_slept_over(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupt_at(moment, monkeypatch)
+    node = Node()
     never, mine = node.post(), node.post()
     leader = Waiting(node, [never])
-    assert node.sleep.begun.wait(10)
-    _interrupt_at(node, moment, monkeypatch)
+    leader.leads()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         node.wait(mine, deadline=begin + 20)
@@ -99,10 +99,13 @@ def test_a_signal_on_the_way_into_a_wait_is_not_slept_over(
     assert mine.cancelled
     node.transport.tell(never.end)
     assert leader.ended() is None
+    node.progress.close()
 
 
-def _interrupt_at(node: Node, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C once, as the main thread comes to that place."""
+def _interrupt_at(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once, as the main thread comes to that place. Called before the node is made, whose threads would keep
+    what is replaced.
+    """
     main, fired = threading.get_ident(), []
 
     def once() -> None:
@@ -110,14 +113,18 @@ def _interrupt_at(node: Node, moment: str, monkeypatch: pytest.MonkeyPatch) -> N
             fired.append(True)
             ctrl_c()
 
-    class Followers(list[Any]):
-        def append(self, waiter: Any) -> None:
+    class Followers(list[Waiter]):
+        def append(self, waiter: Waiter) -> None:
             once()
             super().append(waiter)
 
+    class Watched(Leadership):
+        def __init__(self, *facts: Any) -> None:
+            super().__init__(*facts)
+            self.followers = Followers()
+
     if moment == "append":
-        followers = Followers(node.progress._followers)
-        node.progress._followers = node.progress._leadership.followers = followers
+        monkeypatch.setattr("nexar.links.progress.Leadership", Watched)
     elif moment == "begin":
         monkeypatch.setattr(of_the_process, "begin", _after(once, of_the_process.begin))
     else:

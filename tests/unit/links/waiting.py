@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
@@ -143,6 +144,14 @@ class Waiting(threading.Thread):
             self._node.wait(*self._operations, deadline=self._deadline)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.raised = error
+
+    def leads(self) -> None:
+        """Returns when this thread drives: whoever waits from now on follows."""
+        driving: queue.SimpleQueue[int] = queue.SimpleQueue()
+        leader = None
+        while leader != self.ident:
+            self._node.transport.tell(lambda: driving.put(threading.get_ident()))
+            leader = driving.get(timeout=LONG)
 
     def ended(self, timeout: float = 10.0) -> BaseException | None:
         """What it raised. Fails if it still waits."""

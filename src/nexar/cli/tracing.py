@@ -27,9 +27,11 @@ def traced(path: Path | None) -> Iterator[dict[str, object]]:
         yield {}
         return
     try:
-        path.touch()
+        path.open("a").close()  # as it will be opened at the end: a touch would take a directory for a file
     except OSError as error:
-        raise UsageError(f"--trace {path} cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"--trace {path} cannot be written: {error.strerror}; name a file in a directory that you can write to"
+        ) from error
     with tempfile.TemporaryDirectory(prefix="nexar-trace-") as folder:
         try:
             yield {"trace_dir": folder}

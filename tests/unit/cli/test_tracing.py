@@ -3,7 +3,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from nexar.cli.ending import WRONG_INPUT
+from nexar.cli.main import app
 from nexar.cli.tracing import merge, traced
 from nexar.errors import UsageError
 from tests.unit.observe.parts import call, part
@@ -44,8 +47,17 @@ def test_without_a_file_nobody_is_told_anything() -> None:
 
 
 def test_where_nothing_can_be_written_nothing_begins(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--trace"), traced(tmp_path / "nowhere" / "out.json"):
-        pytest.fail("it began")
+    for place in (tmp_path / "nowhere" / "out.json", tmp_path):
+        with pytest.raises(UsageError, match=f"--trace {place} cannot be written: .*; name a file"), traced(place):
+            pytest.fail("it began")
+
+
+def test_a_command_that_cannot_write_its_trace_starts_nobody(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(17)")
+    ended = CliRunner().invoke(app, ["run", "--trace", str(tmp_path), str(script)])
+    assert ended.exit_code == WRONG_INPUT
+    assert "--trace" in ended.output
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,8 @@ def test_a_rank_has_connections_to_its_neighbours_alone(topology: str) -> None:
             straight = {rank for rank, link in links.items() if not is_relayed(link.schemes)}
             assert straight <= set(neighbors(topology, size, comm.rank)) == set(comm.neighbors)
             assert len(links) == size - 1
+            assert comm.stats()["relay"]["shortcuts"] == 0
+        assert sum(comm.stats()["relay"]["passed_on"] for comm in world) > 0
 
 
 def test_sixty_four_ranks_on_a_cube_have_six_connections_each(record_property: Report) -> None:

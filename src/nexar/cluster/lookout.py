@@ -86,6 +86,11 @@ class Lookout:
         else:
             self._look_into(link.peer, _cause(error))
 
+    def has_left(self, node: NodeId) -> bool:
+        """Whether it has said goodbye: it needs nothing any more."""
+        with self._lock:
+            return node in self._goodbyes
+
     def line_ended(self, node: NodeId, cause: str) -> None:
         """A death line is gone."""
         self._look_into(node, cause)

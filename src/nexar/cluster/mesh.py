@@ -233,6 +233,17 @@ class Mesh:
         with self._pairs.changed:
             return {pair.link.peer: pair.link for pair in self._pairs.listed() if pair.is_open}
 
+    def settle(self, needless: Callable[[NodeId], bool]) -> None:
+        """Before it is closed, and while it may still dial: wait until all that was sent over others has arrived, and
+        what lies here for others has gone on. What is for who is `needless` need not arrive. Whoever does not answer
+        within `heartbeat_timeout` is not waited for any longer.
+        """
+        try:
+            self._node.progress.check()
+        except NexarError:
+            return  # in a forked child, say: nothing goes out any more
+        self.relaying.settle(time.monotonic() + self._node.config.heartbeat_timeout, needless)
+
     def close(self) -> None:
         """Every link politely, all at once: what was sent still arrives. Idempotent.
 

@@ -41,6 +41,8 @@ class Relaying:
         self._dial = dial
         self._topology: Final[str] = node.config.topology
         self._closed = False  # written once
+        self.shortcuts = 0
+        """How often a member was connected to because no way over others was left. Under the lock of the pairs."""
         self._parted: set[NodeId] = set()  # neighbours that others reach and this node does not; methods are atomic
         self.station: Final = Station(node.id, node.progress, router.outbox, self)
         router.relay = self.station.take
@@ -116,12 +118,21 @@ class Relaying:
         self._node.dialer.aside(partial(self._open, node))
         return True
 
-    def _open(self, node: NodeId) -> None:
+    def connect(self, node: NodeId) -> bool:
+        """See Surroundings."""
+        if self._closed or self._pairs.closed or self._pairs.known().find(node) is None:
+            return False
+        self._node.dialer.aside(partial(self._open, node, shortcut=True))
+        return True
+
+    def _open(self, node: NodeId, *, shortcut: bool = False) -> None:
         try:
             self._dial(node, time.monotonic() + _LONGEST_DIAL)
-        except NexarError:
-            self.station.unreachable(node)
+        except NexarError as error:
+            self.station.unreachable(node, str(getattr(error, "cause", None) or error))
         else:
+            with self._pairs.changed:
+                self.shortcuts += shortcut
             self.station.opened(node)
 
     def ring_by(self, due: float) -> None:
@@ -134,11 +145,22 @@ class Relaying:
         if self._topology != FULL_MESH or self.station.in_use:
             self.station.adopt(lambda node: self._pairs.known().find(node) is not None)
 
+    def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
+        """See Station."""
+        if self.station.in_use:
+            self.station.settle(deadline, needless)
+
     def close(self) -> None:
         """No frame leaves or goes on any more. Idempotent."""
         self._closed = True
         self._alarm.close()
         self.station.close()
+
+    def stats(self) -> dict[str, int]:
+        """What went over this node for others, what could not, and how often it connected to a member because no way
+        over others was left.
+        """
+        return {"passed_on": self.station.relayed, "refused": self.station.refused, "shortcuts": self.shortcuts}
 
     # -- links -------------------------------------------------------------------------------------------
 

@@ -180,12 +180,13 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         and rank (`arrivals`; not of calls that ended at once); and each link's counters.
 
         `buffers` is the pool of this node's early messages, with the hit rate of each size; `staging` the host memory
-        of devices, by adapter, of this process.
+        of devices, by adapter, of this process; `relay` what went over this node for others.
         """
         links = {rank: link.stats() for rank, link in self._group.links().items()}
         buffers = self._group.router.pool.stats().facts()
         staging = {name: stats._asdict() for name, stats in ADAPTERS.stats().items()}
-        return {**self._assembly.journal.stats(), "links": links, "buffers": buffers, "staging": staging}
+        facts = {"links": links, "buffers": buffers, "staging": staging, "relay": self._group.mesh.relaying.stats()}
+        return {**self._assembly.journal.stats(), **facts}
 
     def stragglers(self) -> list[Straggler]:
         """Who keeps the others waiting in collectives, the worst first."""

@@ -356,7 +356,15 @@ class Presence:
             _say(link, goodbye)
 
     def close(self) -> None:
-        """Every communicator, and all that watches. Idempotent. The mesh is the caller's to close."""
+        """Every communicator, and all that watches. Idempotent. The mesh is the caller's to close. First what was sent
+        over others arrives: new connections may be needed for it, and nobody makes any afterwards.
+        """
+        try:
+            self.mesh.settle(self._lookout.has_left)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self._lookout.close()
         self.recovery.close()
         self.node.recall.make()  # who makes a communicator may be dialing for it, and is waited for below

@@ -12,7 +12,7 @@ from nexar.errors import PeerLost
 from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
 from nexar.links.matching import Matching
-from nexar.testing.faults import Cut, Stall
+from nexar.testing.faults import Cut, RefuseDial, Stall
 from nexar.types import format_node
 from nexar.wire.frame import Space
 from tests.ranks import on_every
@@ -169,10 +169,88 @@ def test_what_dies_inside_a_hop_that_says_nothing_is_asked_for_and_sent_again(
     assert four.receive(2, 0, 300) == NUMBERED
 
 
-def test_without_any_way_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:
+def refuse_dials(ring: Ring, one: int, other: int) -> None:
+    ring.faults.add(ring.on_way(RefuseDial, one, other), ring.on_way(RefuseDial, other, one))
+
+
+def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ring) -> None:
+    four.close_circle()
+    four.send(0, 2, *NUMBERED[:100])
+    link = four.linked_to(0, 2)
+    four.linked_to(0, 1).lose("it is gone")
+    four.linked_to(0, 3).lose("it is gone")
+    four.send(0, 2, *NUMBERED[100:])
+    four.send(2, 0, *NUMBERED)
+    assert four.receive(2, 0, 300) == NUMBERED
+    assert four.receive(0, 2, 300) == NUMBERED
+    assert four.linked_to(0, 2) is link
+    assert set(link.schemes) == {"memory", "relay"}
+    assert four.meshes[0].relaying.shortcuts == 1
+    assert four.meshes[0].relaying.stats() == {"passed_on": 0, "refused": 0, "shortcuts": 1}
+
+
+@pytest.mark.parametrize("leavers", [(1, 4), (2, 5), (1, 2, 4, 5)])
+def test_hops_may_close_at_any_time_and_whoever_stays_hears_everything(six: Ring, leavers: tuple[int, ...]) -> None:
+    six.close_circle()
+    six.send(0, 3, *NUMBERED[:100])
+    six.send(3, 0, *NUMBERED[:100])
+
+    def act(rank: int) -> list[bytes]:
+        if rank in leavers:
+            six.meshes[rank].settle(lambda _: False)
+            six.meshes[rank].close()
+            return []
+        six.send(rank, 3 - rank, *NUMBERED[100:])
+        return six.receive(rank, 3 - rank, 300)
+
+    heard = on_every([0, 3, *leavers], act)
+    assert heard[:2] == [NUMBERED, NUMBERED]
+    assert six.linked_to(0, 3).failure is None
+
+
+def test_who_settles_and_closes_has_been_heard_whatever_becomes_of_the_hops(six: Ring) -> None:
+    """What rank 0 said is swallowed on its way: rank 1 passes it on to nobody, and then that connection ends."""
+    six.close_circle()
+    six.faults.add(six.on_way(Stall, 1, 2))
+    six.send(0, 3, *NUMBERED)
+    eventually(lambda: six.relayed_by(1) >= 300, "all of it at rank 1")
+
+    def act(what: str) -> None:
+        if what == "close":
+            six.meshes[0].settle(lambda _: False)
+            six.meshes[0].close()
+        else:
+            six.linked_to(1, 2).lose("it is gone")
+            six.linked_to(4, 5).lose("it is gone")
+
+    on_every(["close", "lose"], act)
+    assert six.receive(3, 0, 300) == NUMBERED
+    six.faults.clear()
+
+
+def test_nobody_waits_for_who_needs_nothing_any_more(six: Ring) -> None:
+    six.close_circle()
+    six.faults.add(six.on_way(Stall, 0, 1))
+    six.send(0, 3, b"too late")
+    six.meshes[0].settle(lambda node: node == six.nodes[3].id)
+    assert not six.talks[3].post(None, source=six.nodes[0].id, space=Space.UNTAGGED, tag=0).done
+    six.linked_to(0, 1).abort("it would take nothing when it is closed")
+    six.faults.clear()
+
+
+def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring) -> None:
+    four.close_circle()
+    four.send(0, 2, b"perhaps")
+    four.nodes[0].progress.close()
+    four.meshes[0].settle(lambda _: False)
+    assert four.meshes[0].relaying.station.in_use
+
+
+def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:
     four.close_circle()
     four.send(0, 2, b"there")
     assert four.receive(2, 0) == [b"there"]
+    refuse_dials(four, 0, 2)
     four.linked_to(0, 1).lose("it is gone")
     four.linked_to(0, 3).lose("it is gone")
     eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
@@ -180,11 +258,13 @@ def test_without_any_way_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ri
     assert isinstance(failure, PeerLost)
     assert "no way is left over other nodes" in failure.cause
     assert format_node(four.nodes[3].id) in failure.cause or format_node(four.nodes[1].id) in failure.cause
+    assert "no connection of its own came about: cannot connect" in failure.cause
 
 
 def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
     four.close_circle()
     four.send(0, 2, b"there")
+    refuse_dials(four, 0, 2)
     four.linked_to(1, 2).lose("it is gone")
     four.linked_to(3, 2).lose("it is gone")
     with suppress(PeerLost):
@@ -196,8 +276,9 @@ def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
 
 
 def test_a_link_that_was_lost_is_made_anew_without_others(four: Ring) -> None:
-    test_without_any_way_the_link_is_lost_with_the_name_of_the_dead_hop(four)
+    test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four)
     lost = four.linked_to(0, 2)
+    four.faults.clear()
     link: Link = four.meshes[0].relink(four.nodes[2].id, soon())
     assert link is not lost
     assert link.schemes == ("memory",)

@@ -60,6 +60,8 @@ class RelayedCarrier(Carrier):
         """From this node to the peer. This and what follows: under the lock."""
         self.avoid: frozenset[NodeId] = frozenset()
         """Nodes that could not be gone over since the last membership."""
+        self.stranded: str | None = None
+        """Why there is no way: nothing goes before there is a connection to the peer itself. None: there is one."""
         self.heard_over: tuple[NodeId, ...] | None = None
         """The way back along which the peer was heard last."""
         self.probe_at: float | None = None

@@ -25,11 +25,13 @@ from nexar.links.outbox import Outbox
 from nexar.links.progress import Progress
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.relay.hop import Hop, Waiting
+from nexar.links.relay.rerouting import Rerouting
+from nexar.links.relay.settling import Settling
 from nexar.links.relay.surroundings import Surroundings
 from nexar.links.relay.ways import Step, Ways
 from nexar.transport.base import CarrierLost
 from nexar.transport.foreign_text import one_line
-from nexar.types import NodeId, format_node
+from nexar.types import NodeId
 from nexar.wire.frame import Frame, FrameError, Kind
 from nexar.wire.relay import (
     RelayHeader,
@@ -63,6 +65,10 @@ class Station:
         self._carriers: dict[NodeId, RelayedCarrier] = {}
         self._ready: dict[RelayedCarrier, None] = {}  # may have something to send
         self._ways = Ways(surroundings)
+        self._rerouting = Rerouting(
+            node, surroundings, self._carriers, has_news=self.has_news, run_soon=progress.run_soon
+        )
+        self._rested = threading.Condition(self.lock)  # notified when nothing can be sent now
         self.relayed = 0
         """Frames of others that went over this node."""
         self.refused = 0
@@ -104,10 +110,7 @@ class Station:
             self._say(carrier, RelayKind.ACK)  # of its last word
         if self._carriers.get(carrier.peer_id) is carrier:
             del self._carriers[carrier.peer_id]
-
-    def lose(self, carrier: RelayedCarrier, error: CarrierLost) -> None:
-        """It cannot go on. Under the lock; its sink hears of it from the driving thread."""
-        self._progress.run_soon(partial(carrier.fail, error))
+        self._rested.notify_all()
 
     # -- the membership and its links ------------------------------------------------------------------------
 
@@ -119,13 +122,28 @@ class Station:
             for peer, carrier in list(self._carriers.items()):
                 carrier.avoid = frozenset()
                 if is_member(peer):
-                    self._reroute(carrier, "it has no neighbours any more")
+                    self._rerouting.reroute(carrier, "this node has no neighbours any more")
                 else:
-                    self.lose(carrier, CarrierLost("peer", "it is no member any more"))
+                    self._rerouting.removed(carrier)
             early, self._early = self._early, []
         for header, carried in early:
             self._progress.run_soon(partial(self._arrived, header, memoryview(carried)))
         self.flush()
+
+    def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
+        """Wait until all that was sent here has arrived and all that lies here has gone on, or until the deadline. What
+        is for who is `needless` is not waited for. Not the driving thread.
+        """
+        settling = Settling(self._carriers, self._ways, needless)
+        asked = True
+        while asked:
+            with self._rested:
+                self._rested.wait_for(settling.moves, max(0.0, deadline - monotonic()))
+                questions = settling.questions()
+                for carrier in questions:
+                    self._say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
+            asked = bool(questions)
+            self.flush()
 
     def close(self) -> None:
         """Every carrier is over, without a word. Idempotent."""
@@ -134,11 +152,12 @@ class Station:
                 carrier.end(CarrierLost("closed", "this node is closed"))
 
     def opened(self, node: NodeId) -> None:
-        """There is a link to a neighbour."""
+        """There is a link to a neighbour, or to whom there was no way."""
         with self.lock:
             hop = self._ways.get(node)
             if hop is not None and self._ways.is_usable(hop):
                 self._wake(hop)
+            self._rerouting.opened(node)
         self.flush()
 
     def lost(self, link: Link) -> None:
@@ -148,12 +167,13 @@ class Station:
                 self._break(link.peer)
         self.flush()
 
-    def unreachable(self, node: NodeId) -> None:
-        """The link to a neighbour could not be opened."""
+    def unreachable(self, node: NodeId, cause: str) -> None:
+        """The link to a neighbour, or to whom there was no way, could not be opened."""
         with self.lock:
             hop = self._ways.get(node)
             if hop is not None and not self._ways.is_usable(hop):
                 self._break(node)
+            self._rerouting.unreachable(node, cause)
         self.flush()
 
     def tick(self, now: float) -> float | None:
@@ -230,7 +250,7 @@ class Station:
     def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
         if header.kind == RelayKind.BROKEN:
             with self.lock:
-                self._avoid(header.source, decode_node(carried))
+                self._rerouting.avoid(header.source, decode_node(carried))
             return
         with self.lock:
             carrier = self._carriers.get(header.source)
@@ -287,32 +307,7 @@ class Station:
     def _break(self, node: NodeId) -> None:
         for back in self._ways.forget(node):
             self._tell_broken(back, node)
-        self._avoid(self.node, node)
-
-    def _avoid(self, before: NodeId, beyond: NodeId) -> None:
-        """The hop from one node to another is broken: whatever of ours goes over it takes another way."""
-        for carrier in list(self._carriers.values()):
-            route = carrier.route
-            if before in route[:-1] and route[route.index(before) + 1] == beyond:
-                end = route[-1]
-                straight = before == self.node or beyond != end
-                carrier.avoid |= {beyond} if straight else {before}
-                where = f"{format_node(before)} cannot reach {format_node(beyond)}"
-                self._reroute(
-                    carrier, f"node {where}" if before != self.node else f"node {format_node(beyond)} is gone"
-                )
-
-    def _reroute(self, carrier: RelayedCarrier, why: str) -> None:
-        route = self._around.route(carrier.peer_id, carrier.avoid)
-        if route is None and carrier.heard_over != carrier.route:
-            route = carrier.heard_over  # whatever is wrong elsewhere: the peer comes through there
-        if route is None:
-            self.lose(carrier, CarrierLost("peer", f"no way is left over other nodes: {why}"))
-            return
-        if route != carrier.route:
-            carrier.route = route
-            carrier.outgoing.send_again()
-        self.has_news(carrier)
+        self._rerouting.avoid(self.node, node)
 
     # -- words, under the lock ---------------------------------------------------------------------------
 
@@ -349,14 +344,18 @@ class Station:
             step = self._ways.next()
             while step is None and self._ready:
                 step = self._next_own(next(iter(self._ready)))
+            if step is None:
+                self._rested.notify_all()
         return step
 
     def _next_own(self, carrier: RelayedCarrier) -> Step | None:
         """One frame, and then the turn of the next carrier."""
         self._ready.pop(carrier, None)
+        if carrier.stranded is not None:
+            return None
         hop = self._ways.over(carrier.route[1])
         if hop is None:
-            self._avoid(self.node, carrier.route[1])
+            self._rerouting.avoid(self.node, carrier.route[1])
             return None
         if carrier.error is not None or not hop.has_room(1):
             return None

@@ -92,6 +92,11 @@ class Outgoing:
         """How many have left and may not have arrived."""
         return len(self._unacked)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of it has arrived; of what has finished, all that anybody waits for."""
+        return bool(self._finished) or not (self._unacked or self._payloads or any(self._lanes))
+
     def take(self) -> Parcel | None:
         """What leaves next; None: nothing, or not now."""
         if self._again:

@@ -26,7 +26,12 @@ class Surroundings(Protocol):
         """The link to a neighbour, if it can be spoken on without others."""
 
     def open(self, node: NodeId) -> bool:
-        """Begin to open it: `opened` or `lost` follows. False: this is no neighbour."""
+        """Begin to open it: `opened` or `unreachable` follows. False: this is no neighbour."""
+
+    def connect(self, node: NodeId) -> bool:
+        """There is no way over others: begin to connect to this peer itself, neighbour or not. `opened` or
+        `unreachable` follows. False: it is no member any more, or this node closes.
+        """
 
     def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
         """The first frame of a link has come: what takes it; or why not, for the source; or nothing is said.

@@ -47,6 +47,11 @@ class Ways:
         """Whether `next` may find something. Also without the lock."""
         return bool(self._busy or self._thanks)
 
+    @property
+    def hold_something(self) -> bool:
+        """Whether anything waits to go on."""
+        return any(hop.waits for hop in self._hops.values())
+
     def over(self, node: NodeId) -> Hop | None:
         """A neighbour to which there is a link, or is about to be one."""
         hop = self._hops.get(node)

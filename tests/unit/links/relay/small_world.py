@@ -84,6 +84,9 @@ class Node:
         return detour_limit(self.world.topology, self.world.size)
 
     def route(self, destination: int, avoid: frozenset[int]) -> tuple[int, ...] | None:
+        straight = self.links.get(destination)
+        if destination not in avoid and straight is not None and straight.failure is None:
+            return self.number, destination
         dead = avoid | {peer for peer, link in self.links.items() if link.failure is not None}
         return route(self.world.topology, self.world.size, self.number, destination, frozenset(dead))
 
@@ -92,6 +95,10 @@ class Node:
 
     def open(self, node: int) -> bool:
         return False
+
+    def connect(self, node: int) -> bool:
+        self.world.dials.append((self.number, node))
+        return self.world.may_dial
 
     def ring_by(self, due: float) -> None:
         """A test says itself when it is time."""
@@ -117,6 +124,10 @@ class SmallWorld:
         self.size = size
         self.topology = topology
         self.chance = Random(seed)
+        self.may_dial = False
+        """Whether nodes may connect to whom they have no way to: when a test says `dial`."""
+        self.dials: list[tuple[int, int]] = []
+        """Who wanted to connect to whom."""
         self.nodes = [Node(self, number) for number in range(size)]
         edges = [
             (one, other)
@@ -128,8 +139,35 @@ class SmallWorld:
         for one, other in edges:
             self.nodes[one].links[other] = FakeLink(self, one, other)
 
-    def cut(self, one: int, other: int) -> None:
-        """The connection of the two is gone, with what is on it; both hear of it."""
+    def dial(self, one: int, other: int) -> None:
+        """The two are connected, if they have not been before; both hear of it."""
+        for here, there in ((one, other), (other, one)):
+            known = self.nodes[here].links.get(there)
+            if known is None or known.failure is not None:
+                self.wires[here, there] = deque()
+                self.nodes[here].links[there] = FakeLink(self, here, there)
+        for here, there in ((one, other), (other, one)):
+            self.nodes[here].station.opened(there)
+
+    def dial_all(self) -> None:
+        """Everybody who wants to be connected to somebody is."""
+        while self.dials:
+            self.dial(*self.dials.pop(0))
+
+    def leave(self, number: int) -> None:
+        """A node closes: what it has sent arrives before its connections end."""
+        for here in [here for here, there in self.wires if there == number]:
+            self.cut(here, number, gently=True)
+
+    def kill(self, number: int) -> None:
+        """A node dies, with all that is on its connections."""
+        for here in [here for here, there in self.wires if there == number]:
+            self.cut(here, number)
+
+    def cut(self, one: int, other: int, *, gently: bool = False) -> None:
+        """The connection of the two is gone, with what is on it unless `gently`; both hear of it."""
+        while gently and self.wires[one, other]:
+            self.step()
         for here, there in ((one, other), (other, one)):
             self.wires[here, there].clear()
             self.nodes[here].links[there].failure = PeerLost(node=there, cause="cut")

@@ -8,7 +8,7 @@ import pytest
 
 from nexar.cluster.change import Change, Departure
 from nexar.cluster.membership import Membership
-from nexar.errors import PeerLost
+from nexar.errors import PeerLost, UsageError
 from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
 from nexar.links.matching import Matching
@@ -238,12 +238,18 @@ def test_nobody_waits_for_who_needs_nothing_any_more(six: Ring) -> None:
     six.faults.clear()
 
 
-def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring) -> None:
+def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        raise UsageError("a forked child")
+
     four.close_circle()
+    four.faults.add(four.on_way(Stall, 0, 1))
     four.send(0, 2, b"perhaps")
-    four.nodes[0].progress.close()
+    monkeypatch.setattr(four.nodes[0].progress, "check", check)
     four.meshes[0].settle(lambda _: False)
-    assert four.meshes[0].relaying.station.in_use
+    monkeypatch.undo()
+    four.linked_to(0, 1).abort("it would take nothing when it is closed")
+    four.faults.clear()
 
 
 def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
 
 import pytest
 
@@ -31,21 +31,24 @@ def open_seed(listen="127.0.0.1:0", timeout=20.0):
     return SeedProcess(2, listen, Config(formation_timeout=20.0), timeout)
 
 
-def reap(pid):
-    deadline = time.monotonic() + 20
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        assert time.monotonic() < deadline, "the seed does not end"
-        time.sleep(0.01)
-
-
 def test_the_seed_stays_when_the_cluster_has_formed_and_ends_when_it_is_empty(folder):
     with open_seed() as seed:
         assert (seed.ticket, seed.address) == (stand_ins.TICKET, "127.0.0.1:4000")
-        assert os.getsid(seed.pid) == seed.pid
+        assert os.getsid(seed.pid) != os.getsid(0)
         (folder / "formed").touch()
-    assert os.waitpid(seed.pid, os.WNOHANG) == (0, 0)
+    os.kill(seed.pid, 0)  # it is there
     (folder / "empty").touch()
-    reap(seed.pid)
+    await_gone(seed.pid)
+
+
+def test_the_seed_is_no_child_of_rank_0_which_need_not_know_when_it_ends(folder):
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text().split()
+    with open_seed() as seed:
+        (folder / "formed").touch()
+    assert children.read_text().split() == before
+    (folder / "empty").touch()
+    await_gone(seed.pid)
 
 
 def test_the_seed_is_ended_by_the_failure_of_rank_0():

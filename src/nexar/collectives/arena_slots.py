@@ -41,7 +41,10 @@ class Slots:
     def _row(self, parity: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
         mapping = self._mapping
         if mapping is None:
-            raise UsageError("this communicator is closed; use it before closing it")
+            raise UsageError(
+                "this communicator is closed, or of the parent of this process; use it before closing it, and in a "
+                "forked child make another one with nexar.init()"
+            )
         length = self.slot_bytes
         begins = (self._begin + (parity * self.size + rank) * length for rank in range(self.size))
         return tuple(np.frombuffer(mapping, np.uint8, length, at).view(dtype) for at in begins)

@@ -1,8 +1,9 @@
 """Joining where somebody else has brought the processes together already, and lets them leave texts for one another.
 
 Rank 0 opens the cluster, or names the one that this process was started for, and posts what the others need: a ticket,
-or, where all know the token, only the seed's addresses, so that no secret leaves the process. What it could not do it
-posts too: the others raise then instead of waiting for their deadline.
+or, where all know the token, only the seed's addresses, so that no secret leaves the process. It says for how many: who
+was told another number says so at once. What rank 0 could not do it posts too: the others raise then instead of waiting
+for their deadline.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from nexar.types import UNKNOWN_NODE, Rank
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
 
-_TICKET: Final = "ticket "
-_ADDRESSES: Final = "addresses "
-_FAILED: Final = "failed "
+_TICKET: Final = "ticket"
+_ADDRESSES: Final = "addresses"
+_FAILED: Final = "failed"
 
 _used: set[Invitation] = set()  # of the environment, that this process has followed; written by whoever joins
 
@@ -41,7 +42,7 @@ class Board(Protocol):
         """Rank 0's, once."""
 
     def read(self) -> str:
-        """What rank 0 posted; waits for it."""
+        """What rank 0 posted; waits for it, and raises a NexarError if that is in vain."""
 
 
 def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
@@ -66,13 +67,13 @@ def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
 @contextmanager
 def _invited(board: Board, rank: Rank, size: int, config: Config, start: Start | None) -> Iterator[Invitation]:
     if rank:
-        yield understood(board.read(), config)
+        yield understood(board.read(), config, size)
         return
     try:
         with _opened(board, size, config, start) as invitation:
             yield invitation
     except NexarError as error:
-        board.post(_FAILED + str(error))  # whoever has read the first post does not look again
+        board.post(f"{_FAILED} {error}")  # whoever has read the first post does not look again
         raise
 
 
@@ -82,13 +83,13 @@ def _opened(board: Board, size: int, config: Config, start: Start | None) -> Ite
     fits = start is None or start.size == size
     given = _of_environment(config)
     if given is not None and given not in _used and fits:
-        board.post(_said(given, config, config.ticket))
+        board.post(_said(given, config, config.ticket, size))
         yield given
         return
     here = start is not None and start.on_one_host and fits
     with SeedProcess(size, "127.0.0.1:0" if here else ":0", config, config.formation_timeout) as seed:
         invitation = parse_ticket(seed.ticket)
-        board.post(_said(invitation, config, seed.ticket))
+        board.post(_said(invitation, config, seed.ticket, size))
         yield invitation
 
 
@@ -109,19 +110,27 @@ def _of_environment(config: Config) -> Invitation | None:
     return None
 
 
-def _said(invitation: Invitation, config: Config, ticket: str | None) -> str:
+def _said(invitation: Invitation, config: Config, ticket: str | None, size: int) -> str:
     if ticket is None or config.cluster_token is not None:
-        return _ADDRESSES + ",".join(invitation.addresses)
-    return _TICKET + ticket
+        return f"{_ADDRESSES} {size} {','.join(invitation.addresses)}"
+    return f"{_TICKET} {size} {ticket}"
 
 
-def understood(text: str, config: Config) -> Invitation:
-    """What rank 0 has posted. UsageError if it failed, or speaks another language; ConfigError without its token."""
-    if text.startswith(_TICKET):
-        return parse_ticket(text.removeprefix(_TICKET))
-    if text.startswith(_ADDRESSES):
-        token = needed_token(config, "rank 0, which has it")
-        return invitation_from_token(token, text.removeprefix(_ADDRESSES).split(","))
-    if text.startswith(_FAILED):
-        raise UsageError(f"rank 0 could not open the cluster: {text.removeprefix(_FAILED)}")
-    raise UsageError("what rank 0 posted is of no version of nexar that this process knows; use the same on all ranks")
+def understood(text: str, config: Config, size: int) -> Invitation:
+    """What rank 0 has posted. UsageError if it failed, speaks another language, or opened for another number of ranks;
+    ConfigError without its token.
+    """
+    kind, _, rest = text.partition(" ")
+    if kind == _FAILED:
+        raise UsageError(f"rank 0 could not open the cluster: {rest}")
+    opened_for, _, content = rest.partition(" ")
+    if kind not in (_TICKET, _ADDRESSES) or not opened_for.isdecimal():
+        raise UsageError("rank 0 has posted what no version of nexar posts that this process knows; use one everywhere")
+    if int(opened_for) != size:
+        raise UsageError(
+            f"rank 0 has opened a cluster for {opened_for} ranks, and this process was told that they are {size}; give "
+            "all of them one world size"
+        )
+    if kind == _TICKET:
+        return parse_ticket(content)
+    return invitation_from_token(needed_token(config, "rank 0, which has it"), content.split(","))

@@ -3,6 +3,9 @@
 It ends when every member has left. Its standard input is a pipe that rank 0 holds: the pipe's end before the cluster
 has formed means that rank 0 has failed, and then the world will never be complete; afterwards it means nothing, for
 rank 0 is a member like any other.
+
+The process that rank 0 starts only starts the seed. So rank 0 has a child for a moment, and not until the last member
+has left, when nobody would be there to take note of the end.
 """
 
 import os
@@ -17,7 +20,9 @@ from nexar.launch.seed_terms import SeedFailed, SeedReady, SeedTerms
 
 
 def main() -> int:
-    """Open, say so, attend."""
+    """Leave the parent, open, say so, attend."""
+    if os.fork():  # nothing was imported yet that has threads
+        os._exit(0)
     from nexar.cluster.seed import Seed  # noqa: PLC0415  # an import that fails is told like any other failure
 
     terms = msgspec.json.decode(sys.stdin.buffer.readline(), type=SeedTerms)
@@ -28,7 +33,7 @@ def main() -> int:
         _say(SeedFailed(str(error)))
         return 1
     with seed:
-        _say(SeedReady(seed.ticket, seed.address))
+        _say(SeedReady(seed.ticket, seed.address, os.getpid()))
         formed = threading.Event()
         threading.Thread(target=_end_with_parent, args=(formed,), name="nexar-parent", daemon=True).start()
         try:

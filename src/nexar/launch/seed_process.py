@@ -5,6 +5,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -21,12 +22,14 @@ _MODULE = "nexar.launch.seed_main"
 class SeedProcess:
     """A seed in a process and a session of its own. Context manager: left by an error it is ended; left well it stays.
 
-    Staying is the point: it attends the cluster until every member has left, also after this process has gone.
+    Staying is the point: it attends the cluster until every member has left, also after this process has gone. So it is
+    no child of this process, which may end many clusters and would have to wait for the end of each one's seed: the
+    child that is started starts the seed, and ends.
     """
 
     def __init__(self, size: int, listen: str, config: Config, timeout: float) -> None:
         """UsageError if it cannot open, OperationTimeout if it does not in time."""
-        self.pid, self._orders, self._news = _spawn()
+        self._session, self._orders, self._news = _spawn()
         try:
             terms = SeedTerms(size, listen, changed_settings(config))
             _write(self._orders, msgspec.json.encode(terms) + b"\n")
@@ -34,7 +37,7 @@ class SeedProcess:
         except BaseException:
             self._end()
             raise
-        self.ticket, self.address = ready.ticket, ready.address
+        self.ticket, self.address, self.pid = ready.ticket, ready.address, ready.pid
 
     def _hear(self, timeout: float) -> SeedReady:
         line = _read_line(self._news, time.monotonic() + timeout)
@@ -50,11 +53,13 @@ class SeedProcess:
     def _close(self) -> None:
         os.close(self._orders)
         os.close(self._news)
+        with suppress(ChildProcessError):  # a program that waits for any child, or for none, has taken note already
+            os.waitpid(self._session, 0)  # it ended when it had started the seed, or was ended with it
 
     def _end(self) -> None:
+        with suppress(ProcessLookupError):  # the same program, and the seed has ended by itself
+            os.killpg(self._session, signal.SIGKILL)  # while one of the two is there, no other group has this id
         self._close()
-        os.kill(self.pid, signal.SIGKILL)  # it is our child and not reaped: the id is its own
-        os.waitpid(self.pid, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +74,7 @@ class SeedProcess:
 
 
 def _spawn() -> tuple[int, int, int]:
-    """The process id, the pipe to its standard input, the pipe from its standard output. Others inherit neither."""
+    """The session's id, the pipe to its standard input, the pipe from its standard output. Others inherit neither."""
     orders_in, orders = os.pipe()
     news, news_out = os.pipe()
     try:

@@ -21,6 +21,7 @@ class SeedReady(msgspec.Struct, frozen=True, tag="ready"):
 
     ticket: str
     address: str
+    pid: int
 
 
 class SeedFailed(msgspec.Struct, frozen=True, tag="failed"):

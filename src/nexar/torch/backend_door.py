@@ -71,7 +71,7 @@ class NexarBackend(Calls, Backend):
         Backend.__init__(self, communicator.rank, communicator.size)
         self._options = Backend.Options(NAME, timedelta(seconds=timeout))
         self.group: NexarGroup | None = None
-        """torch may keep only its half of this; written once, by who makes it."""
+        """torch may keep only its half of this; written once by who makes it, and by who ends it."""
         self.begin(communicator, timeout, footing)
 
     # -- facts -------------------------------------------------------------------------------------------
@@ -119,6 +119,11 @@ class NexarBackend(Calls, Backend):
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()
+
+    def shutdown(self) -> None:
+        """Leave. Idempotent."""
+        super().shutdown()
+        self.group = None  # it holds this backend, in C++ where no collector looks
 
     # -- other groups ------------------------------------------------------------------------------------
 

@@ -10,22 +10,35 @@ from __future__ import annotations
 import atexit
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from nexar.communicator.communicator import Communicator
+from nexar.errors import FormationTimeout, NexarError, OperationTimeout, SeedUnreachable, UsageError
 from nexar.launch.rendezvous import meet
 from nexar.torch.calls import calls_of
 from nexar.torch.ground import GROUND, Footing
 from nexar.torch.parts import part_of
 
+OLDEST: Final = (2, 13)
+"""The torch that `nexar[torch]` asks for; who has installed nexar without that may have any."""
 _KEY: Final = "nexar"
 
 
 def create(options: Any, _backend_options: object) -> Any:
-    """What torch registers for the name "nexar". `options` is torch's _DistributedBackendOptions."""
+    """What torch registers for the name "nexar". `options` is torch's _DistributedBackendOptions.
+
+    UsageError for a torch that is too old; else the errors of `nexar.init`, of which OperationTimeout and
+    SeedUnreachable also tell of a rank 0 that has not come, or has ended.
+    """
+    if torch.__version__ < OLDEST:
+        raise UsageError(
+            f"the backend nexar needs torch {'.'.join(map(str, OLDEST))} or a newer one, and this is "
+            f"{torch.__version__}; install it with pip install 'nexar[torch]'"
+        )
     timeout = options.timeout.total_seconds()
     communicator, footing = _stand(options, timeout)
     if torch.__version__ < (2, 14):
@@ -84,16 +97,25 @@ def _world(options: Any, timeout: float) -> tuple[Communicator, Footing]:
 
 
 def _joined(options: Any, timeout: float) -> tuple[Communicator, Footing]:
-    communicator = meet(
-        _Store(options.store),
-        options.group_rank,
-        options.group_size,
-        collective_timeout=timeout,
-        barrier_timeout=timeout,
-        formation_timeout=timeout,
-    )
-    atexit.register(_leave, communicator)
-    return communicator, Footing(communicator, communicator.close)
+    try:
+        communicator = meet(
+            _Store(options.store),
+            options.group_rank,
+            options.group_size,
+            collective_timeout=timeout,
+            barrier_timeout=timeout,
+            formation_timeout=timeout,
+        )
+    except FormationTimeout as error:
+        error.add_note("here this is the timeout= of init_process_group or new_group, whatever the setting says")
+        raise
+    at_exit = atexit.register(partial(_leave, communicator))
+
+    def leave() -> None:
+        atexit.unregister(at_exit)  # it would keep the node of every cluster that has ended
+        communicator.close()
+
+    return communicator, Footing(communicator, leave)
 
 
 def _nothing() -> None:
@@ -116,5 +138,23 @@ class _Store:
         self._store.set(_KEY, text)
 
     def read(self) -> str:
-        posted: bytes = self._store.get(_KEY)
+        try:
+            posted: bytes = self._store.get(_KEY)
+        except RuntimeError as error:  # every store has its own words for it, and all are of this kind
+            raise self._in_vain(error) from error
         return posted.decode()
+
+    def _in_vain(self, error: RuntimeError) -> NexarError:
+        if isinstance(error, dist.DistNetworkError):
+            words = str(error).partition("\n")[0]
+            return SeedUnreachable(
+                addresses=[],
+                attempts=1,
+                cause=f"torch's store, through which rank 0 tells the address, is gone: {words}",
+                remedy="look at what rank 0 has said before it ended",
+            )
+        return OperationTimeout(
+            operation='init_process_group("nexar")',
+            waiting_for="the process of rank 0, which opens the cluster and says so in torch's store",
+            timeout=self._store.timeout.total_seconds(),
+        )

@@ -15,5 +15,5 @@ def test_defaults_are_not_sent():
 
 
 def test_an_answer_is_one_or_the_other():
-    for answer in (SeedReady("T", "a:1"), SeedFailed("no")):
+    for answer in (SeedReady("T", "a:1", 7), SeedFailed("no")):
         assert msgspec.json.decode(msgspec.json.encode(answer), type=SeedReady | SeedFailed) == answer

@@ -120,3 +120,13 @@ def test_a_seed_that_is_gone_is_named() -> None:
         assert "the cluster has ended" in str(gone.value)
     with pytest.raises(SeedUnreachable):
         Onlooker(parse_ticket(seed.ticket), CONFIG, timeout=0.3)
+
+
+def test_who_is_in_a_hurry_does_not_wait_where_nobody_listens() -> None:
+    with Seed(HERE, 1, transports=("tls",)) as seed:
+        ticket = parse_ticket(seed.ticket)
+        Onlooker(ticket, CONFIG, timeout=PATIENCE, hurry=True).close()
+    begin = time.monotonic()
+    with pytest.raises(SeedUnreachable, match="Connection refused"):
+        Onlooker(ticket, CONFIG, timeout=600.0, hurry=True)
+    assert time.monotonic() - begin < 60

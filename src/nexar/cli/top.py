@@ -23,7 +23,7 @@ def top(
     ticket: Ticket = None,
     ticket_file: TicketFile = None,
     seed: SeedAt = None,
-    timeout: Timeout = 10.0,
+    timeout: Timeout = None,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option(help="End after so many looks; else with Ctrl-C.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and look, for programs.")] = False,

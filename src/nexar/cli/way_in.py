@@ -32,21 +32,22 @@ def way_in(
     if len(given) > 1:
         raise UsageError("--ticket, --ticket-file and --seed are different ways in: give one of them")
     if ticket_file is not None:
-        _await(ticket_file, patience)
+        appears(ticket_file, patience)
         ticket = _read_ticket(ticket_file)
     if ticket is not None:
         return {**NO_WAY_IN, "ticket": ticket}
     return {} if seed is None else {**NO_WAY_IN, "seed": seed}
 
 
-def _await(path: Path, patience: float) -> None:
+def appears(path: Path, patience: float) -> bool:
     """Return when the file is there, or when it is time to say that it is not. Files with tickets appear whole."""
     if path.exists() or patience <= 0:
-        return
+        return path.exists()
     complain(f"waiting for the ticket in {path}, {patience:g} s at most; whoever opens the cluster writes it")
     deadline = time.monotonic() + patience
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(_LOOK_INTERVAL)
+    return path.exists()
 
 
 def _read_ticket(path: Path) -> str:

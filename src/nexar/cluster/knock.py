@@ -7,6 +7,8 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final, Self
 
 from nexar.transport.address import parse_address
@@ -94,3 +96,17 @@ class Knock:
                 self._selector.unregister(self._socket)
             self._socket.close()
         self._socket, self._since = None, None
+
+
+def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
+    """Whether every one of them refuses TCP connections. False where one was taken, or is silent for so long."""
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        knocks = [stack.enter_context(Knock(address, selector)) for address in addresses]
+        while not any(knock.stands for knock in knocks) and not all(knock.failed for knock in knocks):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for key, _ in selector.select(left):
+                key.data()
+        return all(knock.refused for knock in knocks)

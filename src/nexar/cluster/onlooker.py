@@ -7,6 +7,7 @@ import time
 from typing import Final, Self
 
 from nexar.cluster.join_line import LineLost, RefusedBySeed
+from nexar.cluster.knock import nobody_listens
 from nexar.cluster.node import Node
 from nexar.cluster.notice_board import gather
 from nexar.cluster.worker import Worker
@@ -16,15 +17,20 @@ from nexar.security.invitation import Invitation
 from nexar.wire.bulletin import Board
 from nexar.wire.joining import Look, Shown
 
+_SOON: Final = 1.0
+
 
 class Onlooker:
     """A line to the seed on which its board is shown. One thread at a time. Close it, or leave its `with` block.
 
-    JoinRefused, SeedUnreachable, VersionMismatch when it is made, within `timeout` seconds.
+    JoinRefused, SeedUnreachable, VersionMismatch when it is made, within `timeout` seconds; `hurry`: at once where
+    nobody listens, since the seed was there before its ticket was.
     """
 
-    def __init__(self, invitation: Invitation, config: Config, *, timeout: float = 5.0) -> None:
+    def __init__(self, invitation: Invitation, config: Config, *, timeout: float = 5.0, hurry: bool = False) -> None:
         self._invitation = invitation
+        if hurry and nobody_listens(invitation.addresses, _SOON):
+            timeout = min(timeout, _SOON)  # for QUIC, which nobody refuses: a seed may do without TCP
         self._timeout: Final = timeout
         # Nobody dials an onlooker, so the port of the settings is left to the members.
         network = tuple(scheme for scheme in config.transports if scheme != "shm")

@@ -46,11 +46,12 @@ def test_a_ticket_that_is_none_is_wrong_input_and_is_not_shown() -> None:
     assert "secretsecret" not in ran.stderr
 
 
-@pytest.mark.parametrize(("shown", "code"), [(board(row(0)), 0), (busy(lost=True), 1)])
+@pytest.mark.parametrize(("shown", "code"), [(board(row(0)), 0), (busy(lost=True), 1), (board(size=2, epoch=0), 3)])
 def test_the_exit_code_says_whether_everybody_is_well(shown: Board, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "onlooker", Looking)
     monkeypatch.setattr(Looking, "shown", shown)
     ran = CliRunner().invoke(app, ["status", "--json"])
     assert ran.exit_code == code
     assert len(json.loads(ran.stdout)["ranks"]) == len(shown.rows)
-    assert "members are here" in CliRunner().invoke(app, ["status"]).stdout
+    words = "members are here" if shown.epoch else "forming: 0 of 2 members have come"
+    assert words in CliRunner().invoke(app, ["status"]).stdout

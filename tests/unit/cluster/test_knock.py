@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nexar.cluster.knock import Knock
+from nexar.cluster.knock import Knock, nobody_listens
 from tests.ranks import PATIENCE
 
 
@@ -91,3 +91,27 @@ def test_an_address_that_leads_nowhere_has_failed_at_once(selector: selectors.Ba
     with Knock("nowhere.invalid:80", selector) as knock:
         assert knock.failed
         assert not knock.refused
+
+
+# -- several addresses -----------------------------------------------------------------------------------------------
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        return address_of(once)
+
+
+def test_nobody_listens_where_every_address_refuses() -> None:
+    assert nobody_listens([free_address(), free_address()], PATIENCE)
+
+
+def test_somebody_listens_where_one_address_takes_connections(listener: socket.socket) -> None:
+    assert not nobody_listens([free_address(), address_of(listener)], PATIENCE)
+
+
+def test_an_address_that_is_none_is_no_refusal() -> None:
+    assert not nobody_listens([free_address(), "no.such.host.invalid:1"], PATIENCE)
+
+
+def test_who_is_silent_may_be_there() -> None:
+    assert not nobody_listens([free_address()], 0.0)

@@ -3,8 +3,10 @@
 It says what changes, not what stays, so it is small however large the world is, and it means something only to who has
 the membership before it. Ranks stay dense: who stays keeps its order, who joins is appended, in the order given.
 
-Law: applied to one and the same membership, a change gives one and the same membership, everywhere. Encoding is
-canonical.
+Laws:
+- Applied to one and the same membership, a change gives one and the same membership, everywhere. Encoding is canonical.
+- What comes after a communicator follows from the changes alone (`following`), so all its members come to the same
+  answer, whenever they look. Votes follow the world; communicators follow what concerns them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import Cause
 
+WORLD: Final = 0
+"""The id of a cluster's first communicator."""
+
 
 class Departure(msgspec.Struct, frozen=True, array_like=True):
     """Somebody who is no longer here."""
@@ -29,6 +34,8 @@ class Departure(msgspec.Struct, frozen=True, array_like=True):
     """Why, for people; with its traceback if it raised."""
     willing: bool = False
     """It asked for it."""
+    quiet: bool = False
+    """It had closed, and nobody needed it: communicators that have it go on, until somebody there does."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,12 +65,26 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         """The nodes that left."""
         return frozenset(departure.node for departure in self.left)
 
+    @property
+    def loud(self) -> frozenset[NodeId]:
+        """Those of them whose communicators end by it."""
+        return frozenset(departure.node for departure in self.left if not departure.quiet)
+
+    @property
+    def ends_world(self) -> bool:
+        """Whether the world's communicator gets a successor by it: whoever comes, goes or is severed is a member there.
+        Not by who goes quietly, nor by what is renewed elsewhere.
+        """
+        return bool(self.joined or self.severed or WORLD in self.renewed or self.loud)
+
     def touches(self, communicator: int, nodes: Sequence[NodeId] | frozenset[NodeId]) -> bool:
-        """Whether a communicator of these nodes, other than the world's, gets a successor by it."""
+        """Whether a communicator of these nodes gets a successor by it."""
+        if communicator == WORLD:
+            return self.ends_world
         members = frozenset(nodes)
         return (
             communicator in self.renewed
-            or not self.gone.isdisjoint(members)
+            or not self.loud.isdisjoint(members)
             or any(members.issuperset(pair) for pair in self.severed)
         )
 
@@ -85,6 +106,34 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
             return _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise MembershipError(f"not a change: {error}") from None
+
+
+def following(
+    communicator: int, membership: Membership, world: Membership, changes: Sequence[Change]
+) -> Membership | None:
+    """Who goes on after these changes, in order; None: they do not concern this communicator. `world` is what the last
+    of them made; older ones may be missing, if none of them concerned it.
+
+    The epoch is that of the last change that concerns it, and it is without all who were gone by then, also those that
+    went quietly: so what does not concern it makes no difference to when somebody looks.
+    """
+    members = kept = membership.members
+    epoch, later = membership.epoch, frozenset[NodeId]()  # who has gone since that epoch
+    for change in changes:
+        if change.epoch <= membership.epoch:
+            continue
+        touched = change.touches(communicator, [member.node for member in members])
+        came = change.joined if communicator == WORLD else ()
+        gone = change.gone
+        members, later = tuple(each for each in (*members, *came) if each.node not in gone), later | gone
+        if touched:
+            kept, epoch, later = members, change.epoch, frozenset()
+    if epoch == membership.epoch:
+        return None
+    stay = tuple(each for each in kept if each.node in later or world.rank_of(each.node) is not None)
+    if communicator == WORLD:
+        return Membership(membership.cluster, epoch, stay, membership.attendants, membership.seed)
+    return Membership(membership.cluster, epoch, stay)
 
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")

@@ -169,7 +169,11 @@ class Lookout:
         finally:
             with self._lock:
                 self._examined.discard(node)
-        if cause is not None:
+        with self._lock:
+            goodbye = self._goodbyes.get(node)
+        if cause is not None and goodbye is not None:
+            self._left(node, goodbye)  # whatever else hints at it: it has left, as it said
+        elif cause is not None:
             self._lose(node, self._words.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
 
     def _look_once_more(self, node: NodeId) -> str | None:

@@ -19,6 +19,7 @@ from nexar.collectives.black_box import BlackBox
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, Facts, choose
 from nexar.collectives.conductor import Conductor
+from nexar.collectives.entry import Entry
 from nexar.collectives.executor import Arithmetic, Ground, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.journal import Journal
@@ -138,8 +139,19 @@ class Assembly:
             entry = self.journal.begin(fingerprint)
             slip = arena.reserve(len(turns)) if turns and arena is not None else 0
         if arena is not None:
-            arena.announce(entry.sequence, fingerprint)
+            self._announce(arena, entry)
         return Call(entry, fingerprint, slip, turns)
+
+    def _announce(self, arena: Arena, entry: Entry) -> None:
+        """Where the arena was closed a moment ago, the call has its number and ends at once, like any that was begun
+        before: only so is it told what has become of the communicator.
+        """
+        try:
+            arena.announce(entry.sequence, entry.fingerprint)
+        except NexarError as error:
+            with entry.lock:
+                if entry.error is None:
+                    entry.finish(error)
 
     def in_memory(self, name: str, post: Callable[..., Operation], *arguments: Any) -> Sequence[Turn]:
         """The turn of a call that runs in shared memory, by this method of Arena; none for other algorithms."""

@@ -321,7 +321,7 @@ class Journal:
         """
         if entry.sequence in self._given_up:
             return None
-        mishap = Mishap(error)
+        mishap = Mishap(error, self._group.membership.rank_of)
         first = error.rank if isinstance(error, Cancelled) else None
         rank = self._rank if first is None else first
         notice = GaveUp(*self._about, entry.sequence, rank, mishap.reason, mishap.timeout, mishap.culprits)

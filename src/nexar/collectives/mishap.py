@@ -12,13 +12,14 @@ from nexar.errors import (
     Cancelled,
     CollectiveMismatch,
     CollectiveTimeout,
+    LinkClosed,
     NexarError,
     OperationTimeout,
     PeerLost,
 )
 from nexar.errors.base import told
 from nexar.links.ledger import Call, differ
-from nexar.types import AwaitedPeer, Rank
+from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.messages import Culprit, GaveUp
 
 _LONGEST_REASON: Final = 1000
@@ -28,7 +29,8 @@ _WAY: Final = 5  # its place in a call: the last
 class Mishap:
     """Why a rank left a call without its result, so far as the others have to know."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, rank_of: Callable[[NodeId], Rank | None]) -> None:
+        """`rank_of`: on this communicator. What a link says of ranks is meant for the newest membership of all."""
         self.reason = (told(error) or type(error).__name__)[:_LONGEST_REASON]
         self.timeout = 0.0
         self.culprits: tuple[Culprit, ...] = ()
@@ -40,10 +42,12 @@ class Mishap:
                 for peer in waiting
                 if peer.rank is not None
             )
-        elif isinstance(error, PeerLost) and error.rank is not None:
+        elif isinstance(error, (PeerLost, LinkClosed)):
             # Who misbehaved is none of those: it lives, and whoever took it for lost would wait for its successor.
-            self.culprits = (Culprit(error.rank),)
-            self.reason = error.cause  # without the remedy, which each says for itself
+            rank = error.rank if error.node is None else rank_of(error.node)
+            self.culprits = () if rank is None else (Culprit(rank),)
+            if self.culprits and isinstance(error, PeerLost):
+                self.reason = error.cause  # without the remedy, which each says for itself
         elif isinstance(error, Cancelled):
             self.reason = error.reason or "it was cancelled there"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.join_line import JoinLine
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
@@ -14,7 +15,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.standing import Listeners, Standing
 from nexar.cluster.switchboard import Switchboard
 from nexar.cluster.worker import Joined, Place, Worker
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.presence import Presence
 from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
@@ -119,8 +120,10 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
         except (PeerLost, LinkClosed) as error:
             if isinstance(error, PeerLost) and config.recovery_policy != "automatic":
                 raise
+            if isinstance(error, PeerLost) and error.node is not None:
+                presence.lineage.need(WORLD, membership, error.node, error.cause)
             patience = min(config.recovery_timeout, max(0.0, deadline - time.monotonic()))
-            later = presence.lineage.wait_for_epoch(membership.epoch + 1, time.monotonic() + patience)
+            later = presence.lineage.wait_for_following(WORLD, membership, time.monotonic() + patience)
             if later is None:
                 raise
             completed = Completed(membership.epoch, NOTHING)  # others may have had that one, and called something on it

@@ -7,19 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
-from nexar.cluster.change import Change
+from nexar.cluster.change import Change, following
 from nexar.cluster.decisions.succession_events import Stall
 from nexar.cluster.membership import Membership
 from nexar.cluster.recall import Recall
 from nexar.collectives.assembly import Assembly
-from nexar.communicator.events import Failures, Feed, MembershipEvent
+from nexar.communicator.events import FailureEvent, Failures, Feed, MembershipEvent
 from nexar.communicator.fate import Fate
 from nexar.errors import MembershipChanged, NexarError, NoQuorum, PeerLost, RecoveryTimeout, Revoked
 from nexar.rpc.registry import Registry
+from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
-
-WORLD: Final = 0
-"""The id of a cluster's first communicator."""
 
 
 class Branch:
@@ -136,19 +134,17 @@ class Branch:
     def next_membership(self, world: Membership, changes: Sequence[Change]) -> Membership | None:
         """Who goes on after these changes of the world, in order; None: they do not concern this communicator.
 
-        All members come to the same answer from the same changes. The epoch is that of the last change that concerns
-        it, so what does not concern it makes no difference to when somebody looks.
+        All members come to the same answer from the same changes: see `following`.
         """
-        if self.communicator == WORLD:
-            return world if world.epoch > self.membership.epoch else None
-        epoch, nodes = self.membership.epoch, [member.node for member in self.membership.members]
-        for change in changes:
-            if change.epoch > self.membership.epoch and change.touches(self.communicator, nodes):
-                epoch, nodes = change.epoch, [node for node in nodes if node not in change.gone]
-        if epoch == self.membership.epoch:
-            return None
-        members = tuple(member for member in self.membership.members if member.node in set(nodes))
-        return Membership(self.membership.cluster, epoch, members)
+        return following(self.communicator, self.membership, world, changes)
+
+    def tell_who_left(self, change: Change) -> None:
+        """Listeners hear of who has gone quietly; those who had a line to it know that already."""
+        for departure in change.left:
+            rank = self.membership.rank_of(departure.node)
+            if departure.quiet and rank is not None:
+                cause = several_lines(departure.cause)
+                self.failures.publish(FailureEvent(rank, departure.node, cause, "left", self.membership.epoch))
 
     def lead_to(self, new: Branch, communicator: Any, changes: Sequence[Change]) -> MembershipChanged:
         """From now on this is what comes after it, by one step more. What its calls have to raise."""

@@ -12,11 +12,12 @@ from typing import Any, Final, Self
 import numpy as np
 
 from nexar.arrays.registration import ADAPTERS
+from nexar.cluster.change import WORLD
 from nexar.cluster.membership import Membership
 from nexar.collectives.lateness import Straggler
 from nexar.collectives.quick import Quick
 from nexar.collectives.work import Work
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.calling import VALUES, Calling, Serving
 from nexar.communicator.calls import Op
 from nexar.communicator.collecting import Collecting

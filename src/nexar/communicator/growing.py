@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from msgspec.structs import replace
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.decisions.resize import Resize, Wish, decode_wish, encode_wish, resize
 from nexar.cluster.decisions.succession_events import Wanted
 from nexar.collectives.operations import OperationCode, name_of
 from nexar.collectives.work import Work
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.object_calls import all_gather_object, broadcast_object
 from nexar.communicator.presence import Presence
 from nexar.communicator.state_transfer import give

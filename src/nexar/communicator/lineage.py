@@ -26,6 +26,7 @@ from nexar.communicator.branch import Branch
 from nexar.communicator.course import Course
 from nexar.communicator.judging import Judging
 from nexar.communicator.maker import Maker
+from nexar.communicator.needs import Needs
 from nexar.communicator.settling import ANYTHING, NOTHING, Completed
 from nexar.communicator.workshop import Workshop
 from nexar.errors import (
@@ -51,8 +52,7 @@ class Lineage(Judging):
         self._config = maker.config
         self.wrap: Callable[[Branch], Any] = _nothing
         """Makes what the user holds of a branch. Written once, before the first branch."""
-        self.missed: Callable[[NodeId, str], None] = _nothing
-        """Told that somebody here needs a member that cannot be reached. Written once, before the first branch."""
+        self.missed = self.renew = _nothing  # see Judging; written once, before the first branch
         self.opened: Callable[[Branch], None] = _nothing
         """Told of each branch before anybody uses it. Likewise."""
         self.listed: Callable[[Branch], None] = _nothing
@@ -61,6 +61,7 @@ class Lineage(Judging):
         """Told of what others may make a successor of, and this node takes no part in. Must not block. Likewise."""
         self._changed = threading.Condition()  # over everything below
         self._course = Course(membership)
+        self._needs = Needs(self._course)
         self._absences = Absences()
         self._branches: dict[Branch, None] = {}  # without a successor, in the order of their making
         self._attempts = Attempts()  # at their successors
@@ -107,6 +108,7 @@ class Lineage(Judging):
             wanted = branch in self._branches
             self._branches.pop(branch, None)
             self._attempts.forget(branch)
+            self._needs.forget(branch.communicator)
             making = self._workshop.is_at(branch) and not branch.fate.done
             late = self._course.after(branch) is not None and not making
             absence = self._absences.add(branch) if wanted else None
@@ -161,16 +163,6 @@ class Lineage(Judging):
         with self._changed:
             return list(self._branches)
 
-    def wait_for_epoch(self, epoch: int, deadline: float) -> Membership | None:
-        """The world's membership of this epoch or a later one, if it comes in time."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._course.world.epoch >= epoch or self._closed or self._end is not None,
-                max(0.0, deadline - time.monotonic()),
-            )
-            world = self._course.world
-            return world if world.epoch >= epoch and self._end is None else None
-
     def missing(self, branch: Branch) -> tuple[Rank, ...]:
         """Who was waited for in vain when its successor was made last, by their ranks in it."""
         with self._changed:
@@ -189,22 +181,29 @@ class Lineage(Judging):
         """See Heir. What was opened since is interrupted here."""
         with self._changed:
             self._course.add(change, after)
-            making = [each for each in self._making if self._course.overtakes(each)]
+            making = {each: end for each in self._making if (end := self._course.end_of(each))}
             concerned = [each for each in self._branches if each.next_membership(after, [change]) is not None]
             absences = self._absences.touched(change)
         for branch in concerned:
             branch.interrupt()
-        for group in making:
-            group.close()  # it comes too late: whoever makes it begins anew
+        for group, end in making.items():
+            group.close(end)  # it comes too late: whoever makes it begins anew
+        for departure in change.left:
+            self._maker.lose(departure.node, departure.cause)
+        for branch in self.branches():
+            branch.tell_who_left(change)
         for absence in absences:
             self.absent(absence)
         self._wake()
+        self._ask_again()
 
     def stalled(self, stall: Stall) -> None:
         """See Heir. What was reached before still is: only who needs a lost member is told."""
+        with self._changed:
+            is_member, needy = self._course.world.rank_of, self._needs.unmet()
         for branch in self.branches():
-            absent = branch.nodes - set(stall.alive)
-            if absent:
+            absent = [node for node in branch.nodes - set(stall.alive) if is_member(node) is not None]
+            if absent or branch.communicator in needy:
                 branch.interrupt()
                 branch.fate.seal(branch.stall_error(stall, self._config.recovery_timeout))
 
@@ -323,8 +322,11 @@ class Lineage(Judging):
             with self._changed:
                 self._making[group] = None
                 over = self._is_over(group) or (old is not None and old.bar(membership) is not None)
+                loss = self._course.loss_in(membership)
             if over:
                 group.close()
+            elif loss is not None:
+                raise loss
 
         try:
             return self._maker.make(membership, communicator, deadline, completed, began)
@@ -362,7 +364,7 @@ class Lineage(Judging):
         """It was not made. Another change that concerns it gives another chance, if one comes in time."""
         _log.info("no successor yet of communicator %d: %s", branch.communicator, error)
         if isinstance(error, PeerLost) and error.node is not None:
-            self.missed(error.node, error.cause)
+            self.need(branch.communicator, target, error.node, error.cause)
         with self._changed:
             closed = branch not in self._branches
             if not closed:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.opening import EAGER_WORLD, open_all
 from nexar.communicator.bootstrap import connected, wrapper
-from nexar.communicator.branch import WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local_witness import LocalWitness, local_seed
 from nexar.communicator.presence import Presence

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
@@ -13,12 +14,15 @@ from nexar.collectives.assembly import Assembly
 from nexar.collectives.journal import Journal
 from nexar.collectives.recorder import KEPT, TRACED
 from nexar.collectives.trace_part import PartWriter
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
 from nexar.config import Config
+from nexar.errors import PeerLost
 from nexar.group import Group
 from nexar.topology.neighbors import FULL_MESH
+from nexar.transport.foreign_text import several_lines
+from nexar.types import NodeId
 
 
 class Maker:
@@ -28,6 +32,16 @@ class Maker:
         self.config = config
         self._node = node
         self._mesh = mesh
+
+    def lose(self, node: NodeId, cause: str) -> None:
+        """This node is no member any more: whoever still waits for it, on a communicator that has it, is told. Whatever
+        it said before can still be received.
+        """
+        router = self._mesh.router
+        with router.lock:
+            router.lose(node, PeerLost(node=node, cause=several_lines(cause)))
+        router.outbox.flush()
+        self._node.progress.kick()  # who waits may lead, and sleep
 
     def make(
         self,

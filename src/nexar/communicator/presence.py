@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from nexar.cluster.ballots import Ballots
-from nexar.cluster.change import Change
+from nexar.cluster.change import WORLD, Change
 from nexar.cluster.death_lines import DeathLines
 from nexar.cluster.decisions.failure_detector import Known
 from nexar.cluster.decisions.succession_events import Event, Found, Lost, Recover, Stall, Wanted, Word
@@ -32,7 +32,7 @@ from nexar.cluster.pings import Pings
 from nexar.cluster.recovery import WORDS, Recovery
 from nexar.cluster.switchboard import Switchboard
 from nexar.cluster.wishes import Wishes
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.bulletin import write_bulletin
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
@@ -94,6 +94,7 @@ class Presence:
         self.state: Any = None
         """What the members handed over when this node joined. Written once, before the first communicator."""
         self.lineage.missed = self._lookout.missed
+        self.lineage.renew = lambda which, epoch: self.recovery.put(Wanted(renewed=which, epoch=epoch))
         self.lineage.opened = self._opened
         self.revocations: Final = Revocations(node.id, self.lineage, self._say_to)
         self.lineage.listed = self.revocations.listed

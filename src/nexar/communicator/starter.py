@@ -14,7 +14,7 @@ from nexar.communicator.collecting import Collecting
 from nexar.communicator.messaging import Messaging
 from nexar.communicator.parts import Run
 from nexar.communicator.request import Judge, Request
-from nexar.errors import UsageError
+from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import ANY_SOURCE, Rank
@@ -49,9 +49,17 @@ class Starter(Messaging, Collecting, Calling):
     def _seconds(self, timeout: Any) -> float:
         seconds = self._seconds_of(timeout)
         if not self._linked:
-            self._group.open_links(range(self._group.size), deadline_after(seconds))
+            self._open_links(deadline_after(seconds))
             self._linked = True
         return seconds
+
+    def _open_links(self, deadline: float) -> None:
+        """To those who are still there: what others have sent before they left needs none."""
+        find, members = self._group.mesh.circle.find, enumerate(self._group.membership.members)
+        try:
+            self._group.open_links([rank for rank, each in members if find(each.node) is not None], deadline)
+        except NexarError as error:
+            raise self._judge.judge(error) from None
 
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._seconds_of(timeout))

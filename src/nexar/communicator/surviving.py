@@ -51,7 +51,7 @@ class Surviving(ABC):
             presence.doing(),
             known=_not_watched if heartbeat is None else heartbeat.known,
             links=presence.mesh.links(),
-            suspects=presence.recovery.suspects(),
+            suspects={**presence.lineage.gone_from(self._branch), **presence.recovery.suspects()},
         )
 
     def failure_events(self, callback: Callable[[FailureEvent], object] | None = None) -> Subscription[FailureEvent]:
@@ -95,8 +95,8 @@ class Surviving(ABC):
 
     def agree(self, value: Any, *, timeout: float | None = None) -> Any:
         """One of the values that ranks bring, the same on all of them; also if some die meanwhile, as long as a
-        majority of this communicator's members lives. A rank that calls it late gets the same answer. One that is, or
-        gets, expelled raises Expelled at once.
+        majority of this communicator's members lives and has not left. A rank that calls it late gets the same answer.
+        One that is, or gets, expelled raises Expelled at once.
 
         `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
         PeerMisbehaved: a member brought what is no value, and that was chosen.

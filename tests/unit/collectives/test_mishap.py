@@ -11,6 +11,7 @@ from nexar.collectives.operations import OperationCode
 from nexar.errors import (
     Cancelled,
     CollectiveTimeout,
+    LinkClosed,
     NexarError,
     OperationTimeout,
     PeerLost,
@@ -28,9 +29,13 @@ def known(rank: Rank) -> AwaitedPeer:
     return AwaitedPeer(rank=rank, node=rank + 100, address="h:1", last_heard=9.0)
 
 
+def rank_of(node: int) -> Rank | None:
+    return node - 100 if node >= 100 else None
+
+
 def heard(error: BaseException) -> NexarError:
     """What another rank raises."""
-    mishap = Mishap(error)
+    mishap = Mishap(error, rank_of)
     return error_of(GaveUp(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known, 0)
 
 
@@ -52,6 +57,16 @@ def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:
             current_operation="barrier #1",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [PeerLost(rank=9, node=102, cause="it left"), LinkClosed(rank=9, node=102)], ids=["lost", "link closed"]
+)
+def test_who_is_lost_is_named_by_its_rank_here_whatever_its_link_calls_it(error: NexarError) -> None:
+    found = heard(error)
+    assert isinstance(found, PeerLost)
+    assert (found.rank, found.node) == (2, 102)
+    assert isinstance(heard(LinkClosed(owner="the communicator")), Cancelled)
 
 
 @pytest.mark.parametrize(("missing", "says"), [("scan #7", "missing scan #7 (that is"), ("", "missing its part (that")])
@@ -91,13 +106,13 @@ class Mute(Exception):
 
 @pytest.mark.parametrize(("fault", "says"), [(ValueError("caf\udce9"), r"caf\udce9"), (Mute(), "cannot be told")])
 def test_what_cannot_be_sent_as_it_is_is_told_otherwise(fault: Exception, says: str) -> None:
-    reason = Mishap(fault).reason
+    reason = Mishap(fault, rank_of).reason
     assert says in reason
     assert reason.encode()
 
 
 def test_a_reason_is_not_told_at_any_length() -> None:
-    assert len(Mishap(UsageError("x" * 1_000_000)).reason) == 1000
+    assert len(Mishap(UsageError("x" * 1_000_000), rank_of).reason) == 1000
 
 
 def test_a_mismatch_names_first_whose_call_differs_from_mine() -> None:

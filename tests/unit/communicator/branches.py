@@ -36,7 +36,10 @@ class FakeGroup:
         self.rank = rank
         self.closed = threading.Event()
 
+        self.error: NexarError | None = None
+
     def close(self, error: NexarError | None = None) -> None:
+        self.error = error
         self.closed.set()
 
     def wait(self, operations: Any, deadline: float) -> None:
@@ -88,6 +91,11 @@ class FakeMaker:
         """Nothing is finished before it is set, or the group was closed."""
         self.only: int | None = None
         """The one communicator that is held up, or fails; None: all are."""
+        self.lost: list[int] = []
+        """Nodes of whom who waits for them is told."""
+
+    def lose(self, node: int, cause: str) -> None:
+        self.lost.append(node)
 
     def make(
         self,
@@ -105,7 +113,7 @@ class FakeMaker:
         while meant and self.held is not None and not self.held.wait(0.001) and not group.closed.is_set():
             pass
         if group.closed.is_set():
-            raise LinkClosed(owner="a test")
+            raise group.error or LinkClosed(owner="a test")
         if meant and self.failures:
             raise self.failures.pop(0)
         made = Branch(cast(Any, FakeAssembly(group, self.completed)), group.close)

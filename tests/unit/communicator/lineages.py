@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from nexar.cluster.change import Change, Departure
-from nexar.communicator.branch import WORLD, Branch
+from nexar.cluster.change import WORLD, Change, Departure
+from nexar.communicator.branch import Branch
 from nexar.communicator.lineage import Lineage
 from nexar.errors import Expelled, NexarError, Revoked
 from tests.unit.cluster.memory_mesh import soon
@@ -23,6 +23,8 @@ class Story:
         self.lineage.wrap = lambda branch: ("communicator of", branch)
         self.missed: list[int] = []
         self.lineage.missed = lambda node, _: self.missed.append(node)
+        self.renewals: list[tuple[tuple[int, ...], int]] = []
+        self.lineage.renew = lambda which, epoch: self.renewals.append((which, epoch))
         self.opened: list[Branch] = []
         self.lineage.opened = self.opened.append
 
@@ -30,11 +32,13 @@ class Story:
         members = membership(list(nodes), self.world.epoch) if nodes else self.world
         return self.lineage.begin(members, communicator, soon())
 
-    def change(self, *gone: int, joined: tuple[int, ...] = (), willing: bool = False, **facts: Any) -> Change:
+    def change(
+        self, *gone: int, joined: tuple[int, ...] = (), quiet: bool = False, willing: bool = False, **facts: Any
+    ) -> Change:
         """The world has chosen."""
         change = Change(
             self.world.epoch + 1,
-            left=tuple(Departure(node, f"node {node} was killed", willing) for node in gone),
+            left=tuple(Departure(node, _cause(node, quiet=quiet), willing or quiet, quiet) for node in gone),
             joined=membership(list(joined), 1).members if joined else (),
             **facts,
         )
@@ -51,6 +55,10 @@ class Story:
     def raised(self, branch: Branch, error: NexarError | None = None) -> BaseException:
         """What a call on it raises that was interrupted."""
         return self.lineage.judge(branch, error or Revoked(communicator="0", reason="its members change"))
+
+
+def _cause(node: int, *, quiet: bool) -> str:
+    return "it left" if quiet else f"node {node} was killed"
 
 
 def expel(lineage: Lineage, epoch: int, reason: str) -> None:

@@ -13,7 +13,7 @@ from tests.ranks import PATIENCE
 
 FIRST = Membership(b"c" * 16, 1, (Member(1, "host", bytes(32), {}),))
 OVERTAKEN = LinkClosed(owner="the communicator that was being made")
-LOST = PeerLost(rank=2, cause="it was killed")
+LOST = PeerLost(rank=2, node=3, cause="it was killed")
 
 
 class Script:
@@ -22,6 +22,7 @@ class Script:
     def __init__(self, *tries: NexarError | None, chosen: int = 1) -> None:
         self._tries = list(tries)
         self._world = replace(FIRST, epoch=chosen)
+        self.needed: list[tuple[int, int]] = []
         self.begun: list[tuple[int, Completed | None]] = []
 
     def begin(self, membership: Membership, communicator: int, deadline: float, *, completed: Completed | None) -> str:
@@ -31,8 +32,11 @@ class Script:
             raise outcome
         return f"the world of epoch {membership.epoch}"
 
-    def wait_for_epoch(self, epoch: int, deadline: float) -> Membership | None:
-        return self._world if self._world.epoch >= epoch else None
+    def need(self, communicator: int, membership: Membership, node: int, cause: str) -> None:
+        self.needed.append((membership.epoch, node))
+
+    def wait_for_following(self, communicator: int, membership: Membership, deadline: float) -> Membership | None:
+        return self._world if self._world.epoch > membership.epoch else None
 
 
 def begin(script: Script, membership: Membership = FIRST, **settings: object) -> object:
@@ -50,6 +54,7 @@ def test_who_loses_a_member_while_the_first_is_made_begins_without_it() -> None:
     script = Script(LOST, None, chosen=2)
     assert begin(script) == "the world of epoch 2"
     assert script.begun == [(1, None), (2, Completed(1, NOTHING))]
+    assert script.needed == [(1, 3)], "it may have left of its own will: then nobody else asks for the next"
 
 
 def test_under_the_manual_policy_a_loss_is_told_and_being_overtaken_is_not() -> None:

@@ -2,8 +2,10 @@
 
 import threading
 
-from nexar.cluster.change import Change, Departure
-from nexar.communicator.branch import WORLD, Branch
+import pytest
+
+from nexar.cluster.change import WORLD, Change, Departure
+from nexar.communicator.branch import Branch
 from nexar.communicator.events import FailureEvent
 from nexar.errors import NexarError, Revoked
 from tests.unit.communicator.branches import branch, interruptions
@@ -12,6 +14,10 @@ from tests.unit.communicator.scripted import membership
 
 def gone(*nodes: int) -> tuple[Departure, ...]:
     return tuple(Departure(node, f"cause of {node}") for node in nodes)
+
+
+def silent(*nodes: int) -> tuple[Departure, ...]:
+    return tuple(Departure(node, "it left", willing=True, quiet=True) for node in nodes)
 
 
 PART = 7  # the id of a communicator that was split off
@@ -24,12 +30,31 @@ def nodes(of: object) -> list[int] | None:
 # ---------------------------------------------------------------- who comes next
 
 
-def test_the_world_goes_on_as_the_newest_membership_whatever_changed() -> None:
+def test_the_world_goes_on_as_the_membership_of_the_last_change_that_is_not_quiet() -> None:
     world = branch([1, 2, 3])
     assert world.communicator == WORLD
     assert world.next_membership(membership([1, 2, 3], 1), []) is None
-    later = membership([1, 3, 4], 3)
-    assert world.next_membership(later, [Change(2, left=gone(2)), Change(3)]) is later
+    changes = [Change(2, left=gone(2)), Change(3, joined=membership([4], 1).members), Change(4, renewed=(PART,))]
+    assert world.next_membership(membership([1, 3, 4], 3), changes[:2]) == membership([1, 3, 4], 3)
+    assert world.next_membership(membership([1, 3, 4], 4), changes) == membership([1, 3, 4], 3)
+
+
+@pytest.mark.parametrize("communicator", [WORLD, PART])
+def test_who_went_quietly_is_missed_only_when_something_else_gives_it_a_successor(communicator: int) -> None:
+    """And so for all members, at whichever moment they look."""
+    comm = branch([1, 2, 3, 4], communicator=communicator)
+    quiet = [Change(2, left=silent(4)), Change(3, left=silent(9))]
+    assert comm.next_membership(membership([1, 2, 3], 3), quiet) is None
+    changes = [*quiet, Change(4, renewed=(communicator,)), Change(5, left=silent(3)), Change(6, left=gone(9))]
+    for seen, world in ((3, [1, 2, 3]), (4, [1, 2])):
+        following = comm.next_membership(membership(world, seen + 1), changes[:seen])
+        assert (nodes(following), following and following.epoch) == ([1, 2, 3], 4)
+
+
+def test_who_went_quietly_so_long_ago_that_it_is_forgotten_is_still_gone() -> None:
+    part = branch([1, 2, 3, 4], communicator=PART)
+    following = part.next_membership(membership([1, 3], 9), [Change(8, left=silent(2)), Change(9, renewed=(PART,))])
+    assert nodes(following) == [1, 3]
 
 
 def test_a_part_that_lost_nobody_goes_on_as_it_is() -> None:
@@ -62,7 +87,7 @@ def test_several_losses_add_up_and_a_cut_between_who_is_gone_and_who_stays_is_no
     changes = [Change(2, left=gone(2)), Change(3, severed=((2, 3),)), Change(4, left=gone(4))]
     following = part.next_membership(membership([1, 3], 4), changes)
     assert (nodes(following), following and following.epoch) == ([1, 3], 4)
-    following = part.next_membership(membership([1, 3], 4), changes[:2])
+    following = part.next_membership(membership([1, 3, 4], 3), changes[:2])
     assert (nodes(following), following and following.epoch) == ([1, 3, 4], 2)
 
 

@@ -2,9 +2,8 @@
 
 from typing import Any, cast
 
-from nexar.cluster.change import Change, Departure
+from nexar.cluster.change import WORLD, Change, Departure
 from nexar.communicator import course as room
-from nexar.communicator.branch import WORLD
 from nexar.communicator.course import Course
 from tests.unit.communicator.branches import FakeGroup, branch
 from tests.unit.communicator.scripted import membership

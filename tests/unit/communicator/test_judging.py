@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.decisions.succession_events import Stall
 from nexar.errors import (
     CollectiveTimeout,
@@ -113,7 +114,7 @@ def test_who_was_expelled_is_told_on_every_communicator_and_makes_no_other(story
         assert (error.epoch, error.reason, error.rank) == (4, "it was silent", rank)
     with pytest.raises(Expelled):
         story.lineage.wait_for_successor(world, soon())
-    assert story.lineage.wait_for_epoch(9, soon()) is None
+    assert story.lineage.wait_for_following(WORLD, story.world, soon()) is None
 
 
 def test_who_is_expelled_while_a_communicator_is_made_is_told_so(story: Story) -> None:

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.change import Change, Departure
-from nexar.cluster.membership import Membership
+from nexar.cluster.change import WORLD, Change, Departure
 from nexar.communicator.absences import Absence
-from nexar.communicator.branch import WORLD, Branch
+from nexar.communicator.branch import Branch
 from nexar.communicator.events import MembershipEvent
 from nexar.communicator.settling import NOTHING
 from nexar.errors import (
@@ -327,12 +326,12 @@ def test_one_that_was_made_in_the_moment_a_member_closed_it_is_given_up(story: S
     assert story.lineage.branches() == [part]
 
 
-def test_who_waits_for_the_next_epoch_gets_the_membership_or_none_in_time(story: Story) -> None:
-    assert story.lineage.wait_for_epoch(2, time.monotonic() + 0.01) is None
+def test_who_waits_for_what_comes_after_a_generation_gets_it_or_none_in_time(story: Story) -> None:
+    first = story.world
+    story.change(3, quiet=True)
+    assert story.lineage.wait_for_following(WORLD, first, time.monotonic() + 0.01) is None
     threading.Timer(0.01, story.change, (2,)).start()
-    found = story.lineage.wait_for_epoch(2, soon())
-    assert isinstance(found, Membership)
-    assert found.epoch == 2
+    assert story.lineage.wait_for_following(WORLD, first, soon()) == membership([1], 3)
 
 
 # ---------------------------------------------------------------- the end

@@ -8,7 +8,7 @@ from nexar.communicator.lineage import Lineage
 from nexar.communicator.local import local_communicators
 from nexar.communicator.settling import NEWCOMER
 from nexar.config import Config
-from nexar.errors import Expelled, LinkClosed, NexarError
+from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost
 from nexar.group import deadline_after
 from tests.ranks import PATIENCE, on_every
 from tests.unit.communicator.lineages import expel
@@ -59,11 +59,22 @@ def test_who_makes_a_communicator_does_not_wait_for_those_that_a_change_has_call
     four: list[Communicator],
 ) -> None:
     """The first rank waits for the last, which has heard of the change and will never take part."""
-    assert isinstance(meanwhile(four[0], four[2].close), LinkClosed)
+    raising = ValueError("no")
+    assert isinstance(meanwhile(four[0], lambda: four[2].__exit__(ValueError, raising, None)), LinkClosed)
     survivors = [four[0], four[1], four[3]]
     successors = on_every(survivors, lambda comm: comm.shrink())
     assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
     assert lineage_of(four[0])._making == {}
+
+
+def test_who_makes_a_communicator_with_one_that_closes_is_told_and_then_there_is_a_successor(
+    four: list[Communicator],
+) -> None:
+    raised = meanwhile(four[0], four[2].close)
+    assert isinstance(raised, PeerLost)
+    survivors = [four[0], four[1], four[3]]
+    successors = on_every(survivors, lambda comm: comm.shrink())
+    assert on_every(successors, lambda comm: comm.all_reduce(1)) == [3, 3, 3]
 
 
 def test_who_is_expelled_before_its_first_communicator_hears_why(four: list[Communicator]) -> None:

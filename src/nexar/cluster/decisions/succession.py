@@ -10,7 +10,9 @@ Laws:
   propose, never more.
 - Two that only cannot reach each other: their removals fail, the others reach both. Then the higher rank resigns, so
   that the rest has an undisturbed world again.
-- After a change everything begins anew, but for suspicions of those who are still there, and connections that broke.
+- After a change everything begins anew, but for suspicions of those who are still there, connections that broke, and
+  what was agreed on the world's communicator if that goes on.
+- Who has closed is removed soon, and quietly: votes move on without it, and whatever comes of that presses nobody.
 - Everything may be told twice. Whoever is behind is told what was chosen.
 - An event costs the same however large the world is, but for proposing, and for what was chosen.
 """
@@ -83,6 +85,7 @@ class Succession:
         self._apply = apply
         self._history = History()
         self._probing = Probing(probe_timeout)
+        self._world_since = membership.epoch  # the epoch of the last change that ended the world's communicator
         self._enter(membership, Suspicions(me, membership), Wishes(me, membership))
 
     def _enter(self, membership: Membership, suspicions: Suspicions, wishes: Wishes) -> None:
@@ -196,7 +199,8 @@ class Succession:
         return said if self._agreement is None else [*said, *self._agreement.tick(now)]
 
     def _want(self, wanted: Wanted, now: float) -> list[Action]:
-        if wanted.epoch not in (0, self.membership.epoch):
+        oldest = self.membership.epoch if wanted.renewed else self._world_since
+        if wanted.epoch and not oldest <= wanted.epoch <= self.membership.epoch:
             return []
         self._wishes.want(wanted, now)
         self._changed()
@@ -337,7 +341,7 @@ class Succession:
                 agreement.withdraw()
             return []
         if self._draft_is_old:
-            self._draft, self._draft_is_old = self._wishes.draft(self._suspicions), False
+            self._draft, self._draft_is_old = self._wishes.draft(self._suspicions, acting=self._acting), False
         return [] if self._draft is None else list(self._instance().propose(self._draft.encode(), now))
 
     # ------------------------------------------------------------ what was chosen
@@ -350,6 +354,8 @@ class Succession:
             self.expelled = True
             return [Expel(change.epoch, mine.cause, mine.willing)]
         after = self._apply(change, before)
+        if change.ends_world:
+            self._world_since = after.epoch
         self._enter(after, self._suspicions.carried(self.me, after, now), self._wishes.carried(change, after, now))
         ahead = self._history.take(after.epoch)
         if ahead is not None and read_change(ahead, after) is not None:
@@ -359,7 +365,7 @@ class Succession:
     # ------------------------------------------------------------ time is over
 
     def _stall(self, now: float) -> list[Action]:
-        self._stalling.press(now, pressing=self._turns.is_pressing(now, acting=self._acting))
+        self._stalling.press(now, pressing=self._turns.is_pressing(acting=self._acting))
         stalls = self._stalling.stall(self._agreement, now)
         if stalls:
             self._instance().longest_pause = _STALLED_PAUSE  # the network may heal: go on asking, but rarely

@@ -60,7 +60,8 @@ class Wanted:
     left: tuple[Departure, ...] = ()
     renewed: tuple[int, ...] = ()
     epoch: int = 0
-    """Of the membership in which they agreed: it is forgotten in any other. 0: the present one."""
+    """Of the membership in which they agreed, 0: the present one. It is forgotten in any other; who joins or leaves,
+    only once the world's communicator of that membership is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whom one node cannot reach, in one epoch. Pure; each change costs the same, however many there are.
 
-An urgent suspicion is to be acted on. Who left willingly is only to be cleared away some time, until something else
-makes it urgent. A disputed one rests for a while: others reach that node.
+An urgent suspicion is to be acted on. Who left willingly goes quietly: it has no vote any more, and nobody is disturbed
+by that, until somebody needs it, which makes it urgent. A disputed one rests for a while: others reach that node.
 """
 
 from __future__ import annotations
@@ -73,10 +73,19 @@ class Suspicions(Mapping[NodeId, Suspicion]):
         """Members that are to be removed, and not disputed."""
         return tuple(self._urgent)
 
-    def removable(self) -> list[NodeId]:
-        """Members to remove when something is proposed, in order of rank."""
-        nodes = [*self._urgent, *self._willing]
+    @property
+    def leave_majority(self) -> bool:
+        """Whether enough voters are not suspected to decide anything."""
+        return len(self._electorate) - self.votes >= self._electorate.needed
+
+    def removable(self, *, lost: bool = True) -> list[NodeId]:
+        """Members to remove when something is proposed, in order of rank; `lost`: not only who left willingly."""
+        nodes = [*(self._urgent if lost else ()), *self._willing]
         return sorted(nodes, key=lambda node: self._membership.rank_of(node) or 0)
+
+    def is_quiet(self, node: NodeId) -> bool:
+        """Whether it left willingly, and nobody here needs it."""
+        return node in self._willing
 
     def add(self, node: NodeId, cause: str, now: float, *, willing: bool = False) -> bool:
         """Whether that is news. What a node says itself about why it leaves is the better cause."""

@@ -16,8 +16,8 @@ from nexar.types import NodeId, Rank
 
 STAGGER: Final = 0.1
 """Seconds between the turns of two ranks."""
-WILLING_DELAY: Final = 10.0
-"""Seconds before who left willingly is cleared away: until then those who need it least can finish undisturbed."""
+WILLING_DELAY: Final = 0.5
+"""Seconds before the votes move on without who has closed: those who close together leave nothing to decide."""
 _CROWD: Final = 10  # ranks; those behind follow one another faster
 _CROWD_STAGGER: Final = 0.01
 _COURTESY: Final = 1.0  # longer than a proposer waits before it repeats its words
@@ -47,26 +47,29 @@ class Turns:
             self._rival, self._heard = node, now
 
     def mine(self, *, acting: bool) -> float | None:
-        """When this node proposes what it knows; None: it has no reason to. `acting`: what is lost is one."""
+        """When this node proposes what it knows; None: it has no reason to. `acting`: what is lost is one. Who has
+        closed always is, for it disturbs nobody; but not where that could not be chosen.
+        """
         if self._wishes.resigned is not None:
             return float("-inf")
         position = self._my_rank - self._suspicions.lower
         reasons = [(self._wishes.wanted_since, stagger(position))]
+        if self._suspicions.leave_majority:
+            reasons.append((self._suspicions.willing_since, WILLING_DELAY + stagger(position)))
         if acting:
             reasons.append((self._suspicions.urgent_since, stagger(position)))
-            reasons.append((self._suspicions.willing_since, WILLING_DELAY + stagger(position)))
             reasons.append((self._wishes.severed_since, stagger(self._place_in_pair())))
         turns = [since + wait for since, wait in reasons if since is not None]
         return max(min(turns), self._courtesy(position)) if turns else None
 
-    def is_pressing(self, now: float, *, acting: bool) -> bool:
-        """Whether something has to be decided, whosever turn it is."""
+    def is_pressing(self, *, acting: bool) -> bool:
+        """Whether something has to be decided, whosever turn it is. Not because of who has closed: nobody waits for
+        that.
+        """
         if self._wishes.wanted_since is not None or (self._wishes.resigned is not None and self._membership.size > 1):
             return True
-        willing = self._suspicions.willing_since
-        late = willing is not None and now >= willing + WILLING_DELAY
         lost = self._suspicions.urgent_since is not None or self._suspicions.disputed_until is not None
-        return acting and (lost or late or self._wishes.severed_since is not None)
+        return acting and (lost or self._wishes.severed_since is not None)
 
     def _courtesy(self, position: int) -> float:
         """How long to leave the word to a lower rank. Not to one that is lost: it will not finish."""

@@ -62,12 +62,16 @@ class Wishes:
         self.resigned = self.resigned_over = None
 
     def carried(self, change: Change, membership: Membership, now: float) -> Wishes:
-        """What is left of them after a change to this membership: what was agreed in the one before is over.
+        """What is left of them after a change to this membership.
 
-        A connection that broke stays so if the change did not say it: communicators that the change left alone may
-        wait for what was lost on it.
+        What was agreed on the world's communicator is over with that: where the change leaves it alone, its members go
+        on waiting for what they agreed on. A connection that broke stays so if the change did not say it: communicators
+        that the change left alone may wait for what was lost on it. Who wants a renewal has to look whether it still
+        needs it.
         """
         kept = Wishes(self._me, membership)
+        if not change.ends_world:
+            kept.want(Wanted(joined=tuple(self._joined.values()), left=tuple(self._left.values())), now)
         for pair in self.severed.difference(change.severed):
             if all(membership.rank_of(node) is not None for node in pair):
                 kept.severed.add(pair)
@@ -84,24 +88,32 @@ class Wishes:
         """Whether it was agreed that this one may leave."""
         return node in self._left
 
-    def draft(self, suspicions: Suspicions) -> Change | None:
-        """The change to propose; None: nothing is to change, or nobody would be left.
+    def draft(self, suspicions: Suspicions, *, acting: bool = True) -> Change | None:
+        """The change to propose; None: nothing is to change, or nobody would be left. `acting`: who is lost is a reason
+        for it; else that only goes along with what was agreed on.
 
         Who resigns proposes only that: about the rest the others think differently.
         """
         if self.resigned is not None:
             mine = Departure(self._me, self.resigned[-MAX_CAUSE_CHARACTERS:], willing=True)
             return self._checked((mine,), (), (), ())
-        left = self._departures(suspicions)
+        left = self._departures(suspicions, lost=acting or self.wanted_since is not None)
         gone = {departure.node for departure in left}
         severed = tuple(sorted(pair for pair in self.severed if gone.isdisjoint(pair)))
         return self._checked(left, tuple(self._joined.values()), severed, tuple(sorted(self._renewed)))
 
-    def _departures(self, suspicions: Suspicions) -> tuple[Departure, ...]:
-        nodes = suspicions.removable()
+    def _departures(self, suspicions: Suspicions, *, lost: bool) -> tuple[Departure, ...]:
+        nodes = suspicions.removable(lost=lost)
         limit = min(MAX_CAUSE_CHARACTERS, max(_SHORTEST_CAUSE, _CAUSES_CHARACTERS // max(1, len(nodes))))
-        lost = (Departure(node, suspicions[node].cause[-limit:], suspicions[node].willing) for node in nodes)
-        return (*lost, *(each for node, each in self._left.items() if node not in suspicions))
+        gone = (self._departure(node, suspicions, limit) for node in nodes)
+        return (*gone, *(each for node, each in self._left.items() if node not in suspicions))
+
+    def _departure(self, node: NodeId, suspicions: Suspicions, limit: int) -> Departure:
+        """Quietly, unless all have agreed on it: then they wait for what comes after."""
+        known = suspicions[node]
+        return Departure(
+            node, known.cause[-limit:], known.willing, suspicions.is_quiet(node) and node not in self._left
+        )
 
     def _checked(
         self,

@@ -24,7 +24,7 @@ class Seat:
 def test_without_a_reason_it_is_nobodys_turn() -> None:
     seat = Seat(0)
     assert seat.mine() is None
-    assert not seat.turns.is_pressing(99.0, acting=True)
+    assert not seat.turns.is_pressing(acting=True)
 
 
 @pytest.mark.parametrize(("rank", "position"), [(0, 0), (1, 1), (3, 3)])
@@ -33,8 +33,8 @@ def test_each_waits_for_those_before_it(rank: int, position: int) -> None:
     seat.suspicions.add(5, "silence", 1.0)
     assert seat.mine() == pytest.approx(1.0 + STAGGER * position)
     assert seat.mine(acting=False) is None
-    assert seat.turns.is_pressing(1.0, acting=True)
-    assert not seat.turns.is_pressing(1.0, acting=False)
+    assert seat.turns.is_pressing(acting=True)
+    assert not seat.turns.is_pressing(acting=False)
 
 
 def test_nobody_waits_for_the_dead() -> None:
@@ -44,19 +44,28 @@ def test_nobody_waits_for_the_dead() -> None:
     assert seat.mine() == 1.0
 
 
-def test_who_left_willingly_has_time() -> None:
+def test_who_left_willingly_presses_nobody() -> None:
     seat = Seat(0)
     seat.suspicions.add(5, "bye", 1.0, willing=True)
     assert seat.mine() == 1.0 + WILLING_DELAY
-    assert not seat.turns.is_pressing(0.5 + WILLING_DELAY, acting=True)
-    assert seat.turns.is_pressing(1.0 + WILLING_DELAY, acting=True)
+    assert seat.mine(acting=False) == 1.0 + WILLING_DELAY, "it disturbs nobody, whatever the policy is"
+    assert not seat.turns.is_pressing(acting=True)
+
+
+def test_where_the_votes_of_those_who_left_are_missing_nobody_proposes_to_go_on_without_them() -> None:
+    seat = Seat(0)
+    for node in (3, 4, 5):
+        seat.suspicions.add(node, "bye", 1.0, willing=True)
+    assert seat.mine() is None
+    seat.suspicions.drop(3)
+    assert seat.mine() == 1.0 + WILLING_DELAY
 
 
 def test_what_all_agreed_on_does_not_depend_on_the_policy() -> None:
     seat = Seat(0)
     seat.wishes.want(Wanted(renewed=(7,)), 1.0)
     assert seat.mine(acting=False) == 1.0
-    assert seat.turns.is_pressing(1.0, acting=False)
+    assert seat.turns.is_pressing(acting=False)
 
 
 @pytest.mark.parametrize(("rank", "other", "wait"), [(3, 5, 0.0), (4, 4, STAGGER)])
@@ -71,7 +80,7 @@ def test_who_resigns_waits_for_nobody() -> None:
     seat.wishes.resign("done")
     seat.turns.heard(1, 1.0)
     assert seat.mine(acting=False) == float("-inf")
-    assert seat.turns.is_pressing(0.0, acting=False)
+    assert seat.turns.is_pressing(acting=False)
 
 
 def test_a_lower_rank_that_proposes_is_let_unless_it_dies() -> None:

@@ -12,7 +12,8 @@ import pytest
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.observe import service as module
-from nexar.observe.metrics import open_metrics
+from nexar.observe.metrics import check_metrics, open_metrics
+from nexar.observe.page import Page
 from nexar.observe.service import MAX_CONVERSATIONS, MAX_HEAD_BYTES, Answer, Service
 
 HERE = "127.0.0.1"
@@ -149,13 +150,21 @@ def test_closing_ends_conversations_and_threads(service: Service) -> None:
 
 
 def test_a_place_that_is_taken_is_named(service: Service) -> None:
-    with pytest.raises(UsageError, match=rf"the other cannot listen at 127.0.0.1:{service.port}: "):
+    expected = rf"^the other cannot listen at 127.0.0.1:{service.port}: Address already in use; take another$"
+    with pytest.raises(UsageError, match=expected):
         Service(HERE, service.port, respond, name="other")
 
 
 def test_the_port_of_metrics_that_is_taken_is_named_with_its_setting(service: Service) -> None:
-    with pytest.raises(UsageError, match=rf"{service.port}: .*; take another: set NEXAR_METRICS_PORT"):
+    with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; set NEXAR_METRICS_PORT to another"):
         open_metrics(Config(), service.port, 0)
+    with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; set NEXAR_METRICS_PORT to another"):
+        check_metrics(Config(metrics_port=service.port), 1)
+
+
+def test_a_page_whose_port_is_taken_says_how_to_give_another(service: Service) -> None:
+    with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; give --page another port, or 0"):
+        Page(lambda: pytest.fail("nobody looks"), bytes(32), HERE, service.port)
 
 
 def test_where_no_thread_is_to_be_had_one_reader_is_hung_up_on_and_the_next_answered(

@@ -102,6 +102,22 @@ def test_a_rank_is_told_that_its_port_is_taken(refused, taken):
     assert f"NEXAR_PORT = {taken} is refused; allowed: a port that is free for UDP and TCP" in said.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
+    [
+        (["--page", "{}"], {}, "the page cannot listen at 127.0.0.1:{}: Address already in use; give --page another"),
+        ([], {"NEXAR_METRICS_PORT": "{}"}, "the metrics cannot listen at 127.0.0.1:{}: Address already in use; set"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("taken", ["tcp"], indirect=True)
+def test_a_port_that_others_are_to_look_at_and_is_taken_is_told_before_anybody_starts(
+    refused, taken, options, variables, words
+):
+    options = [option.format(taken) for option in options]
+    variables = {name: value.format(taken) for name, value in variables.items()}
+    assert words.format(taken) in complaint(refused(Nexar, "run", *options, "join.py", code=2, **variables))
+
+
 def test_ranks_of_one_host_cannot_have_one_port(refused):
     said = complaint(refused(Nexar, "run", "-n", 2, "join.py", NEXAR_PORT="4000", code=2))
     assert "give NEXAR_PORT_RANGE" in said

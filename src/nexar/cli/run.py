@@ -59,6 +59,7 @@ def run(
         _check_port(count, config)
         _check_restarts(max_restarts, config)
         _check_most(count, config)
+        _check_metrics(count, config)
         place = page_place(page)
         _check_own(config, page=page, write_ticket=write_ticket)
         wishes = Wishes(
@@ -99,6 +100,13 @@ def _check_port(count: int, config: Config) -> None:
     if count > 1 and config.port:
         allowed = "one rank on this host: several cannot have the same port"
         raise ConfigError(variable="NEXAR_PORT", value=config.port, allowed=allowed, hint="give NEXAR_PORT_RANGE")
+
+
+def _check_metrics(count: int, config: Config) -> None:
+    if config.metrics_port is not None:
+        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # arrays and all: only who wants metrics
+
+        check_metrics(config, count)
 
 
 def _check_most(count: int, config: Config) -> None:

@@ -45,6 +45,10 @@ def spawn(
     from nexar.cluster.seed import Seed  # noqa: PLC0415  # a wrong call is refused without it
 
     chosen = choose_config(config, {**settings, "ticket": None, "seed": None})  # this cluster is its own
+    if chosen.metrics_port is not None:
+        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # only who wants metrics pays for them
+
+        check_metrics(chosen, n)
     with Seed("127.0.0.1:0", n, config=chosen) as seed:
         team = _Team(fn, n, seed.ticket, chosen)
         try:

@@ -19,13 +19,15 @@ from nexar.communicator.bulletin import Line
 from nexar.communicator.presence import Presence
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
-from nexar.observe.service import TEXT, Answer, Served, Service
+from nexar.observe.service import TEXT, Answer, Served, Service, check_place
 from nexar.types import NodeId, Rank, format_node
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _HERE: Final = "127.0.0.1"
+_NAME: Final = "metrics"
+_REMEDY: Final = "set NEXAR_METRICS_PORT to another one (each rank of a host has the next), or to 0 for any"
 _MISSING: Final = Answer(b"The metrics are at /metrics.\n", TEXT, HTTPStatus.NOT_FOUND)
 _OPERATION: Final = {
     "calls": ("nexar_collective_calls", "Collectives that have ended."),
@@ -207,13 +209,10 @@ class Metrics(Served):
 
     def __init__(self, host: str, port: int) -> None:
         """UsageError if it cannot listen there, or prometheus-client is not installed."""
-        try:
-            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - only who serves metrics needs the package
-            from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
-        except ImportError as error:
-            raise UsageError(
-                f"NEXAR_METRICS_PORT needs the package prometheus-client ({error}): pip install 'nexar[metrics]'"
-            ) from error
+        _check_installed()
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - only who serves metrics needs the package
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
+
         self.collector: Final = Collector()
         registry = CollectorRegistry()
         registry.register(self.collector)
@@ -221,7 +220,7 @@ class Metrics(Served):
         def respond(path: str, _: Mapping[str, str]) -> Answer:
             return Answer(generate_latest(registry), CONTENT_TYPE_LATEST) if path == "/metrics" else _MISSING
 
-        self._service = Service(host, port, respond, name="metrics")
+        self._service = Service(host, port, respond, name=_NAME, remedy=_REMEDY)
         self.url: Final = f"{self._service.url}/metrics"
 
 
@@ -229,12 +228,31 @@ def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
     """Each rank of a host has the next port; 0: any. To this host only, unless NEXAR_BIND says more. ConfigError,
     UsageError.
     """
+    return Metrics(*_place_of(config, port, local_rank))
+
+
+def check_metrics(config: Config, count: int) -> None:
+    """For who starts so many ranks on this host: the errors of `open_metrics`, if one of them would have any. Nothing
+    where the settings want no metrics.
+    """
+    if config.metrics_port is None:
+        return
+    _check_installed()
+    for local_rank in range(count):
+        check_place(*_place_of(config, config.metrics_port, local_rank), name=_NAME, remedy=_REMEDY)
+
+
+def _place_of(config: Config, port: int, local_rank: int) -> tuple[str, int]:
     if port and port + local_rank > 65535:
         allowed = f"at most {65535 - local_rank}: each rank of a host has the next port"
         raise ConfigError(variable="NEXAR_METRICS_PORT", value=port, allowed=allowed)
+    return config.bind or _HERE, port + local_rank if port else 0
+
+
+def _check_installed() -> None:
     try:
-        return Metrics(config.bind or _HERE, port + local_rank if port else 0)
-    except UsageError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        raise UsageError(f"{error}: set NEXAR_METRICS_PORT (each rank of a host has the next), or 0 for any") from error
+        import prometheus_client  # noqa: F401, PLC0415 - only who serves metrics needs the package
+    except ImportError as error:
+        raise UsageError(
+            f"NEXAR_METRICS_PORT needs the package prometheus-client ({error}): pip install 'nexar[metrics]'"
+        ) from error

@@ -23,6 +23,7 @@ from nexar.observe.wording import cells_of, straggling
 from nexar.wire.bulletin import Board
 
 _LABEL: Final = b"nexar page key, format 1"
+_REMEDY: Final = "give --page another port, or 0 for any"
 _REFUSED: Final = Answer(
     b"This page needs its key: open the whole address that --page printed, or send the key as Authorization: Bearer.\n",
     TEXT,
@@ -82,7 +83,7 @@ class Page(Served):
     def __init__(self, board: Callable[[], Board], secret: bytes, host: str, port: int) -> None:
         """UsageError if it cannot listen there."""
         display = Display(board, secret)
-        self._service = Service(host, port, display.respond, name="page")
+        self._service = Service(host, port, display.respond, name="page", remedy=_REMEDY)
         self.url: Final = f"{self._service.url}/{display.key}/"
         """With the key: a secret."""
 

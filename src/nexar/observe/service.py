@@ -58,15 +58,11 @@ once; what it raises is logged, and the other side told that it failed."""
 class Service:
     """Open from its making on. Close it, or leave its `with` block. In a forked child it is closed by itself."""
 
-    def __init__(self, host: str, port: int, respond: Respond, *, name: str) -> None:
-        """Port 0: any. UsageError if it cannot listen there."""
+    def __init__(self, host: str, port: int, respond: Respond, *, name: str, remedy: str = "take another") -> None:
+        """Port 0: any. UsageError, with the remedy, if it cannot listen there."""
         self._respond = respond
         self._name = name
-        try:
-            self._listener = _listen(host, port)
-        except OSError as error:
-            place = format_address(host, port)
-            raise UsageError(f"the {name} cannot listen at {place}: {error.strerror or error}; take another") from error
+        self._listener = _listen(host, port, name, remedy)
         found = self._listener.getsockname()
         self.host: Final[str] = found[0]
         self.port: Final[int] = found[1]
@@ -225,9 +221,18 @@ class _Conversation(BaseHTTPRequestHandler):
         """Nobody wants a line for each request."""
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def check_place(host: str, port: int, *, name: str, remedy: str) -> None:
+    """UsageError, as for a Service, if none could listen there now: for who starts those that will."""
+    _listen(host, port, name, remedy).close()
+
+
+def _listen(host: str, port: int, name: str, remedy: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=MAX_CONVERSATIONS)
+    try:
+        return socket.create_server((host, port), family=family, backlog=MAX_CONVERSATIONS)
+    except OSError as error:  # the library repeats the address in its text
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise UsageError(f"the {name} cannot listen at {format_address(host, port)}: {reason}; {remedy}") from error
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:

@@ -16,7 +16,7 @@ from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
 from nexar.config import Config
 from nexar.errors import ConfigError
-from nexar.observe.metrics import Collector, open_metrics
+from nexar.observe.metrics import Collector, check_metrics, open_metrics
 from tests.unit.collectives.told_world import World
 
 ROOT = Path(__file__).parents[3]
@@ -121,3 +121,9 @@ def test_the_how_to_names_every_metric() -> None:
 def test_ports_of_further_ranks_must_exist() -> None:
     with pytest.raises(ConfigError, match="NEXAR_METRICS_PORT"):
         open_metrics(Config(), 65535, 3)
+    with pytest.raises(ConfigError, match="NEXAR_METRICS_PORT"):
+        check_metrics(Config(metrics_port=65535), 2)
+
+
+def test_who_wants_no_metrics_needs_no_port() -> None:
+    check_metrics(Config(), 70000)

@@ -62,7 +62,8 @@ def _departures(membership: Membership, wishes: Sequence[Wish]) -> list[Departur
             causes[member.node] = "it wanted to leave"
     for rank, wish in enumerate(wishes):
         for node, cause in wish.removals.items():
-            causes.setdefault(node, f"rank {rank} asked it to leave: {cause}" if cause else f"rank {rank} asked it to")
+            asked = f"rank {rank} asked it to leave"
+            causes.setdefault(node, f"{asked}: {cause}" if cause else asked)
     known = [member.node for member in membership.members]
     return [Departure(node, causes[node], willing=True) for node in known if node in causes]
 

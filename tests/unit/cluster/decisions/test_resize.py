@@ -77,7 +77,7 @@ def test_causes_say_who_wanted_it() -> None:
         Departure(3, "it wanted to leave", willing=True),
     )
     found = resize(a_membership(2), wishes(2, r1=Wish(removals={1: ""})), least=1, most=NO_LIMIT)
-    assert found.left == (Departure(1, "rank 1 asked it to", willing=True),)
+    assert found.left == (Departure(1, "rank 1 asked it to leave", willing=True),)
 
 
 any_wish = st.builds(

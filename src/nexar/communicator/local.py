@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -21,6 +21,7 @@ from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.memory import MemoryNetwork
+from nexar.types import Rank
 
 _CLUSTER: Final = "local"
 _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
@@ -28,8 +29,12 @@ _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
 
 
 @contextmanager
-def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator]]:
-    """One communicator for each rank; give each to a thread of its own. All are closed at the end."""
+def local_communicators(
+    size: Any, config: Config, beside: Callable[[Presence, Rank], Callable[[], None]] | None = None
+) -> Iterator[list[Communicator]]:
+    """One communicator for each rank; give each to a thread of its own. All are closed at the end. `beside` is told of
+    each node; what it returns is called first then.
+    """
     if not isinstance(size, int) or size < 1:
         raise UsageError(f"a world of {size!r} ranks cannot be; give a whole number from 1")
     with ExitStack() as undo:
@@ -44,6 +49,9 @@ def local_communicators(size: Any, config: Config) -> Iterator[list[Communicator
             undo.callback(communicator.close)
         if size <= EAGER_WORLD:
             _open_all([presence.mesh for presence in places], time.monotonic() + config.formation_timeout)
+        if beside is not None:
+            for rank, presence in enumerate(places):
+                undo.callback(beside(presence, rank))
         yield made
 
 

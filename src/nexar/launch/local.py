@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.launch.dump_signal import listen
 from nexar.launch.init import choose_config
+from nexar.types import Rank
+
+if TYPE_CHECKING:
+    from nexar.communicator.presence import Presence
 
 
 def local(n: int, config: Config | None = None, **settings: Any) -> AbstractContextManager[list[Communicator]]:
     """A context manager that gives n communicators, one for each rank, in this process and on its memory.
 
     Every verb blocks until the others have done their part, so give each communicator a thread of its own. For
-    notebooks and tests: above the transport it is the code that a cluster of many hosts runs.
+    notebooks and tests: above the transport it is the code that a cluster of many hosts runs. Where the settings want
+    metrics, each rank serves its own, as in a process of its own.
     """
     chosen = choose_config(config, settings)
     listen()
-    return local_communicators(n, chosen)
+    return local_communicators(n, chosen, None if chosen.metrics_port is None else partial(_measured, chosen))
+
+
+def _measured(config: Config, presence: Presence, rank: Rank) -> Callable[[], None]:
+    from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # only who wants metrics pays for them
+
+    metrics = open_metrics(config, config.metrics_port or 0, rank)
+    metrics.collector.source = NodeSource(presence)
+    return metrics.close

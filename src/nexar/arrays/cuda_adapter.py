@@ -28,6 +28,8 @@ _IN_PLACE: Final = {
     "bxor": "bitwise_xor",
 }
 
+_STORED: Final = ("torch.uint16", "torch.uint32", "torch.uint64")
+
 
 class CudaAdapter(DeviceAdapter):
     """See DeviceAdapter. A stream is a torch.cuda.Stream: the current one of the tensor's device as a call is made."""
@@ -93,7 +95,7 @@ class CudaAdapter(DeviceAdapter):
     def reduce(self, op: str, into: Any, other: Any, stream: Any) -> bool:
         """The reductions that have one instruction."""
         name = _IN_PLACE.get(op)
-        if name is None or into.dtype != other.dtype or (into.dtype.itemsize == 1 and into.dtype.is_floating_point):
+        if name is None or into.dtype != other.dtype or not _computes(op, into.dtype):
             return False
         with self._on(stream):
             getattr(torch_adapter.module(), name)(into.detach(), other.detach(), out=into.detach())
@@ -118,6 +120,17 @@ class CudaAdapter(DeviceAdapter):
         event = self._runtime().Event()
         event.record(stream)
         return _Event(event)
+
+
+def _computes(op: str, dtype: Any) -> bool:
+    """Whether torch has it: it knows the wide unsigned and the narrow floating types as memory only, bits of integers
+    only, and no order of complex numbers.
+    """
+    if str(dtype) in _STORED or (dtype.itemsize == 1 and dtype.is_floating_point):
+        return False
+    if op in ("band", "bor", "bxor"):
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return not (dtype.is_complex and op in ("min", "max"))
 
 
 def _spread(whole: Any, rooms: Sequence[Any]) -> None:

@@ -144,6 +144,25 @@ def test_what_it_cannot_reduce_is_left_alone() -> None:
     assert not Adapter().reduce("sum", eight, eight, "stream")
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *((op, dtype) for op in ("sum", "min", "band") for dtype in (torch.uint16, torch.uint32, torch.uint64)),
+        ("band", torch.float32), ("bxor", torch.complex64), ("max", torch.complex64),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_device_only_stores_is_left_alone(op: str, dtype: torch.dtype) -> None:
+    into, other = torch.tensor([1, 2]).to(dtype), torch.tensor([3, 4]).to(dtype)
+    assert not Adapter().reduce(op, into, other, "stream")
+    assert into.tolist() == [1, 2]
+
+
+def test_bits_of_integers_are_reduced() -> None:
+    into = torch.tensor([1, 6])
+    assert Adapter().reduce("bxor", into, torch.tensor([3, 3]), "stream")
+    assert into.tolist() == [2, 5]
+
+
 def test_a_graph_that_is_being_captured_cannot_hold_a_message(staging: Staging) -> None:
     staging.adapter.runtime.capturing = True  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="outside of the graph"):

@@ -59,6 +59,13 @@ class Rerouting:
         elif carrier.stranded is None:
             self._strand(carrier, why)
 
+    def doubt(self, carrier: RelayedCarrier) -> None:
+        """The peer was asked and does not answer: if it comes on another way, that one is taken. On the present one
+        there may be somebody who takes everything and passes nothing on, and has not been missed yet.
+        """
+        if carrier.heard_over is not None and carrier.heard_over != carrier.route:
+            self._take(carrier, carrier.heard_over)
+
     def opened(self, node: NodeId) -> None:
         """There is a connection to this node itself: whoever waited for that goes on."""
         carrier = self._carriers.get(node)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, TypeAlias
 
 from nexar.errors import NexarError
 from nexar.links.link import Link
@@ -42,6 +42,8 @@ from nexar.wire.relay import (
     encode_node,
     encode_relay,
 )
+
+Route: TypeAlias = tuple[NodeId, ...]
 
 FIRST_PROBE: Final = 1.0
 """Seconds without a word about what was sent, after which the destination is asked. Doubled each time it is in vain."""
@@ -82,7 +84,7 @@ class Station:
 
     # -- carriers --------------------------------------------------------------------------------------
 
-    def make(self, peer: NodeId, number: int, route: tuple[NodeId, ...]) -> RelayedCarrier:
+    def make(self, peer: NodeId, number: int, route: Route) -> RelayedCarrier:
         """One end of a relayed carrier; the other end is made where its first frame arrives."""
         carrier = RelayedCarrier(self, peer, number, route)
         with self.lock:
@@ -189,6 +191,8 @@ class Station:
     def _probe(self, carrier: RelayedCarrier, now: float) -> None:
         carrier.probe_at = now + min(_LONGEST_PROBE, FIRST_PROBE * 2**carrier.probes)
         carrier.probes += 1
+        if carrier.probes > 1:
+            self._rerouting.doubt(carrier)
         self._say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
 
     # -- arriving: the driving thread ------------------------------------------------------------------------
@@ -292,8 +296,11 @@ class Station:
             carrier.arrived(header.sequence, carried)
         with self.lock:
             if carrier.error is None and (header.kind == RelayKind.PROBE or carrier.incoming.owes_ack):
-                echo = header.sequence if header.kind == RelayKind.PROBE else 0
-                self._say(carrier, RelayKind.ACK, sequence=echo)
+                asked = (
+                    header.kind == RelayKind.PROBE
+                )  # then the answer goes back on the way that is known to lead here
+                back = carrier.heard_over if asked else None
+                self._say(carrier, RelayKind.ACK, sequence=header.sequence if asked else 0, route=back)
 
     # -- ways, under the lock ----------------------------------------------------------------------------
 
@@ -311,14 +318,17 @@ class Station:
 
     # -- words, under the lock ---------------------------------------------------------------------------
 
-    def _say(self, carrier: RelayedCarrier, kind: RelayKind, *, sequence: int = 0, body: bytes = b"") -> None:
-        self._post(self._header(carrier, kind, sequence), body)
+    def _say(
+        self, carrier: RelayedCarrier, kind: RelayKind, *, sequence: int = 0, body: bytes = b"", route: Route = ()
+    ) -> None:
+        """`route`: instead of the one that the carrier takes."""
+        self._post(self._header(carrier, kind, sequence, route or carrier.route), body)
 
-    def _header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int) -> RelayHeader:
+    def _header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int, route: Route) -> RelayHeader:
         ack = carrier.incoming.ack()
-        return RelayHeader(kind, 1, carrier.number, self._around.epoch(), sequence, ack, carrier.route)
+        return RelayHeader(kind, 1, carrier.number, self._around.epoch(), sequence, ack, route)
 
-    def _tell_broken(self, back: tuple[NodeId, ...], beyond: NodeId) -> None:
+    def _tell_broken(self, back: Route, beyond: NodeId) -> None:
         header = RelayHeader(RelayKind.BROKEN, 1, 0, self._around.epoch(), 0, 0, back)
         self._post(header, encode_node(beyond))
 
@@ -363,7 +373,7 @@ class Station:
         if parcel is None or hop.link is None:
             return None
         self._ready[carrier] = None
-        header = encode_relay(self._header(carrier, RelayKind.FRAME, parcel.sequence))
+        header = encode_relay(self._header(carrier, RelayKind.FRAME, parcel.sequence, carrier.route))
         hop.sent(1, len(header) + len(parcel.data))
         self._expect_ack(carrier)
         if carrier.outgoing.has_finished:

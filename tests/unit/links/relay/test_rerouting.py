@@ -78,6 +78,39 @@ def test_a_change_of_the_members_may_bring_a_way_before_the_dial_is_over(parted:
     assert parted.nodes[3].ears[0].frames == [*WORDS[:25], b"over 2"]
 
 
+def test_who_does_not_answer_on_one_way_and_comes_on_another_is_spoken_to_there() -> None:
+    """Rank 4 takes what 3 gives it for 0, and passes nothing on; nobody has missed it yet."""
+    world = SmallWorld(6)
+    there, back = world.nodes[0].make(3), world.nodes[3].make(0)
+    world.nodes[3].station._rerouting._take(back, (3, 4, 5, 0))
+
+    def step() -> None:
+        world.wires[3, 4].clear()
+        world.step()
+
+    say(back, b"lost at 4")
+    for now in (1e9, 2e9, 3e9):
+        say(there, b"hello")
+        world.nodes[3].station.tick(now)
+        for _ in range(100):
+            step()
+    assert back.route == (3, 2, 1, 0)
+    assert world.nodes[0].ears[3].frames == [b"lost at 4"]
+    assert not back.outgoing.unacked
+
+
+def test_a_question_is_answered_on_the_way_on_which_it_came() -> None:
+    world = SmallWorld(6)
+    there, back = world.nodes[0].make(3), world.nodes[3].make(0)
+    world.nodes[3].station._rerouting._take(back, (3, 4, 5, 0))
+    say(there, b"hello")
+    world.nodes[0].station.tick(1e9)
+    while there.outgoing.unacked:
+        world.wires[3, 4].clear()
+        assert world.step()
+    assert back.route == (3, 4, 5, 0)
+
+
 @pytest.mark.parametrize("topology", ["k_regular:2", "k_regular:4", "hypercube"])
 @pytest.mark.parametrize("seed", range(12))
 def test_whoever_leaves_or_dies_everything_between_those_that_stay_arrives(topology: str, seed: int) -> None:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.collectives.arena import Arena
-from nexar.collectives.black_box import BlackBox
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, Facts, choose
 from nexar.collectives.conductor import Conductor
 from nexar.collectives.entry import Entry
 from nexar.collectives.executor import Arithmetic, Ground, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.flight_recorder import FlightRecorder
 from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program, compile_steps
@@ -61,7 +61,7 @@ class Assembly:
         self.journal = journal
         self.arena = arena
         self.conductor: Final = Conductor(group, journal, arena)
-        self.black_box: Final = BlackBox(group, journal, config.dump_dir)
+        self.flight_recorder: Final = FlightRecorder(group, journal, config.dump_dir)
         """Whoever raises what leaves a dump, and is not the journal, tells it."""
         self.scratch = Scratch()
         membership = group.membership

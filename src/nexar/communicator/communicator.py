@@ -260,7 +260,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         if final is not error:
             for note in getattr(error, "__notes__", ()):
                 final.add_note(note)
-            self._assembly.black_box.failed(final)
+            self._assembly.flight_recorder.failed(final)
         return final
 
     def _check_serving(self) -> None:

@@ -34,7 +34,7 @@ def _dump(launched: int, number: int, _frame: FrameType | None) -> None:
     """Where no communicator is open, also in a forked child, the signal does what it would do without us; but for the
     process that a launcher has `launched`.
     """
-    from nexar.collectives.black_box import dump_all  # noqa: PLC0415  # loaded by whoever has a communicator
+    from nexar.collectives.flight_recorder import dump_all  # noqa: PLC0415  # loaded by whoever has a communicator
 
     if not dump_all("SIGUSR1") and os.getpid() != launched:
         signal.signal(number, signal.SIG_DFL)

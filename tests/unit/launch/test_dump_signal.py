@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.collectives import black_box
+from nexar.collectives import flight_recorder
 from nexar.launch import dump_signal
 from nexar.launch.dump_signal import listen
 from nexar.launch.plan import MARK_VARIABLE
@@ -26,7 +26,7 @@ def test_the_signal_makes_every_node_of_the_process_write(monkeypatch: pytest.Mo
         asked.append(reason)
         return 1
 
-    monkeypatch.setattr(black_box, "dump_all", dump_all)
+    monkeypatch.setattr(flight_recorder, "dump_all", dump_all)
     listen()
     signal.raise_signal(signal.SIGUSR1)
     assert asked == ["SIGUSR1"]
@@ -52,7 +52,7 @@ def test_only_the_main_thread_installs_it() -> None:
 
 def test_who_was_launched_and_has_no_communicator_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK_VARIABLE, "a launch")
-    monkeypatch.setattr(black_box, "dump_all", lambda _: 0)
+    monkeypatch.setattr(flight_recorder, "dump_all", lambda _: 0)
     listen()
     signal.raise_signal(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
@@ -64,7 +64,7 @@ def test_without_a_communicator_the_signal_does_what_it_did_before(
     sent: list[tuple[int, int]] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(MARK_VARIABLE, raising=False)
-    monkeypatch.setattr(black_box, "dump_all", lambda _: 0)
+    monkeypatch.setattr(flight_recorder, "dump_all", lambda _: 0)
     monkeypatch.setattr(dump_signal.os, "kill", lambda process, number: sent.append((process, number)))
     listen()
     signal.raise_signal(signal.SIGUSR1)

@@ -34,7 +34,7 @@ USUAL_PLACE: Final = "nexar-dumps"
 _STORM: Final = 1.0  # seconds in which errors of one kind on one node are one: each dump has all communicators
 
 
-class BlackBox:
+class FlightRecorder:
     """Of one communicator, as long as its journal is open. Any thread."""
 
     def __init__(self, group: Members, journal: Journal, directory: str | None) -> None:
@@ -46,7 +46,7 @@ class BlackBox:
         self._process: Final = os.getpid()
         self._told: set[type[BaseException]] = set()  # kinds of errors; set methods are atomic
         journal.on_failure = self.failed
-        _boxes[id(self)] = self
+        _recorders[id(self)] = self
 
     @property
     def is_open(self) -> bool:
@@ -74,24 +74,24 @@ def dump_all(reason: str) -> int:
     """Somebody wants to know what every node of this process does. Returns how many there are. Never raises, and may
     be called from a signal handler.
     """
-    nodes = {box.node: box.directory for box in _open_boxes()}
+    nodes = {recorder.node: recorder.directory for recorder in _open_recorders()}
     for node, directory in nodes.items():
         _write(node, directory or USUAL_PLACE, reason)
     return len(nodes)
 
 
-_boxes: Final[WeakValueDictionary[int, BlackBox]] = WeakValueDictionary()  # by id
+_recorders: Final[WeakValueDictionary[int, FlightRecorder]] = WeakValueDictionary()  # by id
 _writing: Final = threading.RLock()  # over what follows; a signal handler may come while its thread has it
 _numbers: Final = count(1)
 _written: Final[dict[NodeId, deque[Path]]] = {}
 _last: Final[dict[tuple[NodeId, type[BaseException]], float]] = {}
 
 
-def _open_boxes() -> list[BlackBox]:
+def _open_recorders() -> list[FlightRecorder]:
     """Without a lock: one may be made for a successor while calls on the one before fail; to list references is one
     step.
     """
-    return [box for each in _boxes.valuerefs() if (box := each()) is not None and box.is_open]
+    return [recorder for each in _recorders.valuerefs() if (recorder := each()) is not None and recorder.is_open]
 
 
 def _is_storm(node: NodeId, kind: type[BaseException]) -> bool:
@@ -104,7 +104,7 @@ def _is_storm(node: NodeId, kind: type[BaseException]) -> bool:
 
 def _write(node: NodeId, directory: str, reason: str) -> Path | None:
     """None: it could not be done, and was logged."""
-    flights = [box for box in _open_boxes() if box.node == node]
+    flights = [recorder for recorder in _open_recorders() if recorder.node == node]
     if not flights:
         return None  # closed meanwhile
     try:

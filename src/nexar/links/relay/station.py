@@ -296,10 +296,8 @@ class Station:
             carrier.arrived(header.sequence, carried)
         with self.lock:
             if carrier.error is None and (header.kind == RelayKind.PROBE or carrier.incoming.owes_ack):
-                asked = (
-                    header.kind == RelayKind.PROBE
-                )  # then the answer goes back on the way that is known to lead here
-                back = carrier.heard_over if asked else None
+                asked = header.kind == RelayKind.PROBE  # on a way that leads here: there the answer goes back
+                back: Route = header.route[::-1] if asked else ()
                 self._say(carrier, RelayKind.ACK, sequence=header.sequence if asked else 0, route=back)
 
     # -- ways, under the lock ----------------------------------------------------------------------------

@@ -55,8 +55,10 @@ def test_two_hosts_add_up_an_array_and_each_rank_sends_half_of_it_to_the_other(t
 
 
 def test_two_hosts_are_two_names_where_namespaces_are_not_permitted(tmp_path):
-    search = str(tmp_path)  # `ip` is not found there
-    with Python(EXAMPLES / "two_hosts.py", cwd=tmp_path, PATH=search) as run:
+    (search := tmp_path / "bin").mkdir()
+    (search / "ip").write_text("#!/bin/sh\necho no >&2; exit 1")  # found first, and permits nothing
+    (search / "ip").chmod(0o755)
+    with Python(EXAMPLES / "two_hosts.py", cwd=tmp_path, PATH=str(search)) as run:
         assert run.end(PATIENCE) == 0, run.stderr
     assert "two hosts by name alone" in run.stdout
     assert "each rank has sent to the other host: 50%, 50%, 50%, 50%" in run.stdout

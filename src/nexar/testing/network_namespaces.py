@@ -77,7 +77,7 @@ class NetworkNamespaces:
     def place(self, number: int, *, ipv6: bool = False) -> Place:
         """Where processes of this namespace run: its address, and the command that enters it."""
         host = _ipv6(number) if ipv6 else _ipv4(number)
-        return Place(host, ("ip", "netns", "exec", self.names[number]))
+        return Place(host, (_tool("ip"), "netns", "exec", self.names[number]))
 
     # -- weather ---------------------------------------------------------------------------------------
 
@@ -103,13 +103,13 @@ class NetworkNamespaces:
 
     def clear(self, number: int) -> None:
         """Fair weather again."""
-        self._run("netns", "exec", self.names[number], "nft", f"flush chain {_TABLE} arriving")
+        self._run("netns", "exec", self.names[number], _tool("nft"), f"flush chain {_TABLE} arriving")
 
     def _rule(self, number: int, protocol: Protocol, verdict: str) -> None:
         match = "" if protocol == "any" else f"meta l4proto {protocol} "
         # Loopback inside the namespace is not the wire.
         rule = f'add rule {_TABLE} arriving iifname "{_INTERFACE}" {match}{verdict}'
-        self._run("netns", "exec", self.names[number], "nft", rule)
+        self._run("netns", "exec", self.names[number], _tool("nft"), rule)
 
     # -- building --------------------------------------------------------------------------------------
 
@@ -147,14 +147,25 @@ class NetworkNamespaces:
             self._run("-n", name, "link", "set", interface, "up")
         if not self._offload:
             features = [word for feature in ("tso", "gso", "gro") for word in (feature, "off")]
-            self._run("netns", "exec", name, "ethtool", "-K", _INTERFACE, *features, "tx-udp-segmentation", "off")
+            self._run(
+                "netns", "exec", name, _tool("ethtool"), "-K", _INTERFACE, *features, "tx-udp-segmentation", "off"
+            )
         table = f"add table {_TABLE}; add chain {_TABLE} arriving {{ type filter hook input priority 0; }}"
-        self._run("netns", "exec", name, "nft", table)
+        self._run("netns", "exec", name, _tool("nft"), table)
 
     def _run(self, *arguments: str) -> None:
-        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run([_tool("ip"), *arguments], capture_output=True, text=True, check=False, timeout=30)
         if done.returncode:
             raise OSError(f"`ip {' '.join(arguments)}` failed: {(done.stderr or done.stdout).strip()}")
+
+
+def _find(tool: str) -> str | None:
+    """Where it is: also where only the administrator's search path leads, which a user's may lack."""
+    return shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
+
+
+def _tool(name: str) -> str:
+    return _find(name) or name
 
 
 def _ipv4(number: int) -> str:
@@ -176,7 +187,7 @@ def _aside_ipv6(number: int) -> str:
 @cache
 def permitted() -> str | None:
     """Why namespaces cannot be used here; None if they can. Found out by making some."""
-    missing = [f"{tool} (package {package})" for tool, package in _TOOLS.items() if not shutil.which(tool)]
+    missing = [f"{tool} (package {package})" for tool, package in _TOOLS.items() if not _find(tool)]
     if missing:
         return f"network namespaces need {', '.join(missing)}"
     try:

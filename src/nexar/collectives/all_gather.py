@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.partition import Span, split
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run, exchange
@@ -23,10 +23,10 @@ _CODE = OperationCode.ALL_GATHER
 
 
 def all_gather(
-    assembly: Assembly, array: NDArray[Any], out: NDArray[Any], wish: Wish, code: OperationCode = _CODE
+    assembly: Assembly, array: NDArray[Any], out: NDArray[Any], manner: Manner, code: OperationCode = _CODE
 ) -> Work:
     """Flat arrays; `out` has room for all of them."""
-    name = assembly.choose(_CODE, len(array), array.dtype, wish)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner)
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=way_of(name))
     spans = split(len(out), assembly.group.size)
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.all_gather, array, out, spans))

@@ -11,7 +11,7 @@ from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
 from nexar.collectives.executor import Arithmetic, Run
@@ -25,9 +25,9 @@ from nexar.collectives.work import Work
 _CODE = OperationCode.ALL_REDUCE
 
 
-def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, wish: Wish) -> Work:
+def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, manner: Manner) -> Work:
     """In place, on a flat array."""
-    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code, way_of(name))
     call = assembly.begin(fingerprint, turns(assembly, name, array, reduction))
     return assembly.work(call, run(assembly, call, name, array, reduction))

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint
@@ -19,9 +19,9 @@ from nexar.collectives.work import Work
 _CODE = OperationCode.ALL_TO_ALL
 
 
-def all_to_all(assembly: Assembly, array: NDArray[Any], out: NDArray[Any], wish: Wish) -> Work:
+def all_to_all(assembly: Assembly, array: NDArray[Any], out: NDArray[Any], manner: Manner) -> Work:
     """Flat arrays of `size` equal blocks, which are not the same memory."""
-    name = assembly.choose(_CODE, len(array), array.dtype, wish)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner)
     call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), way=way_of(name)))
     count = len(array) // assembly.group.size
     return assembly.work(call, assembly.execute(call, name, _CODE, array, more=(out,), count=count))

@@ -38,14 +38,14 @@ _KEPT: Final = 512  # shapes of calls
 _LONG: Final = 256  # steps
 
 
-class Wish(NamedTuple):
-    """What the caller of a verb may ask for beside the result."""
+class Manner(NamedTuple):
+    """How a collective is to be done: what the caller of a verb may ask for beside the result."""
 
     algorithm: str | None = None
     deterministic: bool = False
 
 
-PLAIN: Final = Wish()
+PLAIN: Final = Manner()
 
 
 class Assembly:
@@ -89,18 +89,18 @@ class Assembly:
         operation: OperationCode,
         count: int,
         dtype: np.dtype[Any] | None = None,
-        wish: Wish = PLAIN,
+        manner: Manner = PLAIN,
         reduction: Reduction | None = None,
     ) -> str:
         """The algorithm: the same on every rank that makes the same call."""
         size_bytes = count * (1 if dtype is None else dtype.itemsize)
         commutative = reduction is None or reduction.commutative
-        key = operation, count, size_bytes, wish, commutative
+        key = operation, count, size_bytes, manner, commutative
         name = self._chosen.get(key)
         if name is None:
             facts = self._facts(operation, count, size_bytes, tuple(map(len, self.hosts)))
-            facts = replace(facts, deterministic=wish.deterministic, commutative=commutative)
-            name = choose(facts, wish.algorithm)
+            facts = replace(facts, deterministic=manner.deterministic, commutative=commutative)
+            name = choose(facts, manner.algorithm)
             if len(self._chosen) >= _KEPT:
                 self._chosen.clear()
             self._chosen[key] = name

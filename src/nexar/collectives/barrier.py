@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import PLAIN, Assembly, Wish
+from nexar.collectives.assembly import PLAIN, Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
@@ -17,9 +17,9 @@ from nexar.collectives.work import Work
 _CODE = OperationCode.BARRIER
 
 
-def barrier(assembly: Assembly, wish: Wish = PLAIN) -> Work:
+def barrier(assembly: Assembly, manner: Manner = PLAIN) -> Work:
     """Without a result."""
-    name = assembly.choose(_CODE, 0, None, wish)
+    name = assembly.choose(_CODE, 0, None, manner)
     call = assembly.begin(Fingerprint(_CODE, way=way_of(name)), assembly.in_memory(name, Arena.barrier))
     return assembly.work(call, _run(assembly, call, name))
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
@@ -20,9 +20,9 @@ from nexar.collectives.work import Work
 _CODE = OperationCode.BROADCAST
 
 
-def broadcast(assembly: Assembly, array: NDArray[Any], root: int, wish: Wish) -> Work:
+def broadcast(assembly: Assembly, array: NDArray[Any], root: int, manner: Manner) -> Work:
     """In place, on a flat array."""
-    name = assembly.choose(_CODE, len(array), array.dtype, wish)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=way_of(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.broadcast, array, root))
     return assembly.work(call, _run(assembly, call, name, array, root))

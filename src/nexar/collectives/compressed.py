@@ -22,7 +22,7 @@ from nexar.arrays.operations import ReduceCode, Reduction
 from nexar.arrays.partition import split
 from nexar.collectives import all_gather, all_reduce
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
@@ -33,7 +33,7 @@ from nexar.errors import PeerMisbehaved, UsageError
 from nexar.types import whole
 
 _CODE: Final = OperationCode.ALL_REDUCE_COMPRESSED
-_IN_RANK_ORDER: Final = Wish(deterministic=True)
+_IN_RANK_ORDER: Final = Manner(deterministic=True)
 _CALL: Final = struct.Struct("<QQQ")  # communicator, generation, sequence
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.partition import split
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint, rooted
@@ -20,9 +20,9 @@ from nexar.collectives.work import Work
 _CODE = OperationCode.GATHER
 
 
-def gather(assembly: Assembly, array: NDArray[Any], out: NDArray[Any] | None, root: int, wish: Wish) -> Work:
+def gather(assembly: Assembly, array: NDArray[Any], out: NDArray[Any] | None, root: int, manner: Manner) -> Work:
     """Flat arrays; `out` is the root's, with room for all of them."""
-    name = assembly.choose(_CODE, len(array), array.dtype, wish)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner)
     call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=way_of(name)))
     return assembly.work(call, _run(assembly, call, name, array, out))
 

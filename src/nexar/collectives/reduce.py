@@ -11,7 +11,7 @@ from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
@@ -33,10 +33,10 @@ class Reducing(NamedTuple):
     root: int
 
 
-def reduce(assembly: Assembly, job: Reducing, wish: Wish) -> Work:
+def reduce(assembly: Assembly, job: Reducing, manner: Manner) -> Work:
     """Without a result: it is in the root's `out`."""
     array, _, reduction, root = job
-    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
     fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code, way_of(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce, *job))
     return assembly.work(call, _run(assembly, call, name, job))

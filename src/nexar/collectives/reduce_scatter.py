@@ -12,7 +12,7 @@ from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Arithmetic, Run
@@ -34,10 +34,10 @@ class Scattering(NamedTuple):
     reduction: Reduction
 
 
-def reduce_scatter(assembly: Assembly, job: Scattering, wish: Wish, code: OperationCode = _CODE) -> Work:
+def reduce_scatter(assembly: Assembly, job: Scattering, manner: Manner, code: OperationCode = _CODE) -> Work:
     """Without a result: it is in `out`."""
     array, reduction = job.array, job.reduction
-    name = assembly.choose(_CODE, len(array), array.dtype, wish, reduction)
+    name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
     root = 0 if code is _CODE else counted(span.count for span in job.spans)
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code, way_of(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce_scatter, *job))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction, identity
 from nexar.arrays.reduce import finish
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Arithmetic, Run
 from nexar.collectives.fingerprint import Fingerprint
@@ -19,10 +19,10 @@ from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 
-def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, wish: Wish, *, exclusive: bool) -> Work:
+def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, manner: Manner, *, exclusive: bool) -> Work:
     """In place, on a flat array. Exclusive: rank 0 gets the identity."""
     code = OperationCode.EXCLUSIVE_SCAN if exclusive else OperationCode.SCAN
-    name = assembly.choose(code, len(out), out.dtype, wish, reduction)
+    name = assembly.choose(code, len(out), out.dtype, manner, reduction)
     call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code, way_of(name)))
     return assembly.work(call, _run(assembly, call, name, out, reduction))
 

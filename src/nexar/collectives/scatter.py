@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of, dtype_of
-from nexar.collectives.assembly import PLAIN, Assembly, Wish
+from nexar.collectives.assembly import PLAIN, Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint, rooted
@@ -33,14 +33,14 @@ def scatter(
     blocks: Sequence[NDArray[Any]] | None,
     root: int,
     code: OperationCode = _CODE,
-    wish: Wish = PLAIN,
+    manner: Manner = PLAIN,
 ) -> Work:
     """`blocks` are the root's, one for each rank; of SCATTER they are equal. The result is a new array."""
-    equal = code is _CODE and (wish.algorithm is not None or assembly.group.size >= SMALL_WORLD)
+    equal = code is _CODE and (manner.algorithm is not None or assembly.group.size >= SMALL_WORLD)
     if equal:
-        assembly.choose(_CODE, 0, None, wish)  # refuses what there is not, on every rank alike
+        assembly.choose(_CODE, 0, None, manner)  # refuses what there is not, on every rank alike
     call = assembly.begin(Fingerprint(code, 0, 0, rooted(root)))
-    run = _run_schedule(assembly, call, blocks, wish) if equal else _run(assembly, call, blocks, root)
+    run = _run_schedule(assembly, call, blocks, manner) if equal else _run(assembly, call, blocks, root)
     return assembly.work(call, run)
 
 
@@ -54,14 +54,14 @@ def _run(assembly: Assembly, call: Call, blocks: Sequence[NDArray[Any]] | None, 
     return blocks[rank].copy()
 
 
-def _run_schedule(assembly: Assembly, call: Call, blocks: Sequence[NDArray[Any]] | None, wish: Wish) -> Run:
+def _run_schedule(assembly: Assembly, call: Call, blocks: Sequence[NDArray[Any]] | None, manner: Manner) -> Run:
     rank, size, root = assembly.group.rank, assembly.group.size, call.fingerprint.root - 1
     header = _header(None if blocks is None else blocks[0])
     yield from assembly.execute(call, "tree", OperationCode.BROADCAST, header, root=root)
     dtype, shape = _read(header, root)
     count = math.prod(shape)
     work = np.empty(size * count, dtype) if blocks is None else np.concatenate([each.reshape(-1) for each in blocks])
-    name = wish.algorithm or assembly.choose_schedule(_CODE, count, dtype)
+    name = manner.algorithm or assembly.choose_schedule(_CODE, count, dtype)
     yield from assembly.execute(call, name, _CODE, work, root=root, phase=1, count=count)
     return work[rank * count : (rank + 1) * count].reshape(shape).copy()
 

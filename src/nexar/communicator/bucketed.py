@@ -17,7 +17,7 @@ from nexar.arrays.operand import Operand, adapt, mirror_of
 from nexar.arrays.operations import Reduction, check, reduction_of
 from nexar.arrays.staging import Copying, Mirror, gather, scatter
 from nexar.collectives.all_reduce import all_reduce
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.executor import Run
 from nexar.collectives.work import Work
 from nexar.communicator.calls import Op
@@ -79,7 +79,7 @@ def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
 
 
 def all_reduce_bucketed(
-    assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, wish: Wish, *, commutative: bool
+    assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, manner: Manner, *, commutative: bool
 ) -> Work:
     """In place; the result is the list of arrays. All numbers are taken now, so the order of calls is kept."""
     limit = whole(assembly.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
@@ -91,7 +91,7 @@ def all_reduce_bucketed(
     reduction = reduction_of(op, commutative=commutative)
     for each in given:
         check(reduction, _sized(each).dtype)
-    return _Fusion(assembly, given, reduction, wish, limit).work()
+    return _Fusion(assembly, given, reduction, manner, limit).work()
 
 
 def _sized(each: Operand | Mirror) -> Sized:
@@ -146,7 +146,7 @@ class _Fusion:
     """One call."""
 
     def __init__(
-        self, assembly: Assembly, given: Sequence[Operand | Mirror], reduction: Reduction, wish: Wish, limit: int
+        self, assembly: Assembly, given: Sequence[Operand | Mirror], reduction: Reduction, manner: Manner, limit: int
     ) -> None:
         self._assembly = assembly
         self._given = given
@@ -158,7 +158,7 @@ class _Fusion:
             _HostBucket(arrays, next(rows)) if mirrors is None else _DeviceBucket(mirrors, bucket)
             for bucket, arrays, mirrors in zip(made, members, devices, strict=True)
         ]
-        self._works = [all_reduce(assembly, bucket.memory, reduction, wish) for bucket in self._buckets]
+        self._works = [all_reduce(assembly, bucket.memory, reduction, manner) for bucket in self._buckets]
 
     def work(self) -> Work:
         """Of all its buckets."""

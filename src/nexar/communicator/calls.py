@@ -22,7 +22,7 @@ from nexar.collectives import all_gather as gathering
 from nexar.collectives import all_to_all as exchanging
 from nexar.collectives import gather as collecting
 from nexar.collectives.all_reduce import all_reduce as begin_all_reduce
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.broadcast import broadcast as begin_broadcast
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.reduce import Reducing
@@ -39,27 +39,27 @@ Op = str | Callable[[Any, Any], Any]
 """The name of a reduction, or a function of two arrays that gives one."""
 
 
-def all_reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, commutative: bool) -> Work:
+def all_reduce(assembly: Assembly, array: Any, op: Op, out: Any, manner: Manner, *, commutative: bool) -> Work:
     """In place, or in `out`."""
     given = adapt(array, writable=out is None)
     reduction = _reduction(op, given.array, commutative=commutative)
     target = _target(given, out)
-    return begin_all_reduce(assembly, _flat(target.array), reduction, wish).then(
+    return begin_all_reduce(assembly, _flat(target.array), reduction, manner).then(
         lambda _: _done(target), writes=target.shares
     )
 
 
-def broadcast(assembly: Assembly, array: Any, root: int, wish: Wish) -> Work:
+def broadcast(assembly: Assembly, array: Any, root: int, manner: Manner) -> Work:
     """In place."""
     root = assembly.group.check(root)
     at_root = assembly.group.rank == root
     target = adapt(array, writable=not at_root, read=at_root)
-    return begin_broadcast(assembly, _flat(target.array), root, wish).then(
+    return begin_broadcast(assembly, _flat(target.array), root, manner).then(
         lambda _: _done(target), writes=target.shares
     )
 
 
-def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root: int, commutative: bool) -> Work:
+def reduce(assembly: Assembly, array: Any, op: Op, out: Any, manner: Manner, *, root: int, commutative: bool) -> Work:
     """At the root in place, or in its `out`; None elsewhere."""
     root = assembly.group.check(root)
     at_root = assembly.group.rank == root
@@ -68,11 +68,11 @@ def reduce(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, root
     target = _target(given, out) if at_root else None
     room = None if target is None else _flat(target.array)
     mine = _flat(given.array) if room is None else room  # the target has a copy of it, whatever they share
-    work = begin_reduce(assembly, Reducing(mine, room, reduction, root), wish)
+    work = begin_reduce(assembly, Reducing(mine, room, reduction, root), manner)
     return work.then(lambda _: None if target is None else _done(target), writes=target is not None and target.shares)
 
 
-def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
+def all_gather(assembly: Assembly, array: Any, out: Any, manner: Manner) -> Work:
     """A new array (size, *shape), or `out`."""
     given = adapt(array)
     size, rank = assembly.group.size, assembly.group.rank
@@ -80,7 +80,7 @@ def all_gather(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
     source, target = _flat(given.array), _flat(room.array)
     if np.may_share_memory(source, target) and not _are_same(source, target.reshape(size, -1)[rank]):
         source = source.copy()
-    work = gathering.all_gather(assembly, source, target, wish)
+    work = gathering.all_gather(assembly, source, target, manner)
     return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
@@ -89,7 +89,7 @@ def reduce_scatter(
     array: Any,
     op: Op,
     out: Any,
-    wish: Wish,
+    manner: Manner,
     *,
     commutative: bool,
     counts: Sequence[int] | None = None,
@@ -104,37 +104,37 @@ def reduce_scatter(
     spans = tuple(Span(row.start * width, row.stop * width) for row in rows)
     source, target = _apart(given.array, room.array), _flat(room.array)
     code = OperationCode.REDUCE_SCATTER if counts is None else OperationCode.REDUCE_SCATTER_V
-    work = begin_reduce_scatter(assembly, Scattering(_flat(source), target, spans, reduction), wish, code)
+    work = begin_reduce_scatter(assembly, Scattering(_flat(source), target, spans, reduction), manner, code)
     return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
-def all_to_all(assembly: Assembly, array: Any, out: Any, wish: Wish) -> Work:
+def all_to_all(assembly: Assembly, array: Any, out: Any, manner: Manner) -> Work:
     """A new array of the same shape, or `out`."""
     given = adapt(array)
     _blocks(given.array, assembly.group.size, "all_to_all")
     room = _room(given, given.array.shape, out)
-    work = exchanging.all_to_all(assembly, _flat(_apart(given.array, room.array)), _flat(room.array), wish)
+    work = exchanging.all_to_all(assembly, _flat(_apart(given.array, room.array)), _flat(room.array), manner)
     return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 
-def gather(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> Work:
+def gather(assembly: Assembly, array: Any, root: int, out: Any, manner: Manner) -> Work:
     """At the root a new array (size, *shape), or its `out`; None elsewhere."""
     root = assembly.group.check(root)
     given = adapt(array)
     mine = assembly.group.rank == root
     room = _room(given, (assembly.group.size, *given.array.shape), out) if mine else None
     flat = None if room is None else _flat(room.array)
-    work = collecting.gather(assembly, _flat(given.array), flat, root, wish)
+    work = collecting.gather(assembly, _flat(given.array), flat, root, manner)
     return work.then(lambda _: None if room is None else _made(given, room, out), writes=_writes(room, out))
 
 
-def scatter(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> Work:
+def scatter(assembly: Assembly, array: Any, root: int, out: Any, manner: Manner) -> Work:
     """My block of the root's array: a new array, or `out`."""
     root = assembly.group.check(root)
     given = adapt(array) if assembly.group.rank == root else None
     room = None if out is None else adapt(out, writable=True, read=False)
     blocks = None if given is None else _blocks(given.array, assembly.group.size, "scatter")
-    work = begin_scatter(assembly, blocks, root, OperationCode.SCATTER, wish)
+    work = begin_scatter(assembly, blocks, root, OperationCode.SCATTER, manner)
 
     def made(block: NDArray[Any]) -> Any:
         if room is None:
@@ -145,7 +145,9 @@ def scatter(assembly: Assembly, array: Any, root: int, out: Any, wish: Wish) -> 
     return work.then(made)
 
 
-def scan(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, exclusive: bool, commutative: bool) -> Work:
+def scan(
+    assembly: Assembly, array: Any, op: Op, out: Any, manner: Manner, *, exclusive: bool, commutative: bool
+) -> Work:
     """A new array, or `out`."""
     given = adapt(array)
     reduction = _reduction(op, given.array, commutative=commutative)
@@ -153,7 +155,7 @@ def scan(assembly: Assembly, array: Any, op: Op, out: Any, wish: Wish, *, exclus
         identity(reduction, given.array.dtype)  # refuses what has none, on every rank alike
     room = _room(given, given.array.shape, out)
     np.copyto(_flat(room.array), _flat(given.array))
-    work = begin_scan(assembly, _flat(room.array), reduction, wish, exclusive=exclusive)
+    work = begin_scan(assembly, _flat(room.array), reduction, manner, exclusive=exclusive)
     return work.then(lambda _: _made(given, room, out), writes=_writes(room, out))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nexar.arrays.compression.compressor import Compressor
-from nexar.collectives.assembly import Assembly, Wish
+from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.barrier import barrier
 from nexar.collectives.work import Work
 from nexar.communicator import calls, object_calls
@@ -44,7 +44,7 @@ class Collecting(ABC):
     def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> Any:
         """Return when every rank has called it."""
         seconds = self._seconds(self._assembly.config.barrier_timeout if timeout is None else timeout)
-        return self._conduct(barrier(self._assembly, Wish(algorithm)), seconds)
+        return self._conduct(barrier(self._assembly, Manner(algorithm)), seconds)
 
     def all_reduce(
         self,
@@ -62,8 +62,8 @@ class Collecting(ABC):
         if out is None and not special and self._reduced_at_once(array, op):
             return array
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
-        return self._conduct(calls.all_reduce(self._assembly, array, op, out, wish, commutative=commutative), seconds)
+        manner = Manner(algorithm, deterministic)
+        return self._conduct(calls.all_reduce(self._assembly, array, op, out, manner, commutative=commutative), seconds)
 
     def all_reduce_bucketed(
         self,
@@ -78,8 +78,8 @@ class Collecting(ABC):
     ) -> Any:
         """Many arrays in place, fused into buckets of at most `bucket_bytes`; returns the list of them."""
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
-        work = all_reduce_bucketed(self._assembly, arrays, op, bucket_bytes, wish, commutative=commutative)
+        manner = Manner(algorithm, deterministic)
+        work = all_reduce_bucketed(self._assembly, arrays, op, bucket_bytes, manner, commutative=commutative)
         return self._conduct(work, seconds)
 
     def all_reduce_compressed(
@@ -107,7 +107,7 @@ class Collecting(ABC):
     ) -> Any:
         """The root's array, in place, on every rank; returns the array."""
         seconds = self._seconds(timeout)
-        return self._conduct(calls.broadcast(self._assembly, array, root, Wish(algorithm)), seconds)
+        return self._conduct(calls.broadcast(self._assembly, array, root, Manner(algorithm)), seconds)
 
     def reduce(
         self,
@@ -126,9 +126,9 @@ class Collecting(ABC):
         The others' arrays stay as they are.
         """
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
+        manner = Manner(algorithm, deterministic)
         return self._conduct(
-            calls.reduce(self._assembly, array, op, out, wish, root=root, commutative=commutative), seconds
+            calls.reduce(self._assembly, array, op, out, manner, root=root, commutative=commutative), seconds
         )
 
     def all_gather(
@@ -136,7 +136,7 @@ class Collecting(ABC):
     ) -> Any:
         """Every rank's array, on every rank: a new one of shape (size, *shape)."""
         seconds = self._seconds(timeout)
-        return self._conduct(calls.all_gather(self._assembly, array, out, Wish(algorithm)), seconds)
+        return self._conduct(calls.all_gather(self._assembly, array, out, Manner(algorithm)), seconds)
 
     def reduce_scatter(
         self,
@@ -151,9 +151,9 @@ class Collecting(ABC):
     ) -> Any:
         """My part of the reduction: axis 0 is cut as np.array_split does. A new array."""
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
+        manner = Manner(algorithm, deterministic)
         return self._conduct(
-            calls.reduce_scatter(self._assembly, array, op, out, wish, commutative=commutative), seconds
+            calls.reduce_scatter(self._assembly, array, op, out, manner, commutative=commutative), seconds
         )
 
     def all_to_all(
@@ -161,7 +161,7 @@ class Collecting(ABC):
     ) -> Any:
         """Block i of axis 0 goes to rank i; a new array of the blocks that came, by rank."""
         seconds = self._seconds(timeout)
-        return self._conduct(calls.all_to_all(self._assembly, array, out, Wish(algorithm)), seconds)
+        return self._conduct(calls.all_to_all(self._assembly, array, out, Manner(algorithm)), seconds)
 
     def gather(
         self,
@@ -174,7 +174,7 @@ class Collecting(ABC):
     ) -> Any:
         """Every rank's array, at the root: a new one of shape (size, *shape). None elsewhere."""
         seconds = self._seconds(timeout)
-        return self._conduct(calls.gather(self._assembly, array, root, out, Wish(algorithm)), seconds)
+        return self._conduct(calls.gather(self._assembly, array, root, out, Manner(algorithm)), seconds)
 
     def scatter(
         self,
@@ -191,7 +191,7 @@ class Collecting(ABC):
         other ranks pass None.
         """
         seconds = self._seconds(timeout)
-        return self._conduct(calls.scatter(self._assembly, array, root, out, Wish(algorithm)), seconds)
+        return self._conduct(calls.scatter(self._assembly, array, root, out, Manner(algorithm)), seconds)
 
     def scan(
         self,
@@ -206,8 +206,8 @@ class Collecting(ABC):
     ) -> Any:
         """The reduction of the arrays of ranks 0 to mine. A new array."""
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
-        work = calls.scan(self._assembly, array, op, out, wish, exclusive=False, commutative=commutative)
+        manner = Manner(algorithm, deterministic)
+        work = calls.scan(self._assembly, array, op, out, manner, exclusive=False, commutative=commutative)
         return self._conduct(work, seconds)
 
     def exclusive_scan(
@@ -223,8 +223,8 @@ class Collecting(ABC):
     ) -> Any:
         """The reduction of the arrays of the ranks before mine; rank 0 gets the identity. A new array."""
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
-        work = calls.scan(self._assembly, array, op, out, wish, exclusive=True, commutative=commutative)
+        manner = Manner(algorithm, deterministic)
+        work = calls.scan(self._assembly, array, op, out, manner, exclusive=True, commutative=commutative)
         return self._conduct(work, seconds)
 
     # -- unequal counts --------------------------------------------------------------------------------
@@ -258,8 +258,10 @@ class Collecting(ABC):
     ) -> Any:
         """As reduce_scatter, with `counts[i]` rows for rank i."""
         seconds = self._seconds(timeout)
-        wish = Wish(algorithm, deterministic)
-        work = calls.reduce_scatter(self._assembly, array, op, out, wish, commutative=commutative, counts=list(counts))
+        manner = Manner(algorithm, deterministic)
+        work = calls.reduce_scatter(
+            self._assembly, array, op, out, manner, commutative=commutative, counts=list(counts)
+        )
         return self._conduct(work, seconds)
 
     def all_to_all_v(self, arrays: Sequence[Any], *, timeout: float | None = None) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nexar.arrays.operations import reduction_of
-from nexar.collectives.assembly import Assembly, Wish, program_of
+from nexar.collectives.assembly import Assembly, Manner, program_of
 from nexar.collectives.executor import Arithmetic
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
@@ -28,13 +28,13 @@ def test_the_same_call_chooses_the_same_way_on_every_rank_by_the_settings(pair: 
     for assembly in pair:
         assert assembly.choose(OperationCode.ALL_REDUCE, 10, F32) == "recursive_doubling"
         assert assembly.choose(OperationCode.ALL_REDUCE, 100_000, F32) == "pipelined_ring"
-        assert assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Wish("ring")) == "ring"
-        assert assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Wish(None, deterministic=True)) == "gather_fold"
+        assert assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Manner("ring")) == "ring"
+        assert assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Manner(None, deterministic=True)) == "gather_fold"
         ordered = reduction_of(np.maximum, commutative=False)
         assert assembly.choose(OperationCode.ALL_REDUCE, 100_000, F32, reduction=ordered) == "direct"
         assert assembly.choose_schedule(OperationCode.ALL_REDUCE, 10, F32, 4) == "recursive_doubling"
         with pytest.raises(UsageError, match="two_level"):
-            assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Wish("two_level"))
+            assembly.choose(OperationCode.ALL_REDUCE, 10, F32, Manner("two_level"))
 
 
 def test_calls_take_numbers_in_a_row_and_threads_never_the_same(pair: list[Assembly]) -> None:

@@ -32,7 +32,7 @@ from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, brief, last_line
 from nexar.cluster.decisions.register import Register
-from nexar.cluster.decisions.seat import Seat, Wish
+from nexar.cluster.decisions.seat import Deed, Seat
 from nexar.cluster.decisions.succession_events import Word
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import Member, Membership, encode_member
@@ -257,16 +257,16 @@ class FormedCluster:
         """When the next tick is needed."""
         return self._seat.due(now)
 
-    def _do(self, wishes: Iterable[Wish]) -> list[Action]:
+    def _do(self, deeds: Iterable[Deed]) -> list[Action]:
         """Who is no longer a member hears what was chosen before its line ends."""
         actions: list[Action] = []
         partings: list[Action] = []
-        for wish in wishes:
-            if isinstance(wish, Change):
-                actions += self._follow(wish)
-                partings += self._part(wish)
+        for deed in deeds:
+            if isinstance(deed, Change):
+                actions += self._follow(deed)
+                partings += self._part(deed)
             else:
-                actions.append(wish)
+                actions.append(deed)
         return actions + partings
 
     def _follow(self, change: Change) -> list[Action]:

@@ -25,7 +25,7 @@ from nexar.wire.messages import MAX_MESSAGE_BYTES, encode
 PROBE_TIMEOUT: Final = 1.0
 """Seconds for a member to say that it is there."""
 
-Wish: TypeAlias = KeepVote | Tell | Change
+Deed: TypeAlias = KeepVote | Tell | Change
 """What to do, in this order. A Change was chosen: the membership moves on."""
 
 
@@ -47,28 +47,28 @@ class Seat:
         self._probes: dict[NodeId, _Probe] = {}
         self._number = 0
 
-    def heard(self, sender: NodeId, word: Word, now: float) -> list[Wish]:
+    def heard(self, sender: NodeId, word: Word, now: float) -> list[Deed]:
         """A member said it."""
         return self._take([Heard(sender, word)], now)
 
-    def answered(self, node: NodeId, number: int, now: float) -> list[Wish]:
+    def answered(self, node: NodeId, number: int, now: float) -> list[Deed]:
         """A member says that it is there. What was not asked, or long ago, is ignored."""
         probe = self._probes.get(node)
         return self._settle(node, None, now) if probe is not None and probe.number == number else []
 
-    def lost(self, node: NodeId, cause: str, now: float) -> list[Wish]:
+    def lost(self, node: NodeId, cause: str, now: float) -> list[Deed]:
         """The line of a member has broken."""
         return self._settle(node, cause, now) if node in self._probes else []
 
-    def returned(self, node: NodeId) -> list[Wish]:
+    def returned(self, node: NodeId) -> list[Deed]:
         """A member is back: one that was missed is asked on its new line."""
         return [self._ask(node, self._probes[node].number)] if node in self._probes else []
 
-    def tick(self, now: float) -> list[Wish]:
+    def tick(self, now: float) -> list[Deed]:
         """Time has passed."""
         late = [node for node, probe in self._probes.items() if probe.deadline <= now]
         cause = f"it did not answer the seed within {format_seconds(PROBE_TIMEOUT)}"
-        settled = [wish for node in late for wish in self._settle(node, cause, now)]
+        settled = [deed for node in late for deed in self._settle(node, cause, now)]
         return settled + self._take([Tick()], now)
 
     def due(self, now: float) -> float | None:
@@ -77,27 +77,27 @@ class Seat:
         witness = self._witness.due(now)
         return min(times if witness is None else [*times, witness], default=None)
 
-    def _settle(self, node: NodeId, cause: str | None, now: float) -> list[Wish]:
+    def _settle(self, node: NodeId, cause: str | None, now: float) -> list[Deed]:
         del self._probes[node]
         return self._take([Probed(node, cause)], now)
 
-    def _take(self, events: list[Event], now: float) -> list[Wish]:
-        wishes: list[Wish] = []
+    def _take(self, events: list[Event], now: float) -> list[Deed]:
+        deeds: list[Deed] = []
         while events:
             actions = self._witness.step(events.pop(0), now)
             vote = self._witness.vote
             if vote.promised is not None and vote != self._kept:
-                wishes.append(KeepVote(vote))
+                deeds.append(KeepVote(vote))
             self._kept = vote
             for action in actions:
                 if isinstance(action, Probe):
-                    self._probe(action.node, now, events, wishes)
+                    self._probe(action.node, now, events, deeds)
                 elif isinstance(action, Adopt):
-                    wishes.append(action.change)
-            wishes += self._said(action for action in actions if isinstance(action, Say))
-        return wishes
+                    deeds.append(action.change)
+            deeds += self._said(action for action in actions if isinstance(action, Say))
+        return deeds
 
-    def _probe(self, node: NodeId, now: float, events: list[Event], wishes: list[Wish]) -> None:
+    def _probe(self, node: NodeId, now: float, events: list[Event], deeds: list[Deed]) -> None:
         if node in self._probes:
             return
         if node not in self._lines and not self._is_awaited(node):
@@ -106,12 +106,12 @@ class Seat:
         self._number += 1
         self._probes[node] = _Probe(self._number, now + PROBE_TIMEOUT)
         if node in self._lines:
-            wishes.append(self._ask(node, self._number))
+            deeds.append(self._ask(node, self._number))
 
     def _ask(self, node: NodeId, number: int) -> Tell:
         return Tell(AreYouThere(number), (self._lines[node].connection,))
 
-    def _said(self, says: Iterable[Say]) -> list[Wish]:
+    def _said(self, says: Iterable[Say]) -> list[Deed]:
         """A word for many is one message for many. Who has no line hears it from the others."""
         listeners: dict[int, tuple[Word, list[int]]] = {}
         for say in says:

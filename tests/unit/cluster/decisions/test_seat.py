@@ -3,7 +3,7 @@
 from nexar.cluster.change import Change, Departure
 from nexar.cluster.decisions.admission_events import KeepVote, Tell
 from nexar.cluster.decisions.guest import Guest
-from nexar.cluster.decisions.seat import PROBE_TIMEOUT, Seat, Wish
+from nexar.cluster.decisions.seat import PROBE_TIMEOUT, Deed, Seat
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import Member, Membership
 from nexar.wire import joining
@@ -26,21 +26,21 @@ class Scene:
         self.witness = witness or Witness(MEMBERSHIP)
         self.seat = Seat(self.witness, self.lines, self.awaited.__contains__)
 
-    def propose(self, value: bytes = WITHOUT_2, now: float = 0.0) -> list[Wish]:
+    def propose(self, value: bytes = WITHOUT_2, now: float = 0.0) -> list[Deed]:
         """Node 1 asks for a promise and for this value; what follows from the second."""
         promised = self.seat.heard(1, Prepare(INSTANCE, BALLOT), now)
         assert [type(said) for said in words(promised)] == [Promise]
         return self.seat.heard(1, Accept(INSTANCE, BALLOT, value), now)
 
 
-def words(wishes: list[Wish], to: int | None = None) -> list[Message | Unknown]:
+def words(deeds: list[Deed], to: int | None = None) -> list[Message | Unknown]:
     """What was said, to a connection if one is given."""
-    tells = [wish for wish in wishes if isinstance(wish, Tell) and (to is None or to in wish.connections)]
+    tells = [deed for deed in deeds if isinstance(deed, Tell) and (to is None or to in deed.connections)]
     return [decode(tell.message.body) for tell in tells if isinstance(tell.message, joining.Word)]
 
 
-def asked(wishes: list[Wish]) -> list[tuple[int, tuple[int, ...]]]:
-    tells = [wish for wish in wishes if isinstance(wish, Tell)]
+def asked(deeds: list[Deed]) -> list[tuple[int, tuple[int, ...]]]:
+    tells = [deed for deed in deeds if isinstance(deed, Tell)]
     return [(tell.message.number, tell.connections) for tell in tells if isinstance(tell.message, AreYouThere)]
 
 
@@ -52,21 +52,21 @@ def test_a_vote_is_kept_before_it_is_said() -> None:
     assert isinstance(tell, Tell)
     assert tell.connections == (10,)
     again = scene.seat.heard(1, Prepare(INSTANCE, BALLOT), 0.0)
-    assert [type(wish) for wish in again] == [Tell]  # nothing new to keep
+    assert [type(deed) for deed in again] == [Tell]  # nothing new to keep
 
 
 def test_who_has_no_line_is_unreachable_at_once() -> None:
-    wishes = Scene(1).propose()
-    assert [type(wish) for wish in wishes] == [KeepVote, Tell]
-    assert [type(said) for said in words(wishes, to=10)] == [Accepted]
+    deeds = Scene(1).propose()
+    assert [type(deed) for deed in deeds] == [KeepVote, Tell]
+    assert [type(said) for said in words(deeds, to=10)] == [Accepted]
 
 
 def test_who_answers_is_not_removed() -> None:
     scene = Scene(1, 2)
-    wishes = scene.propose()
-    ((number, to),) = asked(wishes)
+    deeds = scene.propose()
+    ((number, to),) = asked(deeds)
     assert to == (20,)
-    assert words(wishes) == []  # it looks first
+    assert words(deeds) == []  # it looks first
     assert scene.seat.answered(2, number + 1, 0.5) == []
     (rejected,) = words(scene.seat.answered(2, number, 0.5))
     assert isinstance(rejected, Rejected)
@@ -102,9 +102,9 @@ def test_who_may_still_come_back_to_a_restarted_seed_has_time_to() -> None:
 
 def test_what_was_chosen_is_followed_and_told_to_all_in_one_message() -> None:
     scene = Scene(1, 2)
-    wishes = scene.seat.heard(1, Chosen(INSTANCE, WITHOUT_2), 0.0)
-    assert wishes[0] == Change.decode(WITHOUT_2)
-    (tell,) = [wish for wish in wishes if isinstance(wish, Tell)]
+    deeds = scene.seat.heard(1, Chosen(INSTANCE, WITHOUT_2), 0.0)
+    assert deeds[0] == Change.decode(WITHOUT_2)
+    (tell,) = [deed for deed in deeds if isinstance(deed, Tell)]
     assert set(tell.connections) == {10, 20}
     assert scene.witness.membership.epoch == 2
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 from tests.processes.launcher import PATIENCE
 from tests.processes.nexar_command import Nexar, Python, await_ticket
 
+ROOT = Path(__file__).parents[2]
 RANK = Path(__file__).with_name("story_rank.py")
 PACE = 0.002
 """Seconds between two rounds: others want the cores, too."""
@@ -25,6 +26,9 @@ class Story:
 
     Ranks are called by their first numbers, whatever number they have later.
     """
+
+    script = RANK
+    """What each of them runs."""
 
     def __init__(
         self,
@@ -73,9 +77,9 @@ class Story:
         return self.seed
 
     def _start(self, rank: int, ticket: str) -> Python:
-        place = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "NEXAR_TICKET": ticket}
+        place = {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": str(self.size), "NEXAR_TICKET": ticket}
         return self._stack.enter_context(
-            Python(RANK, self._pace, cwd=self.folder, prefix=self._prefixes[rank], **place, **self._variables)
+            Python(self.script, self._pace, cwd=self.folder, prefix=self._prefixes[rank], **place, **self._variables)
         )
 
     # -- what happens ----------------------------------------------------------------------------------------

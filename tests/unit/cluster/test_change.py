@@ -2,11 +2,12 @@
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.cluster.change import Change, Departure
+from nexar.cluster.change import WORLD, Change, Departure, following
 from nexar.cluster.membership import MembershipError
 from tests.unit.cluster.decisions.parliament import a_member, a_membership
 
@@ -48,6 +49,51 @@ def test_it_touches_communicators_that_lost_a_member_or_a_connection_or_are_rene
     assert not change.touches(5, frozenset({3, 4}))
 
 
+def test_who_goes_quietly_touches_nobody() -> None:
+    quiet = Change(2, left=(Departure(1, "it left", willing=True, quiet=True), *gone(4)))
+    assert (quiet.gone, quiet.loud) == ({1, 4}, {4})
+    assert not quiet.touches(5, [1, 2])
+    assert quiet.touches(5, [2, 4])
+    assert [each.node for each in quiet.apply(FOUR).members] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "ends"),
+    [
+        (Change(2, left=(Departure(1, "it left", willing=True, quiet=True),)), False),
+        (Change(2, renewed=(5,)), False),
+        (Change(2, renewed=(WORLD,)), True),
+        (Change(2, left=gone(1)), True),
+        (Change(2, joined=(a_member(9),)), True),
+        (Change(2, severed=((1, 2),)), True),
+    ],
+)
+def test_the_worlds_communicator_ends_by_all_but_who_goes_quietly_and_what_is_renewed_elsewhere(
+    change: Change, *, ends: bool
+) -> None:
+    assert change.ends_world is ends
+    assert change.touches(WORLD, [1, 2, 3, 4]) is ends
+
+
+def test_what_follows_is_the_worlds_own_membership_at_that_epoch() -> None:
+    changes = [
+        Change(2, left=(Departure(2, "it left", willing=True, quiet=True),)),
+        Change(3, joined=(a_member(9),)),
+        Change(4, left=(Departure(9, "it left", willing=True, quiet=True),)),
+    ]
+    worlds = [FOUR]
+    for change in changes:
+        worlds.append(change.apply(worlds[-1]))
+    assert following(WORLD, FOUR, worlds[1], changes[:1]) is None
+    for seen in (2, 3):
+        assert following(WORLD, FOUR, worlds[seen], changes[:seen]) == worlds[2]
+
+
+def test_a_departure_of_before_there_was_quiet_is_loud() -> None:
+    old = msgspec.msgpack.encode({"epoch": 2, "left": [[1, "killed", False]]})
+    assert Change.decode(old) == Change(2, left=(Departure(1, "killed"),))
+
+
 def test_causes_are_told_by_the_ranks_of_before() -> None:
     assert Change(2, left=gone(2, 4)).causes(FOUR) == {1: "cause of 2", 3: "cause of 4"}
     assert Change(2, left=gone(9)).causes(FOUR) == {}
@@ -56,7 +102,9 @@ def test_causes_are_told_by_the_ranks_of_before() -> None:
 changes = st.builds(
     Change,
     st.integers(2, 2**40),
-    st.lists(st.builds(Departure, st.integers(1, 2**64 - 1), st.text(max_size=50), st.booleans())).map(tuple),
+    st.lists(st.builds(Departure, st.integers(1, 2**64 - 1), st.text(max_size=50), st.booleans(), st.booleans())).map(
+        tuple
+    ),
     st.lists(st.integers(1, 200).map(a_member), max_size=3).map(tuple),
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=3).map(tuple),
     st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),

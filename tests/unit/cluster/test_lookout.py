@@ -254,6 +254,15 @@ def test_who_simply_leaves_is_gone_when_its_link_ends_and_not_before(scene: Scen
     assert not scene.tasks
 
 
+def test_whatever_hints_at_who_said_goodbye_it_has_left_as_it_said(scene: Scene) -> None:
+    scene.reachable = SILENT
+    scene.say(Goodbye(LEFT))
+    scene.lookout.line_ended(PEER, "its death line ended")
+    scene.work()
+    assert scene.told == [Lost(PEER, LEFT, willing=True)]
+    assert scene.noticed == [(PEER, "left", LEFT)]
+
+
 def test_who_is_needed_after_it_left_is_lost_like_anybody_else(scene: Scene) -> None:
     scene.say(Goodbye(LEFT))
     scene.lookout.missed(PEER, "the link was lost")

@@ -11,7 +11,7 @@ from nexar.collectives.operations import OperationCode
 from nexar.collectives.schedules.catalog import Shape
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import Cancelled, UsageError
+from nexar.errors import Cancelled, PeerLost, UsageError
 from tests.ranks import PATIENCE, on_every
 
 F32 = np.dtype(np.float32)
@@ -43,6 +43,21 @@ def test_calls_take_numbers_in_a_row_and_threads_never_the_same(pair: list[Assem
     for each in calls:
         for call in each:
             pair[0].work(call, iter(())).end(Cancelled())  # type: ignore[arg-type]
+
+
+def test_a_call_that_finds_the_shared_memory_closed_is_one_and_ends_at_once(pair: list[Assembly]) -> None:
+    """Only what becomes of a call is told with what the communicator has come to; its beginning is not."""
+    lost = PeerLost(rank=1, cause="its process has ended")
+
+    class Closed:
+        def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
+            raise lost
+
+    pair[0].arena = Closed()  # type: ignore[assignment]
+    call = pair[0].begin(REDUCE)
+    assert call.entry.error is lost
+    raised = pair[0].work(call, iter(())).end(Cancelled())  # type: ignore[arg-type]
+    assert isinstance(raised, PeerLost)
 
 
 def test_a_schedule_borrows_memory_and_gives_it_back(pair: list[Assembly]) -> None:

@@ -28,6 +28,10 @@ class Story:
         self.opened: list[Branch] = []
         self.lineage.opened = self.opened.append
 
+    def widen(self) -> None:
+        """A world of four, from the beginning."""
+        self.world = self.lineage._course.world = membership([1, 2, 3, 4], 1)
+
     def begin(self, *nodes: int, communicator: int = WORLD) -> Branch:
         members = membership(list(nodes), self.world.epoch) if nodes else self.world
         return self.lineage.begin(members, communicator, soon())

@@ -5,6 +5,7 @@ from typing import Any, cast
 from nexar.cluster.change import WORLD, Change, Departure
 from nexar.communicator import course as room
 from nexar.communicator.course import Course
+from nexar.errors import LinkClosed, PeerLost
 from tests.unit.communicator.branches import FakeGroup, branch
 from tests.unit.communicator.scripted import membership
 
@@ -41,3 +42,16 @@ def test_the_changes_between_two_epochs_are_told_and_the_oldest_are_forgotten() 
     newest = changes[-1].epoch
     assert course.between(newest - 2, newest - 1) == [changes[-2]]
     assert course.between(1, newest) == changes[-room._MOST_CHANGES :]
+
+
+def test_what_is_being_made_ends_when_a_change_concerns_it_or_it_lacks_a_member() -> None:
+    course = Course(membership([1, 2, 3, 4], 1))
+    assert course.end_of(group(1, 2, 3, 4)) is None
+    course.add(Change(2, left=(Departure(4, "it left", willing=True, quiet=True),)), membership([1, 2, 3], 2))
+    assert course.end_of(group(1, 2, 3)) is None
+    loss = course.end_of(group(1, 2, 4))
+    assert isinstance(loss, PeerLost)
+    assert (loss.rank, loss.node, loss.cause) == (2, 4, "it left")
+    assert course.gone_from(membership([4, 1, 9], 1)) == {4: "it left", 9: "it is no member any more"}
+    course.add(Change(3, renewed=(PART,)), membership([1, 2, 3], 3))
+    assert isinstance(course.end_of(group(1, 2, 4)), LinkClosed)

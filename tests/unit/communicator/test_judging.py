@@ -10,14 +10,16 @@ from nexar.cluster.decisions.succession_events import Stall
 from nexar.errors import (
     CollectiveTimeout,
     Expelled,
+    LinkClosed,
     MembershipChanged,
+    NexarError,
     NoQuorum,
     PeerLost,
     RecoveryTimeout,
     UsageError,
 )
 from tests.unit.cluster.memory_mesh import soon
-from tests.unit.communicator.lineages import PART, Story, expel
+from tests.unit.communicator.lineages import PART, Story, expel, nodes
 
 # ---------------------------------------------------------------- what calls raise
 
@@ -41,6 +43,55 @@ def test_under_the_automatic_policy_a_lost_peer_is_looked_into_and_waited_for(st
     assert story.missed == [3]
     assert isinstance(change, MembershipChanged)
     assert change.lost == {2: "node 3 was killed"}
+
+
+@pytest.mark.parametrize("error", [PeerLost(node=3, cause="no member"), LinkClosed(rank=9, node=3)])
+def test_who_went_quietly_is_missed_by_who_needs_it_and_then_there_is_a_successor(
+    story: Story, error: NexarError
+) -> None:
+    world, part = story.begin(), story.begin(1, 2, 3, communicator=PART)
+    story.change(3, quiet=True)
+    assert not world.interrupted
+    assert story.maker.lost == [3], "who waits for it is told"
+    threading.Timer(0.02, lambda: story.change(renewed=(WORLD,))).start()
+    change = story.raised(world, error)
+    assert isinstance(change, MembershipChanged)
+    assert change.lost == {2: "it left"}
+    assert story.renewals == [((WORLD,), 2)]
+    assert not part.interrupted
+
+
+def test_who_needed_it_before_it_went_asks_again_after_each_change_that_is_none_for_it(story: Story) -> None:
+    story.widen()
+    part = story.begin(1, 2, 4, communicator=PART)
+    fate = story.lineage.fate_after(part, PeerLost(node=4, cause="connection reset"))
+    assert (fate, story.missed, story.renewals) == (part.fate, [4], [])
+    story.change(4, quiet=True)
+    story.change(3, quiet=True)
+    assert story.renewals == [((PART,), 2), ((PART,), 3)]
+    story.change(renewed=(PART,))
+    assert nodes(story.successor(part)) == [1, 2]
+    story.change(2)
+    assert len(story.renewals) == 2
+
+
+def test_without_a_quorum_who_needs_one_that_went_quietly_is_told_and_others_are_not(story: Story) -> None:
+    part, other = (story.begin(1, 3, communicator=each) for each in (PART, PART + 1))
+    story.change(3, quiet=True)
+    assert story.lineage.fate_after(part, PeerLost(node=3, cause="it left")) is part.fate
+    story.lineage.stalled(Stall(alive=(1,), needed=2))
+    assert isinstance(story.raised(part), NoQuorum)
+    assert not other.interrupted
+
+
+def test_under_the_manual_policy_who_went_quietly_is_named_by_its_rank_there(tell: Callable[..., Story]) -> None:
+    story = tell(recovery_policy="manual")
+    part = story.begin(3, 1, communicator=PART)
+    story.change(3, quiet=True)
+    error = story.raised(part, LinkClosed(rank=2, node=3, operation="send"))
+    assert isinstance(error, PeerLost)
+    assert (error.rank, error.cause, error.operation) == (0, "it left", "send")
+    assert "comm.shrink()" in str(error)
 
 
 def test_a_lost_peer_of_somebody_else_is_raised_as_it_is(story: Story) -> None:

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nexar.cluster.decisions.turns import WILLING_DELAY
+from nexar.cluster.decisions import turns
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import MembershipChanged, NexarError, PeerLost
 from tests.ranks import on_every
 from tests.unit.cluster.memory_mesh import eventually
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait here for others to close as well."""
+    assert turns.WILLING_DELAY <= 1.0
+    monkeypatch.setattr(turns, "WILLING_DELAY", 0.02)
 
 
 @pytest.fixture
@@ -139,5 +146,28 @@ def test_health_tells_who_has_left(four: list[Communicator]) -> None:
     assert (found.state, found.cause) == ("lost", "it left")
 
 
-def test_the_delay_is_short() -> None:
-    assert WILLING_DELAY <= 1.0
+class Interrupting:
+    """Shared memory that is closed in the moment a call has looked whether the communicator is open."""
+
+    def __init__(self, die: Callable[[], object]) -> None:
+        self._die = die
+        self._failure: BaseException = PeerLost(rank=3, cause="its process has ended")
+
+    def announce(self, sequence: int, fingerprint: object) -> None:
+        self._die()
+        raise self._failure
+
+    def fail(self, error: BaseException) -> None:
+        self._failure = error
+
+
+@pytest.mark.parametrize("way", ["waited for", "started"])
+def test_a_death_between_the_door_of_a_verb_and_its_beginning_is_told_with_the_successor(
+    four: list[Communicator], way: str
+) -> None:
+    dying = four[3]
+    arena = Interrupting(lambda: dying.__exit__(ValueError, ValueError("no"), None))
+    four[0]._assembly.arena = arena  # type: ignore[assignment]
+    change = changed(four[0], lambda comm: comm.barrier() if way == "waited for" else comm.start.barrier().wait())
+    four[0]._assembly.arena = None
+    assert list(change.lost) == [3]

@@ -219,6 +219,68 @@ def test_who_left_willingly_is_cleared_away_after_a_while() -> None:
     assert house.agreed() == [1, 2, 3]
 
 
+def test_who_has_closed_goes_quietly_and_who_is_needed_does_not() -> None:
+    house = Parliament(4)
+    house.dead.update((3, 4))
+    for node in (3, 4):
+        house.tell_all(Lost(node, "bye", willing=True))
+    house.tell(2, Lost(4, "somebody needs it"))
+    house.run(WILLING_DELAY + 1.0)
+    assert house.agreed() == [1, 2]
+    departures = {each.node: each for adopt in house.adopted[1] for each in adopt.change.left}
+    assert {node: (each.willing, each.quiet) for node, each in departures.items()} == {
+        3: (True, True),
+        4: (True, False),
+    }
+
+
+def test_who_leave_one_after_another_leave_a_majority_behind_each_time() -> None:
+    house = Parliament(5)
+    for node in (5, 3, 4):
+        house.dead.add(node)
+        house.tell_all(Lost(node, "bye", willing=True))
+        house.run(WILLING_DELAY + 1.0)
+    assert house.agreed() == [1, 2]
+    house.kill(1)
+    house.run(1.0)
+    assert house.nodes_of(2) == [2]
+    assert not house.stalls
+
+
+def test_where_no_majority_is_left_who_has_closed_is_no_reason_to_say_so() -> None:
+    house = Parliament(2, seed=False)
+    house.dead.add(2)
+    house.tell(1, Lost(2, "bye", willing=True))
+    house.run(60.0)
+    assert not house.adopted
+    assert not house.stalls
+
+
+def test_under_the_manual_policy_who_has_closed_goes_and_who_is_lost_does_not() -> None:
+    house = Parliament(5, active=False)
+    house.dead.add(5)
+    house.tell_all(Lost(5, "bye", willing=True))
+    house.kill(4)
+    house.run(WILLING_DELAY + 1.0)
+    assert house.nodes_of(1) == [1, 2, 3, 4]
+
+
+def test_what_all_agreed_on_survives_that_somebody_goes_quietly() -> None:
+    """A checkpoint was agreed on in the first epoch, and some hear of the second before they say so."""
+    house = Parliament(4)
+    newcomer = a_member(9)
+    house.tell(1, Wanted(renewed=(7,)))
+    house.run(0.5)
+    assert house.member(1).membership.epoch == 2
+    for node in (1, 2, 3, 4):
+        house.tell(node, Wanted(joined=(newcomer,), epoch=1))
+    house.run(0.5)
+    assert house.nodes_of(1) == [1, 2, 3, 4, 9]
+    house.tell_all(Wanted(left=(Departure(4, "too late", willing=True),), epoch=1))
+    house.run(1.0)
+    assert house.nodes_of(1) == [1, 2, 3, 4, 9], "that world's communicator is over"
+
+
 def test_something_urgent_takes_the_willing_along() -> None:
     house = Parliament(5)
     house.dead.add(4)

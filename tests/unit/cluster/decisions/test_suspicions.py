@@ -35,6 +35,19 @@ def test_the_seed_is_missed_but_never_removed() -> None:
     assert Suspicions(1, a_membership(3)).votes == 0
 
 
+def test_who_left_willingly_is_quiet_until_it_is_needed() -> None:
+    suspicions = Suspicions(1, a_membership(5))
+    suspicions.add(4, "bye", 1.0, willing=True)
+    suspicions.add(5, "silence", 1.0)
+    assert [suspicions.is_quiet(node) for node in (3, 4, 5)] == [False, True, False]
+    assert (suspicions.removable(), suspicions.removable(lost=False)) == ([4, 5], [4])
+    assert suspicions.leave_majority
+    suspicions.add(3, "silence", 1.0)
+    assert not suspicions.leave_majority
+    suspicions.add(4, "needed", 2.0)
+    assert not suspicions.is_quiet(4)
+
+
 def test_who_left_willingly_is_not_urgent_until_something_makes_it_so() -> None:
     suspicions = of_rank_2()
     assert suspicions.add(4, "bye", 1.0, willing=True)

@@ -33,6 +33,47 @@ def test_a_draft_takes_in_all_that_is_known() -> None:
     assert wishes.releases(1)
 
 
+def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_it() -> None:
+    wishes, suspicions = some()
+    for node in (1, 3, 4):
+        suspicions.add(node, "bye", 1.0, willing=True)
+    suspicions.add(3, "needed", 2.0)
+    wishes.want(Wanted(left=(Departure(4, "it asked for it", willing=True),)), 2.0)
+    draft = wishes.draft(suspicions)
+    assert draft is not None
+    assert [(each.node, each.willing, each.quiet) for each in draft.left] == [
+        (1, True, True),
+        (3, True, False),
+        (4, True, False),
+    ]
+
+
+def test_where_losses_are_no_reason_only_who_has_closed_goes() -> None:
+    wishes, suspicions = some()
+    suspicions.add(3, "silence", 1.0)
+    assert wishes.draft(suspicions, acting=False) is None
+    suspicions.add(4, "bye", 1.0, willing=True)
+    draft = wishes.draft(suspicions, acting=False)
+    assert draft is not None
+    assert [each.node for each in draft.left] == [4]
+    wishes.want(Wanted(renewed=(7,)), 2.0)
+    draft = wishes.draft(suspicions, acting=False)
+    assert draft is not None
+    assert [each.node for each in draft.left] == [3, 4], "it goes along with what was agreed on"
+
+
+def test_what_was_agreed_on_outlives_a_change_that_leaves_the_world_alone() -> None:
+    wishes, _ = some()
+    wishes.want(Wanted(joined=(a_member(9),), left=(Departure(1, "bye", willing=True),), renewed=(7,)), 1.0)
+    quiet = Change(2, left=(Departure(4, "bye", willing=True, quiet=True),), renewed=(5,))
+    kept = wishes.carried(quiet, quiet.apply(FOUR), 2.0)
+    assert kept.draft(Suspicions(2, quiet.apply(FOUR))) == Change(
+        3, left=(Departure(1, "bye", willing=True),), joined=(a_member(9),)
+    )
+    loud = Change(2, left=(Departure(4, "killed"),))
+    assert wishes.carried(loud, loud.apply(FOUR), 2.0).wanted_since is None
+
+
 def test_what_is_so_already_is_not_wanted() -> None:
     wishes, suspicions = some()
     wishes.want(Wanted(joined=(a_member(3),), left=(Departure(9, ""),)), 1.0)

@@ -5,7 +5,8 @@
 Law: a communicator that loses a member, or whose members lost a link between them, is over on all its members, by the
 same change, and gets one successor: the one of the last change. Who is still making an earlier one gives it up when the
 next change comes. One that cannot be made holds up no other: it is tried again when another change concerns it, and
-given up if none does in time. None is made with a member that has closed the communicator: the others are told so.
+given up if none does in time. None is made with a member that has closed the communicator: the others are told so. Who
+leaves quietly ends none: each goes on until one of its members needs who left.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from nexar.cluster.decisions.admission_events import (
     SendChallenge,
     Tick,
 )
-from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.membership import Membership
 from nexar.wire.joining import MAX_REFUSALS, Apply, Reserve
 from tests.unit.cluster.decisions.door import PROOF, SEED, Door, a_door, application, ends, every, hello, key
@@ -199,7 +199,7 @@ def test_the_laws_hold_for_a_seed_that_was_started_again(size: int, story: list[
     for node in range(1, size + 1):
         before.join(node, fingerprint=key(1))
     assert before.machine.membership is not None
-    witness = Witness(Admission.resumed(before.machine.membership, terms=Terms(max_pending=MAX_PENDING)))
+    witness = Witness(Admission.resumed(before.machine.membership, rules=DoorRules(max_pending=MAX_PENDING)))
     witness.run(story)
     for commit in every(witness.door.actions, Commit):
         assert commit.membership is before.machine.membership

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import Note
-from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
@@ -97,7 +97,7 @@ class Seed:
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
     ) -> Doorway:
         now = time.monotonic()
-        terms = Terms(
+        rules = DoorRules(
             max_pending=config.join_max_pending,
             auth_timeout=config.join_auth_timeout,
             elastic=config.elastic_enabled,
@@ -105,7 +105,7 @@ class Seed:
         )
         if membership is not None:
             vote = None if self._state is None else self._state.load_vote()
-            admission = Admission.resumed(membership, vote, terms=terms)
+            admission = Admission.resumed(membership, vote, rules=rules)
             self._outcome.resumed(membership, now + config.formation_timeout)
         else:
             admission = Admission(
@@ -114,7 +114,7 @@ class Seed:
                 started=now,
                 formation_timeout=config.formation_timeout,
                 seed=Attendant(identity.node, identity.fingerprint),
-                terms=terms,
+                rules=rules,
             )
         lifetime = timedelta(seconds=min(config.certificate_lifetime, AUTHORITY_LIFETIME.total_seconds()))
         self._board = NoticeBoard(identity.authority.cluster, self._size, lambda: admission.joined)

@@ -18,13 +18,10 @@ Laws:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
-from nexar.cluster.addresses import add_seen
 from nexar.cluster.decisions.admission_events import (
     Action,
-    Admit,
     Answered,
     Applied,
     BadMessage,
@@ -50,20 +47,19 @@ from nexar.cluster.decisions.admission_events import (
     Watched,
 )
 from nexar.cluster.decisions.authenticating import Joining, Onlookers, authenticate, greet
-from nexar.cluster.decisions.children import Children
-from nexar.cluster.decisions.early_joiners import EarlyJoiners
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.formed_cluster import FormedCluster
+from nexar.cluster.decisions.forming import Forming
 from nexar.cluster.decisions.guest import Guest
-from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
+from nexar.cluster.decisions.refusals import Refusal, Refusals, brief
 from nexar.cluster.decisions.register import Register
-from nexar.cluster.decisions.terms import Terms
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.decisions.witness import Witness
-from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member, Membership
+from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.errors import InternalError, UsageError
-from nexar.types import NodeId, Rank, describe_peer, format_node, format_seconds
+from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.handshake import Hello
 
 _CROWDED: Final = "too many connections wait to authenticate; try again"
@@ -80,7 +76,7 @@ class Admission:
         started: float,
         formation_timeout: float,
         seed: Attendant,
-        terms: Terms | None = None,
+        rules: DoorRules | None = None,
     ) -> None:
         """Form a cluster of `size` members until `started + formation_timeout`. `seed` is pinned by the membership.
 
@@ -89,37 +85,43 @@ class Admission:
         if not 1 <= size <= MAX_MEMBERS:
             raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
         self.size = size
-        self._terms = terms or Terms()
+        self._rules = rules or DoorRules()
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
         self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
-        self._formation: Formation | None = Formation(cluster, size, seed)  # until it succeeds or fails
         self._formed: FormedCluster | None = None  # once it has
         self._guests: dict[int, Guest] = {}
-        self._pending = WaitingRoom(self._terms.max_pending, self._terms.auth_timeout)
+        self._pending = WaitingRoom(self._rules.max_pending, self._rules.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
         self._onlookers = Onlookers()
-        self._children = Children(self._launchers)
-        self._early = EarlyJoiners(size, self._terms)  # until it has formed
         self._refusals = Refusals()
+        self._forming: Forming | None = Forming(  # until it succeeds or fails
+            Formation(cluster, size, seed),
+            size,
+            self._rules,
+            members=self._members,
+            launchers=self._launchers,
+            refusals=self._refusals,
+            note=self._note,
+        )
 
     @classmethod
-    def resumed(cls, membership: Membership, vote: Vote | None = None, *, terms: Terms | None = None) -> Admission:
+    def resumed(cls, membership: Membership, vote: Vote | None = None, *, rules: DoorRules | None = None) -> Admission:
         """The seed of a cluster that has formed, started again: those whom the membership pins may come back. `vote`:
         what it had kept of its last vote.
         """
         cluster, size, seed = membership.cluster, membership.size, membership.seed
         if seed is None:
             raise InternalError("a membership without a seed cannot be resumed by one")
-        made = cls(cluster, size, started=0, formation_timeout=0, seed=seed, terms=terms)
-        made._formation = None
+        made = cls(cluster, size, started=0, formation_timeout=0, seed=seed, rules=rules)
+        made._forming = None
         made._form(membership, vote)
         return made
 
     def _form(self, membership: Membership, vote: Vote | None = None) -> FormedCluster:
-        register = Register(membership, elastic=self._terms.elastic, most=self._terms.most)
+        register = Register(membership, elastic=self._rules.elastic, most=self._rules.most)
         witness = Witness(membership, vote=vote)
         self._formed = FormedCluster(register, witness, self._members, self._launchers, self._end)
         return self._formed
@@ -132,7 +134,7 @@ class Admission:
     @property
     def failed(self) -> bool:
         """The time for forming passed before everybody was there."""
-        return self._formation is None and self._formed is None
+        return self._forming is None and self._formed is None
 
     @property
     def joined(self) -> int:
@@ -151,7 +153,7 @@ class Admission:
 
     def due(self, now: float) -> float | None:
         """When the next Tick is needed, not before `now`; None: not before another event."""
-        formation = None if self._formation is None else self._deadline
+        formation = None if self._forming is None else self._deadline
         formed = None if self._formed is None else self._formed.due(now)
         deadlines = [each for each in (formation, formed, self._pending.next_deadline) if each is not None]
         return max(now, min(deadlines)) if deadlines else None
@@ -238,110 +240,57 @@ class Admission:
         self._onlookers.enter(guest)
         return [Show(guest.connection), self._note("watching", guest)]
 
-    # ------------------------------------------------------------ forming
+    # ------------------------------------------------------------ forming, and after it
 
     def _applied(self, guest: Guest, event: Applied) -> list[Action]:
-        hello, asked = self._prove(guest, "candidate", event), event.application
-        if self._formation is None:
-            return self._after().applied(guest, hello, asked)
-        self._check_new(hello.node, asked.epoch)
-        addresses = add_seen(asked.addresses, guest.address)
-        member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
-        admit = Admit(guest.connection, hello.node, guest.address, self.size, rank=asked.rank)
-        if not self._early.admit(self._formation, guest, member, asked.rank):
-            return [admit, self._note("admitted", guest, "it waits to come in")]
-        seated = self._seat(guest, hello.node)
-        return [admit, self._note("admitted", guest), *seated]
-
-    def _seat(self, guest: Guest, node: NodeId) -> list[Action]:
-        """It has a place, and waits: also for children that ended well, and will never come."""
-        self._members[node] = guest
-        return [action for event in self._children.missing for action in self._fail_without(event)]
+        hello = self._prove(guest, "candidate", event)
+        if self._forming is None:
+            return self._after().applied(guest, hello, event.application)
+        return [*self._forming.applied(guest, hello, event.application), *self._settle(self._forming)]
 
     def _ready(self, guest: Guest) -> list[Action]:
-        if self._formation is None:
+        if self._forming is None:
             return self._after().ready(guest)
-        if self._early.make_ready(guest):
-            return []
-        if guest.node is None or self._members.get(guest.node) is not guest:
-            raise Refusal("it said that it is ready, and has not joined")
-        self._formation.make_ready(guest.node)
-        return self._commit(self._formation) if self._formation.is_complete else []
+        self._forming.ready(guest)
+        return self._settle(self._forming)
 
     def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
-        hello, asked = self._prove(guest, "launcher", event), event.reservation
-        if self._formation is None:
-            return self._after().reserved(guest, hello, asked)
-        self._check_new(hello.node, asked.epoch)
-        block = self._early.reserve(self._formation, Attendant(hello.node, guest.fingerprint), asked)
-        self._launchers[hello.node] = guest
-        admit = Admit(guest.connection, hello.node, guest.address, self.size)
-        if block is None:
-            return [admit, self._note("reserved", guest, "no ranks yet")]
-        admit = replace(admit, first_rank=block.first_rank, group_rank=block.group_rank)
-        return [admit, self._note("reserved", guest, f"ranks {block.ranks.start}..{block.ranks.stop - 1}")]
+        hello = self._prove(guest, "launcher", event)
+        if self._forming is None:
+            return self._after().reserved(guest, hello, event.reservation)
+        return self._forming.reserved(guest, hello, event.reservation)
 
-    def _check_new(self, node: NodeId, epoch: int) -> None:
-        """Refusal for who has come already, and for members of the cluster of a seed that was here before."""
-        if epoch:
-            raise Refusal("its cluster has formed, and this seed does not know it: it was started without its state")
-        present = self._members.get(node) or self._launchers.get(node) or self._early.find(node)
-        if present is not None:
-            raise Refusal(f"node {format_node(node)} has joined already, from {present.address}")
-
-    def _commit(self, formation: Formation) -> list[Action]:
-        self._formation = None
-        formed = self._form(formation.make_membership())
-        commit = Commit(formed.membership, self._insiders(), frozenset(self._members))
-        return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(self._early)]
-
-    def _promote(self) -> list[Action]:
-        """As many as places have become free do not wait any more."""
-        actions: list[Action] = []
-        while self._formation and (early := self._early.promote(self._formation)):
-            actions += self._seat(early.guest, early.member.node)
-            actions += self._ready(early.guest) if early.ready and self._members else []  # none: it has failed
-        return actions
+    def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
+        if self._forming is None:
+            return self._after().child_died(guest, event)
+        return [*self._forming.child_died(guest, event), *self._settle(self._forming)]
 
     def _after(self) -> FormedCluster:
         if self._formed is None:
             raise InternalError("somebody spoke after the formation had failed and all connections had ended")
         return self._formed
 
-    def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
-        formation = self._formation
-        if formation is None:
-            return self._after().child_died(guest, event)
-        died, in_vain = self._children.ended(formation, guest, event, somebody_waits=bool(self._members))
-        return [died, *self._fail_without(event)] if in_vain else [died]
+    def _settle(self, forming: Forming) -> list[Action]:
+        """See to it that it has formed, or never will; nothing while neither is so."""
+        if forming.failure:
+            return self._fail(forming)
+        return self._commit(forming) if forming.complete else []
 
-    def _fail_without(self, event: ChildDied) -> list[Action]:
-        """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
-        if self._formation is None:
-            return []  # it has failed already
-        verb = "ended" if event.well else "died"
-        self._refusals.add(f"rank {event.rank}", f"it {verb} before the cluster had formed: {last_line(event.cause)}")
-        self._failure = f"rank {event.rank} {verb} before the cluster had formed"
-        return self._fail(self._formation)
+    def _commit(self, forming: Forming) -> list[Action]:
+        self._forming = None
+        formed = self._form(forming.formation.make_membership())
+        commit = Commit(formed.membership, self._insiders(), frozenset(self._members))
+        return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(forming.early)]
 
-    # ------------------------------------------------------------ time
-
-    def _tick(self, now: float) -> list[Action]:
-        late = f"it did not authenticate within {format_seconds(self._terms.auth_timeout)}"
-        expired = [self._guests[connection] for connection in self._pending.expired(now)]
-        actions = [action for guest in expired for action in self._drop(guest, late)]
-        if self._formation is not None and now >= self._deadline:
-            self._failure = f"the cluster did not form within {format_seconds(self._formation_timeout)}"
-            actions += self._fail(self._formation)
-        return actions if self._formed is None else actions + self._formed.tick(now)
-
-    def _fail(self, formation: Formation) -> list[Action]:
-        """Everybody is told: those who are in, the facts; the others, that it is over."""
-        insiders = (*self._insiders(), *self._early.clear())
-        joined = tuple(self._who(guest) + formation.flaw_of(node) for node, guest in self._members.items())
+    def _fail(self, forming: Forming) -> list[Action]:
+        """Everybody is told: those who are in, the facts; the others, and who only looks, that it is over."""
+        self._failure = forming.failure
+        insiders = (*self._insiders(), *forming.early.clear())
+        flaw_of = forming.formation.flaw_of
+        joined = tuple(self._who(guest) + flaw_of(node) for node, guest in self._members.items())
+        self._forming = None  # nobody takes the place of those who go now
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
         refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
-        self._formation = None
         self._guests.clear()
         self._members.clear()
         self._launchers.clear()
@@ -349,6 +298,17 @@ class Admission:
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
         fail = Fail(joined, self.size, listed, count, elapsed, insiders)
         return [*refused, fail, Note("failed", reason=f"{self._failure}, {len(joined)} of {self.size} joined")]
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self, now: float) -> list[Action]:
+        late = f"it did not authenticate within {format_seconds(self._rules.auth_timeout)}"
+        expired = [self._guests[connection] for connection in self._pending.expired(now)]
+        actions = [action for guest in expired for action in self._drop(guest, late)]
+        if self._forming is not None and now >= self._deadline:
+            self._forming.expire(self._formation_timeout)
+            actions += self._fail(self._forming)
+        return actions if self._formed is None else actions + self._formed.tick(now)
 
     # ------------------------------------------------------------ ends
 
@@ -368,18 +328,10 @@ class Admission:
         self._onlookers.leave(guest)
         if self._formed is not None:
             return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
-        self._withdraw(guest)
-        return [note, *self._promote()]
-
-    def _withdraw(self, guest: Guest) -> None:
-        """What its node has claimed is free again."""
-        self._early.withdraw(guest)
-        for circle in (self._members, self._launchers):
-            if guest.node is not None and circle.get(guest.node) is guest:
-                del circle[guest.node]
-                self._children.forget(guest.node)
-                if self._formation is not None:
-                    self._formation.withdraw(guest.node)
+        if self._forming is None:
+            return [note]
+        self._forming.withdrawn(guest)
+        return [note, *self._settle(self._forming)]
 
     # ------------------------------------------------------------ words
 
@@ -390,7 +342,7 @@ class Admission:
         """What it has claimed or holds; nobody has a rank by its hello alone."""
         if guest.node is None or self._members.get(guest.node) is not guest:
             return None
-        book = self._formation or self.membership
+        book = self.membership if self._forming is None else self._forming.formation
         return None if book is None else book.rank_of(guest.node)
 
     def _who(self, guest: Guest) -> str:

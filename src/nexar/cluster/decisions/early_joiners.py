@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.ranks import Block
 from nexar.cluster.decisions.refusals import NoRoom, Refusal
-from nexar.cluster.decisions.terms import Terms
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Member
 from nexar.types import NodeId, Rank
 from nexar.wire.joining import Reserve
@@ -31,11 +31,11 @@ class EarlyJoiner:
 class EarlyJoiners:
     """In the order in which they came."""
 
-    def __init__(self, size: int, terms: Terms) -> None:
+    def __init__(self, size: int, rules: DoorRules) -> None:
         """Of a cluster that is formed of `size`."""
         self._size = size
-        self._elastic = terms.elastic
-        self._most = min(terms.most or MAX_MEMBERS, MAX_MEMBERS)
+        self._elastic = rules.elastic
+        self._most = min(rules.most or MAX_MEMBERS, MAX_MEMBERS)
         self._waiting: dict[NodeId, EarlyJoiner] = {}
 
     def find(self, node: NodeId) -> Guest | None:

@@ -18,7 +18,7 @@ from nexar.cluster.decisions.admission_events import (
     Reserved,
     Tell,
 )
-from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.membership import Attendant
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
 from nexar.wire.handshake import Hello, Role
@@ -103,8 +103,8 @@ def a_door(
     most: int = 0,
     seed: Attendant = SEED,
 ) -> Door:
-    terms = Terms(max_pending=max_pending, elastic=elastic, most=most)
-    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, terms=terms, seed=seed))
+    rules = DoorRules(max_pending=max_pending, elastic=elastic, most=most)
+    return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, rules=rules, seed=seed))
 
 
 def only(actions: list[Action], kind: type[_Kind]) -> _Kind:

@@ -1,6 +1,17 @@
-"""While the cluster forms: children that end without coming, and who comes from another cluster."""
+"""While the cluster forms: children that end without coming, who comes from another cluster, and who only looks."""
 
-from nexar.cluster.decisions.admission_events import ChildDied, Commit, Fail, Left, Refuse, Reserved
+from nexar.cluster.decisions.admission_events import (
+    ChildDied,
+    Commit,
+    Fail,
+    Left,
+    Refuse,
+    Reserved,
+    Tick,
+    Watched,
+)
+from nexar.cluster.decisions.authenticating import MAX_ONLOOKERS
+from nexar.cluster.decisions.guest import Guest
 from nexar.wire.joining import Reserve
 from tests.unit.cluster.decisions.door import PROOF, a_door, every, key, notes, only
 
@@ -39,3 +50,15 @@ def test_members_of_a_seed_that_was_here_before_are_not_taken_for_new_ones() -> 
     for actions in (door.join(1, epoch=3), launcher):
         assert "started without its state" in only(actions, Refuse).reason
     assert door.machine.joined == 0
+
+
+def test_who_only_looks_is_told_that_the_cluster_did_not_form_and_is_forgotten() -> None:
+    door = a_door(1, timeout=1.0)
+    for connection in range(MAX_ONLOOKERS):
+        door.greet(connection, node=connection + 1, role="onlooker")
+        door.tell(Watched(connection, proof_ok=True))
+    door.now = 2.0
+    refused = every(door.tell(Tick()), Refuse)
+    assert [each.connection for each in refused] == list(range(MAX_ONLOOKERS))
+    assert {each.reason for each in refused} == {"the cluster did not form within 1 s"}
+    door.machine._onlookers.enter(Guest(99, "10.0.0.9:99"))  # there is room again

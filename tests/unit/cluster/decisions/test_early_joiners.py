@@ -3,11 +3,11 @@
 import pytest
 
 from nexar.cluster.decisions.admission_events import Admit, Applied, ChildDied, Commit, Fail, Gone, Ready, Refuse, Tick
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import NoRoom, Refusal
-from nexar.cluster.decisions.terms import Terms
 from nexar.cluster.membership import Attendant, Member, decode_member
 from nexar.wire.joining import Current, Reserve, Waiting
 from tests.unit.cluster.decisions.door import (
@@ -37,7 +37,7 @@ def member(node: int) -> Member:
 
 
 def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
-    early, formation = EarlyJoiners(1, Terms(elastic=True, most=2)), Formation("cluster", 1, SEED)
+    early, formation = EarlyJoiners(1, DoorRules(elastic=True, most=2)), Formation("cluster", 1, SEED)
     assert early.admit(formation, guest(1), member(1), None)
     waiting = guest(2)
     assert not early.admit(formation, waiting, member(2), None)
@@ -54,7 +54,7 @@ def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
 
 
 def test_where_the_cluster_is_not_elastic_nobody_waits() -> None:
-    early, formation = EarlyJoiners(1, Terms()), Formation("cluster", 1, SEED)
+    early, formation = EarlyJoiners(1, DoorRules()), Formation("cluster", 1, SEED)
     early.admit(formation, guest(1), member(1), None)
     with pytest.raises(NoRoom, match="all 1 places are taken"):
         early.admit(formation, guest(2), member(2), None)
@@ -63,7 +63,7 @@ def test_where_the_cluster_is_not_elastic_nobody_waits() -> None:
 
 
 def test_a_wish_that_cannot_be_granted_is_refused_and_does_not_wait() -> None:
-    early, formation = EarlyJoiners(2, Terms(elastic=True)), Formation("cluster", 2, SEED)
+    early, formation = EarlyJoiners(2, DoorRules(elastic=True)), Formation("cluster", 2, SEED)
     early.admit(formation, guest(1), member(1), 0)
     with pytest.raises(Refusal, match="rank 0 is held"):
         early.admit(formation, guest(2), member(2), 0)
@@ -71,7 +71,7 @@ def test_a_wish_that_cannot_be_granted_is_refused_and_does_not_wait() -> None:
 
 
 def test_who_goes_waits_no_longer_and_a_stranger_changes_nothing() -> None:
-    early, formation = EarlyJoiners(1, Terms(elastic=True)), Formation("cluster", 1, SEED)
+    early, formation = EarlyJoiners(1, DoorRules(elastic=True)), Formation("cluster", 1, SEED)
     for node in (1, 2, 3):
         early.admit(formation, guest(node), member(node), None)
     early.withdraw(guest(3))  # another connection of it

@@ -16,7 +16,7 @@ from nexar.cluster.decisions.admission_events import (
     Refuse,
     Said,
 )
-from nexar.cluster.decisions.terms import Terms
+from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.membership import Member, Membership, decode_member
 from nexar.wire.joining import Current, Died, Waiting, Word
 from nexar.wire.messages import Chosen, Ping, decode
@@ -37,7 +37,7 @@ def formed(*, elastic: bool = True, most: int = 0) -> Door:
 def resumed(door: Door, *, elastic: bool = True) -> Door:
     membership = door.machine.membership
     assert membership is not None
-    return Door(Admission.resumed(Membership.decode(membership.encode()), terms=Terms(elastic=elastic)))
+    return Door(Admission.resumed(Membership.decode(membership.encode()), rules=DoorRules(elastic=elastic)))
 
 
 def waiting(door: Door) -> tuple[Member, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class DoorRules:
     """Who may come in, besides those who form the cluster, and how many may wait at the door."""
 
     max_pending: int = 256

@@ -1,10 +1,11 @@
-"""Ranks of torch as processes, forked from the test so that torch is imported once."""
+"""Ranks of torch as processes, forked from the test so that torch, and what of nexar a rank needs, is imported once."""
 
 import os
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,8 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nexar.testing.availability import why_absent
+
 PATIENCE = 50.0
 """Seconds until a test that waits for processes gives up."""
+
+
+def load() -> None:
+    """Import what every rank would import by itself, at ten times the price of all that it does then."""
+    door = "group_door" if torch.__version__ < (2, 14) else "backend_door"
+    for name in ("launch.joining", "torch.creation", f"torch.{door}"):
+        import_module(f"nexar.{name}")
+    for scheme in ("shm", "tls", "quic"):
+        if not why_absent(scheme):
+            import_module(f"nexar.transport.{scheme}.transport")
+
+
+load()
 
 
 class Died:

@@ -2,7 +2,7 @@
 
 `DistributedTest._DistTestBase` runs every collective, message and wrapper (DDP, join, averaging) in real processes.
 Prints a line for each test, and then how many passed; `--backend gloo` shows what torch's own backend does on the same
-machine. Processes are forked: torch is imported once, not once for each process of each test.
+machine. Processes are forked: torch is imported once, not once for each process of each test, and so is nexar.
 """
 
 import argparse
@@ -14,13 +14,18 @@ import sys
 import tempfile
 import time
 import unittest
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tests.torch.processes import load
+
 
 def main() -> int:
     arguments = _arguments()
+    load()
     folder = tempfile.mkdtemp(prefix="nexar-torch-")
     os.environ.update(BACKEND=arguments.backend, WORLD_SIZE=str(arguments.world), TEMP_DIR=folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -91,8 +96,8 @@ def _told_early(text: str) -> str:
         text = re.sub(r"@skip_if_no_gpu\b", '@unittest.skip("it needs a GPU")', text)
         text = re.sub(r"@skip_if_lt_x_gpu\(.*\)", '@unittest.skip("it needs GPUs")', text)
     if int(os.environ["WORLD_SIZE"]) <= 2:
-        text = re.sub(r"@skip_if_small_worldsize\b", '@unittest.skip("it needs more than two ranks")', text)
-    return text
+        return re.sub(r"@skip_if_small_worldsize\b", '@unittest.skip("it needs more than two ranks")', text)
+    return re.sub(r"@skip_if_small_worldsize\b", "", text)  # torch wants eight of them, for groups of ranks 1 and 2
 
 
 def _case() -> type[unittest.TestCase]:
@@ -137,9 +142,29 @@ def _run(name: str, limit: int) -> tuple[str, str, str]:
     return "passed", took, ""
 
 
+_REASONS = {
+    r"GPU|nccl": "need GPUs, or are of NCCL's alone",
+    r"more than two ranks|world size of 4": "need more than two ranks",
+    r"github\.com|torchvision": "are switched off by torch itself, or need torchvision",
+    r"words of Gloo": "compare the words of Gloo's errors",
+    r"sparse": "reduce sparse tensors",
+}
+
+
+def reasons(results: Mapping[str, Sequence[str]]) -> Counter[str]:
+    """How many were skipped for which kind of reason; for one that nobody has thought of, its own words."""
+    kinds: Counter[str] = Counter()
+    for state, _, words in results.values():
+        if state == "skipped":
+            kinds[next((kind for sign, kind in _REASONS.items() if re.search(sign, words, re.IGNORECASE)), words)] += 1
+    return kinds
+
+
 def _report(results: dict[str, tuple[str, str, str]], arguments: argparse.Namespace) -> None:
     counts = {kind: sum(result[0] == kind for result in results.values()) for kind in ("passed", "skipped", "FAILED")}
     print(f"\n{arguments.backend}, world {arguments.world}: {counts}")  # noqa: T201
+    for kind, count in reasons(results).most_common():
+        print(f"{count:5} {kind}")  # noqa: T201
     if arguments.json:
         with open(arguments.json, "a") as file:
             file.write(json.dumps({"backend": arguments.backend, "world": arguments.world, "results": results}) + "\n")

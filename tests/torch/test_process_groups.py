@@ -147,16 +147,6 @@ def test_a_call_that_waits_too_long_says_who_has_not_come(tmp_path):
     assert "rank 1" in on_ranks(tmp_path, 2, task)[0]
 
 
-@pytest.mark.skipif(not FROM_2_14, reason="before torch 2.14 backends written in Python have no such barrier")
-def test_a_monitored_barrier_names_those_that_are_missing(tmp_path):
-    def task(rank, size):
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        backend.monitored_barrier(dist.BarrierOptions())
-        return True
-
-    assert on_ranks(tmp_path, 2, task) == [True, True]
-
-
 @pytest.mark.skipif(not FROM_2_14, reason="before torch 2.14 torch checks only backends written in C++")
 def test_the_detailed_debug_mode_checks_our_calls(tmp_path):
     def task(rank, size):

@@ -80,7 +80,8 @@ class Conductor:
         self, operations: Sequence[Operation], entry: Entry | None, deadline: float, timeout: float | None
     ) -> None:
         """`timeout` None: the deadline is the last. `entry`: of the call that the operations are part of."""
-        early = min(deadline, monotonic() + DECLARE)
+        began = monotonic()
+        early = min(deadline, began + DECLARE)
         while True:
             try:
                 self._group.wait(operations, early, entry, keep=True)
@@ -94,7 +95,7 @@ class Conductor:
                         call.awaits = operations
                     self.declare(call)
                 elif timeout is None or call is None:
-                    raise self._journal.patience.explain(late) from None
+                    raise self._journal.patience.explain(late, deadline - began) from None
                 else:
                     call.moved_at = max([call.moved_at, *(each.last_moved() for each in operations)])
                     early = deadline = self._journal.patience.extend(call, late, timeout)

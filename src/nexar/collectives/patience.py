@@ -71,9 +71,10 @@ class Patience:
             timeout=timeout,
         ) from late
 
-    def explain(self, late: OperationTimeout) -> OperationTimeout:
+    def explain(self, late: OperationTimeout, waited: float | None = None) -> OperationTimeout:
         """The same, of what is no collective, with what those who were waited for say of themselves. Takes half a
-        second at most; a rank that does not answer is named as before.
+        second at most; a rank that does not answer is named as before. `waited`: all the seconds, where `late` tells
+        only of the last of them.
         """
         if isinstance(late.waiting_for, str) or isinstance(late, CollectiveTimeout):
             return late
@@ -81,7 +82,7 @@ class Patience:
         with suppress(NexarError):  # the node is closing, say: what is known already must do
             inquiry = self._ask(Inquire(*self._about, _NO_CALL), monotonic() + _PATIENCE, ranks)
             waiting = [_with_report(peer, inquiry) for peer in late.waiting_for]
-            return OperationTimeout(operation=late.operation, waiting_for=waiting, timeout=late.timeout)
+            return OperationTimeout(operation=late.operation, waiting_for=waiting, timeout=waited or late.timeout)
         return late
 
     def hear(self, entry: Entry) -> None:

@@ -46,6 +46,20 @@ def content(tensor: torch.Tensor) -> Array:
     return values(tensor.detach().view(torch.uint8))
 
 
+def to_fill(tensor: torch.Tensor) -> Array:
+    """As `content`, of a tensor that gets what others have. UsageError if several of its elements are one place in
+    memory (`expand` makes such): only the last of what comes would stay.
+    """
+    if not tensor.is_contiguous() and any(
+        step == 0 < length - 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        raise UsageError(
+            f"the tensor of shape {list(tensor.shape)} that is to be filled has elements that share their memory; give "
+            "tensor.contiguous(), and look for the result there"
+        )
+    return content(tensor)
+
+
 def count(array: Array) -> int:
     """How many elements it has."""
     return array.size if isinstance(array, np.ndarray) else int(array.numel())

@@ -18,7 +18,7 @@ from nexar.arrays.compression.compressor import Compressor
 from nexar.errors import UsageError
 from nexar.torch.amendments import Received
 from nexar.torch.reductions import Reduction, reduction_of
-from nexar.torch.tensors import Array, content, count, flat, on_stream, pour, row, values
+from nexar.torch.tensors import Array, content, count, flat, on_stream, pour, row, to_fill, values
 
 Tensors = Sequence[torch.Tensor]
 
@@ -97,7 +97,7 @@ def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
 def all_gather_single(outputs: Tensors, inputs: Tensors) -> Plan:
     """Into one tensor each, that has the parts of all ranks one after the other."""
     steps = [
-        Step("all_gather", (content(each),), {"out": content(room)}) for room, each in zip(outputs, inputs, strict=True)
+        Step("all_gather", (content(each),), {"out": to_fill(room)}) for room, each in zip(outputs, inputs, strict=True)
     ]
     return Plan("all_gather_single", steps, outputs)
 
@@ -106,7 +106,7 @@ def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int) -> Plan:
     """As all_gather, at the root; the others have no outputs."""
     steps = []
     for place, each in enumerate(inputs):
-        room = [content(tensor) for tensor in outputs[place]] if outputs else None
+        room = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
         finish = None if room is None else on_stream(room[0], partial(_spread, room))
         steps.append(Step("gather", (content(each), root), {}, finish))
     return Plan("gather", steps, outputs)
@@ -114,7 +114,7 @@ def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int) -> Plan:
 
 def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> Plan:
     """Into one tensor, at the root."""
-    settings = {"out": content(output)} if at_root else {}
+    settings = {"out": to_fill(output)} if at_root else {}
     return Plan("gather_single", [Step("gather", (content(given), root), settings)], [output])
 
 
@@ -126,7 +126,7 @@ def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int) -> Plan:
     steps = []
     for place, room in enumerate(outputs):
         blocks = _rows([content(tensor) for tensor in inputs[place]]) if inputs else None
-        steps.append(Step("scatter", (blocks, root), {"out": content(room)}))
+        steps.append(Step("scatter", (blocks, root), {"out": to_fill(room)}))
     return Plan("scatter", steps, outputs)
 
 
@@ -160,7 +160,7 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any) -> Plan:
 
 def all_to_all(outputs: Tensors, inputs: Tensors) -> Plan:
     """`inputs[rank]` goes to that rank; they may have any sizes."""
-    room = [content(each) for each in outputs]
+    room = [to_fill(each) for each in outputs]
     finish = on_stream(room[0], partial(pour, into=room))
     step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
     return Plan("all_to_all", [step], outputs)
@@ -170,7 +170,7 @@ def all_to_all_single(
     output: torch.Tensor, given: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], size: int
 ) -> Plan:
     """Of one tensor, cut along its first dimension: into equal parts where no sizes are given."""
-    source, room = content(given), content(output)
+    source, room = content(given), to_fill(output)
     if not output_sizes and not input_sizes:
         step = Step("all_to_all", (source,), {"out": room})
         return Plan("all_to_all_single", [step], [output])
@@ -196,7 +196,7 @@ def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
         received.source = found[1].rank
 
     settings = {"source": rank, "tag": tag, "return_source": True}
-    return Plan("recv", [Step("recv", (content(_only(tensors)),), settings, finish)], received)
+    return Plan("recv", [Step("recv", (to_fill(_only(tensors)),), settings, finish)], received)
 
 
 # -- inside --------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _fresh(tensor: torch.Tensor, reduction: Reduction) -> Array:
 
 
 def _gathered(outputs: Tensors, given: torch.Tensor) -> Step:
-    room = [content(tensor) for tensor in outputs]
+    room = [to_fill(tensor) for tensor in outputs]
     if len({count(array) for array in room}) > 1:
         return Step("all_gather_v", (content(given),), {}, on_stream(room[0], partial(pour, into=room)))
     return Step("all_gather", (content(given),), {}, on_stream(room[0], partial(_spread, room)))

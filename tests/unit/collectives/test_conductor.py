@@ -39,8 +39,9 @@ class Scene:
     def declare(self, entry: Entry) -> None:
         self.said.append("declare")
 
-    def explain(self, late: OperationTimeout) -> OperationTimeout:
+    def explain(self, late: OperationTimeout, waited: float) -> OperationTimeout:
         self.said.append("explain")
+        self.waited = waited
         return late
 
     def hear(self, entry: Entry) -> None:
@@ -127,6 +128,7 @@ def test_what_is_no_collective_has_its_own_deadline() -> None:
     error, _ = scene.perform(waiting(Posted()))
     assert isinstance(error, OperationTimeout)
     assert scene.said == ["explain"], "who was waited for may say where it is"
+    assert round(scene.waited) == 30, "all of it, and not only since it declared itself"
 
 
 def test_who_waits_looks_what_the_others_of_its_host_have_announced() -> None:

@@ -126,6 +126,7 @@ def test_a_message_that_does_not_come_is_explained_by_who_should_have_sent_it() 
     assert str(two).startswith("rank 2, missing a send and any answer")
     assert anybody == AwaitedPeer()
     assert (error.operation, error.timeout) == ("a receive", 5.0)
+    assert world[0].journal.patience.explain(late(waited), 7.0).timeout == 7.0
 
 
 def test_what_nobody_can_explain_stays_as_it_is() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes.nexar_command import Nexar
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
 
@@ -33,3 +34,40 @@ def test_a_ring_that_is_cut_in_two_heals(tmp_path: Path, record_property: Any) -
         story.await_more([0, 2, 3, 5])
         story.finish()
     measured(record_property, recovery_ms=round(took * 1e3, 1))
+
+
+ENDING_FIRST = """
+import sys
+from pathlib import Path
+import numpy as np
+import nexar
+
+comm = nexar.init()
+rest = comm.group([0, 2, 3, 5])
+comm.barrier()
+if rest is None:
+    comm.close()
+    Path(f"gone{comm.rank}").touch()
+    sys.exit()
+over, rounds = 0, 0
+while over < 20:
+    opposite = rest.rank ^ 2
+    rest.send(np.array([rounds]), opposite, tag=rounds)
+    assert rest.recv(source=opposite, tag=rounds)[0] == rounds
+    over += int(rest.all_reduce(len(list(Path(".").glob("gone*"))), op="min")) == 2
+    rounds += 1
+rest.barrier()
+print("shortcuts", comm.stats()["relay"]["shortcuts"])
+comm.close()
+"""
+
+
+def test_ranks_that_end_first_take_no_way_of_the_others_along(tmp_path: Path, record_property: Any) -> None:
+    """Of a ring of six, 1 and 4 end: between 5, 0 and 2, 3 there is no way left, and they talk to each other."""
+    script = tmp_path / "ending_first.py"
+    script.write_text(ENDING_FIRST)
+    with Nexar("run", "-n", 6, script, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2") as run:
+        assert run.end() == 0, run.stderr
+    shortcuts = [int(line.split()[-1]) for line in run.stdout.splitlines()]
+    assert len(shortcuts) == 4
+    measured(record_property, shortcuts=sum(shortcuts))

@@ -6,7 +6,8 @@ Mismatch  Who sees a difference (see links.ledger) tells the others, who pass it
           open. The call and all later ones raise, on every rank; the communicator is of no use any more. A call that
           one rank skipped, followed by an identical one, cannot be seen.
 Giving up A rank that leaves a call without its result tells the others likewise. They raise at once, or when they come
-          to that call; earlier and later calls are not touched.
+          to that call; earlier and later calls are not touched. One that has closed the communicator takes no part in
+          any call to come: see farewell.
 Deadline  See patience: who is slow is waited for, who is missing is named.
 """
 
@@ -21,7 +22,9 @@ from typing import Any, Final
 
 from nexar.arrays.dtypes import dtype_of
 from nexar.collectives.entry import Entry, name_of_call
+from nexar.collectives.farewell import Farewell
 from nexar.collectives.fingerprint import Fingerprint
+from nexar.collectives.given_up import GivenUp
 from nexar.collectives.lateness import Lateness, Straggler
 from nexar.collectives.mishap import Mishap, awaited_here, error_of, mismatch_of, named
 from nexar.collectives.operations import name_of
@@ -35,7 +38,6 @@ from nexar.links.notices import Notice, Speaker
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import Disagreed, GaveUp, Inquire, Report
 
-_GIVEN_UP: Final = 1024  # calls given up that are remembered
 _TOLD: Final = 64  # calls that one message names
 
 
@@ -63,7 +65,8 @@ class Journal:
         self._next = 0
         self._open: dict[int, Entry] = {}
         self._finished: tuple[int, int, float] | None = None  # the last that went well: operation, sequence, end
-        self._given_up: dict[int, GaveUp] = {}  # by sequence, also of calls to come
+        self._given_up = GivenUp()
+        self._farewell: Farewell | None = None  # once this rank's user has closed it
         self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
         self._differing = 0  # its sequence
         self._over: NexarError | None = None  # the members change: what every call raises from now on
@@ -105,7 +108,7 @@ class Journal:
         with self._lock:
             sequence = self._next
             amiss = self._calls is not None or self._over is not None
-            if amiss or sequence in self._given_up or self._ledger.is_told_of(sequence):
+            if amiss or (self._given_up and self._given_up.find(sequence)) or self._ledger.is_told_of(sequence):
                 return None
             self._next = sequence + 1
             return sequence
@@ -136,8 +139,8 @@ class Journal:
             entry.finish(self._mismatch_at(sequence, entry.fingerprint))  # seen between its number and its entry
         elif self._over is not None:
             entry.finish(copy(self._over))
-        elif self._given_up and sequence in self._given_up:
-            entry.finish(error_of(self._given_up[sequence], entry, self._voice.known, self._rank))
+        elif self._given_up and (notice := self._given_up.find(sequence)):
+            entry.finish(error_of(notice, entry, self._voice.known, self._rank))
 
     def end(
         self, entry: Entry, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
@@ -251,17 +254,19 @@ class Journal:
         ranks = [notice.rank, *(culprit.rank for culprit in notice.culprits)]
         with self._lock:
             nonsense = notice.sequence < 0 or not all(0 <= rank < size for rank in ranks)
-            if nonsense or notice.sequence in self._given_up:
+            if nonsense or not self._given_up.add(notice):
                 return
-            self._remember(notice)
             entry = self._open.get(notice.sequence)
-            if entry is not None:
-                entry.finish(error_of(notice, entry, self._voice.known, self._rank))
+            for each in list(self._open.values()):
+                if each is entry or (notice.closed and each.sequence > notice.sequence):
+                    each.finish(error_of(notice, each, self._voice.known, self._rank))
         self._voice.spread(notice, speaker)
         if entry is None and notice.timeout and any(culprit.rank == self._rank for culprit in notice.culprits):
             self._failed(awaited_here(notice, self._rank))  # the user's code computes, or hangs: where, is of interest
 
     def _asked(self, speaker: Speaker, notice: Inquire) -> None:
+        if self._farewell is not None:
+            return self._voice.say(speaker, self._farewell.answer(notice))
         entry = self._open.get(notice.sequence)
         if entry is not None and notice.number:
             self.patience.look_at_bytes(entry)
@@ -269,8 +274,7 @@ class Journal:
             if notice.call[0] and not self._was_taken(notice.sequence):
                 self._ledger.told(speaker.peer, notice.sequence, notice.call)
             report = self._report(notice)
-        if notice.number:
-            self._voice.say(speaker, report)
+        return self._voice.say(speaker, report) if notice.number else None
 
     def _was_taken(self, sequence: int) -> bool:
         """It has no entry, or none yet: to the ledger it would for ever be a call to come."""
@@ -325,19 +329,24 @@ class Journal:
         first = error.rank if isinstance(error, Cancelled) else None
         rank = self._rank if first is None else first
         notice = GaveUp(*self._about, entry.sequence, rank, mishap.reason, mishap.timeout, mishap.culprits)
-        self._remember(notice)
+        self._given_up.add(notice)
         return notice
-
-    def _remember(self, notice: GaveUp) -> None:
-        if len(self._given_up) >= _GIVEN_UP:
-            del self._given_up[min(self._given_up)]
-        self._given_up[notice.sequence] = notice
 
     # -- facts ---------------------------------------------------------------------------------------------
 
     def in_flight(self) -> list[Entry]:
         """The calls that this rank is in, in their order. Takes no lock: who asks may want to know why it is held."""
         return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
+
+    @property
+    def communicator(self) -> int:
+        """Its id."""
+        return self._about[0]
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Of its ranks, in their order: for who knows nodes by their ranks elsewhere."""
+        return tuple(member.node for member in self._group.membership.members)
 
     @property
     def last_finished(self) -> tuple[str, float] | None:
@@ -369,7 +378,21 @@ class Journal:
         with self._lock:
             return self._lateness.stragglers(self._group.rank_of)
 
+    def leave(self) -> None:
+        """This rank's user closes it, and makes no call any more: who waits for one is told, now or when it asks. To be
+        closed next.
+        """
+        if self.closed:
+            return
+        with self._lock:
+            self._farewell = farewell = Farewell(*self._about, self._rank, self._next)
+            awaited = self._ledger.is_told_of(farewell.sequence)
+        if awaited:
+            self._voice.spread(farewell.word)
+
     def close(self) -> None:
-        """Control messages about this generation are dropped from now on. Idempotent."""
+        """Control messages about this generation are dropped from now on; after `leave`, questions are answered.
+        Idempotent.
+        """
         self.closed = True
-        self._group.router.notices.close(*self._about)
+        self._group.router.notices.close(*self._about, self._farewell and self._farewell.answer)

@@ -2,6 +2,8 @@
 
 Ranks agree on calls by number. So those that are stuck are all in some call, and the question for each such call is
 who has not come to it, who came late, and who called something else under its number.
+
+Ranks are told as the world has them, also those of other communicators: one node has one name.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from nexar.collectives.dump import Called, Dump
+from nexar.cluster.change import WORLD
+from nexar.collectives.dump import Called, Dump, Peer, Seat
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.errors.base import list_ranks
 from nexar.links.ledger import differ
 from nexar.observe.place import Place, name, places_of
+from nexar.observe.world_ranks import Seen, world_ranks
 from nexar.types import Rank, format_seconds
 
 Kind: TypeAlias = Literal["mismatch", "missing", "late", "stalled", "ahead", "behind", "no dump", "closed", "epochs"]
@@ -32,7 +36,8 @@ class Finding:
     communicator: int | None
     """None: it is about the nodes themselves."""
     ranks: tuple[Rank, ...]
-    """Whom it is about."""
+    """Whom it is about: ranks of the world. Where no dump says which rank of the world some node has, all of them are
+    ranks of the communicator instead, and `text` begins with that."""
     text: str
 
 
@@ -49,8 +54,30 @@ def analyse(dumps: Sequence[Dump]) -> tuple[Finding, ...]:
     for seat in sorted((seat for dump in ours for seat in dump.communicators), key=lambda seat: seat.generation):
         generations[seat.communicator] = seat.generation
     for communicator, generation in sorted(generations.items()):
-        found += _Communicator(communicator, places_of(ours, communicator, generation), last).findings()
+        ranks = _names(ours, communicator, generation)
+        found += _Communicator(communicator, places_of(ours, communicator, generation, ranks), last, ranks).findings()
     return tuple(found)
+
+
+def _names(dumps: Sequence[Dump], communicator: int, generation: int) -> dict[str, Rank] | None:
+    """By node: its rank in the world, of all who take part. None: of some that is not known."""
+    seats = [(dump.node, seat) for dump in dumps for seat in dump.communicators]
+    seen = [
+        Seen(seat.generation, each, rank)
+        for node, seat in seats
+        if seat.communicator == WORLD
+        for each, rank in _ranks(node, seat).items()
+    ]
+    found = world_ranks(seen, generation)
+    about = [
+        _ranks(node, seat) for node, seat in seats if (seat.communicator, seat.generation) == (communicator, generation)
+    ]
+    return found if all(node in found for ranks in about for node in ranks) else None
+
+
+def _ranks(node: str, seat: Seat) -> dict[str, Rank]:
+    """Of those who take part, by node, as one of them knows."""
+    return {node: seat.rank, **{peer.node: peer.rank for peer in seat.peers}}
 
 
 def _epochs(dumps: Sequence[Dump]) -> Iterator[Finding]:
@@ -66,9 +93,14 @@ def _epochs(dumps: Sequence[Dump]) -> Iterator[Finding]:
 class _Communicator:
     """One generation of one communicator."""
 
-    def __init__(self, communicator: int, places: Sequence[Place], dumps: Sequence[Dump]) -> None:
-        """`places`: what all dumps say, the oldest of each rank first. `dumps`: the last of each node."""
+    def __init__(
+        self, communicator: int, places: Sequence[Place], dumps: Sequence[Dump], ranks: Mapping[str, Rank] | None
+    ) -> None:
+        """`places`: what all dumps say, the oldest of each rank first. `dumps`: the last of each node. `ranks`: in the
+        world, by node; None: they are not known.
+        """
         self._id = communicator
+        self._ranks = ranks
         self._places = {place.rank: place for place in places}
         self._before = places
         self._nodes = {dump.node for dump in dumps}
@@ -78,7 +110,10 @@ class _Communicator:
         return [*self._mismatch(), *self._stuck(), *self._silent(), *self._behind()]
 
     def _finding(self, kind: Kind, ranks: Sequence[Rank], text: str) -> Finding:
-        return Finding(kind, self._id, tuple(ranks), text)
+        return Finding(kind, self._id, tuple(ranks), text if self._ranks is not None else f"(by its own ranks) {text}")
+
+    def _rank_of(self, peer: Peer) -> Rank:
+        return peer.rank if self._ranks is None else self._ranks[peer.node]
 
     # -- the same number, another call -------------------------------------------------------------------
 
@@ -160,7 +195,7 @@ class _Communicator:
 
     def _missing_nodes(self) -> dict[Rank, str]:
         peers = [peer for place in self._places.values() for peer in place.seat.peers]
-        return {peer.rank: peer.node for peer in peers if peer.node not in self._nodes}
+        return {self._rank_of(peer): peer.node for peer in peers if peer.node not in self._nodes}
 
     def _silent(self) -> Iterator[Finding]:
         missing = self._missing_nodes()
@@ -173,12 +208,13 @@ class _Communicator:
             yield self._finding(
                 "no dump", [rank], f"rank {rank} wrote none: it died or never got the signal{last}{waits}"
             )
-        closed = {peer.rank for place in self._places.values() for peer in place.seat.peers if peer.node in self._nodes}
+        peers = [peer for place in self._places.values() for peer in place.seat.peers]
+        closed = {self._rank_of(peer) for peer in peers if peer.node in self._nodes}
         for rank in sorted(closed - set(self._places)):
             yield self._finding("closed", [rank], f"rank {rank} has closed it, or knows an earlier generation of it")
 
     def _heard(self, place: Place, rank: Rank) -> float | None:
-        return next((peer.heard_ago for peer in place.seat.peers if peer.rank == rank), None)
+        return next((peer.heard_ago for peer in place.seat.peers if self._rank_of(peer) == rank), None)
 
     # -- who is slow -------------------------------------------------------------------------------------
 

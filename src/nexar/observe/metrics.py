@@ -103,7 +103,7 @@ class Collector:
         journals = list(source.journals())
         yield from _operations(journals, rank)
         yield from _now(journals, rank)
-        yield from _peers(journals[0] if journals else None, rank)
+        yield from _peers(journals[0] if journals else None, membership, rank)
         yield from _links(source.links(), membership, rank)
 
 
@@ -139,27 +139,30 @@ def _now(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
     yield _gauge("nexar_collective_age_seconds", "How long the oldest of them has taken; 0: none.", [(labels, longest)])
 
 
-def _peers(journal: Journal | None, rank: Rank) -> Iterator[Metric]:
+def _peers(journal: Journal | None, membership: Membership, rank: Rank) -> Iterator[Metric]:
     waited: dict[Rank, float] = {} if journal is None else journal.stats()["waiting_for"]
     late: list[Straggler] = [] if journal is None else journal.stragglers()
 
-    def labels(peer: Rank) -> dict[str, str]:
-        return {"rank": str(rank), "peer": str(peer)}
+    def of_members(values: Iterable[tuple[Rank, float]]) -> _Samples:
+        """From ranks of the journal's communicator to those of now, by node; who is no member any more has none."""
+        nodes = () if journal is None else journal.nodes
+        ranked = [(membership.rank_of(nodes[peer]), value) for peer, value in values]
+        return [({"rank": str(rank), "peer": str(peer)}, value) for peer, value in ranked if peer is not None]
 
     yield _counter(
         "nexar_waiting_for_seconds",
         "Seconds in which this rank was in a collective, and that peer was not.",
-        [(labels(peer), seconds) for peer, seconds in waited.items()],
+        of_members(waited.items()),
     )
     yield _gauge(
         "nexar_lateness_seconds",
         "How late that peer comes to collectives, in the mean, as this rank sees it.",
-        [(labels(each.rank), each.mean_lateness) for each in late],
+        of_members((each.rank, each.mean_lateness) for each in late),
     )
     yield _counter(
         "nexar_times_last",
         "Collectives to which that peer came last.",
-        [(labels(each.rank), each.times_last) for each in late],
+        of_members((each.rank, each.times_last) for each in late),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nexar.collectives.dump import Called, Dump, Seat
@@ -15,11 +15,13 @@ LASTING: Final = 0.5
 class Place:
     """One rank of one generation of one communicator."""
 
-    def __init__(self, dump: Dump, seat: Seat, *, alone: bool) -> None:
-        """`alone`: its process has no other rank, so the main thread is the rank's."""
+    def __init__(self, dump: Dump, seat: Seat, *, alone: bool, rank: Rank | None = None) -> None:
+        """`alone`: its process has no other rank, so the main thread is the rank's. `rank`: what it is called; else
+        its rank in this communicator.
+        """
         self.dump = dump
         self.seat = seat
-        self.rank: Final[Rank] = seat.rank
+        self.rank: Final[Rank] = seat.rank if rank is None else rank
         self._alone = alone
         self.calls: Final[dict[int, Called]] = {call.sequence: call for call in (*seat.last_calls, *seat.in_flight)}
         """By sequence: those that are remembered."""
@@ -73,11 +75,16 @@ def name(call: Called) -> str:
     return f"{call.operation} #{call.sequence}"
 
 
-def places_of(dumps: Sequence[Dump], communicator: int, generation: int) -> list[Place]:
-    """Of those dumps that know it, in the order of ranks."""
+def places_of(
+    dumps: Sequence[Dump], communicator: int, generation: int, ranks: Mapping[str, Rank] | None = None
+) -> list[Place]:
+    """Of those dumps that know it, in the order of ranks: those of this communicator, unless `ranks` has others, by
+    node.
+    """
+    ranks = ranks or {}
     shared = [(dump.host, dump.pid) for dump in {dump.node: dump for dump in dumps}.values()]
     found = [
-        Place(dump, seat, alone=shared.count((dump.host, dump.pid)) == 1)
+        Place(dump, seat, alone=shared.count((dump.host, dump.pid)) == 1, rank=ranks.get(dump.node))
         for dump in dumps
         for seat in dump.communicators
         if (seat.communicator, seat.generation) == (communicator, generation)

@@ -1,5 +1,7 @@
 import os
+from dataclasses import replace
 
+from nexar.cluster.membership import Member
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.communicator.bulletin import write_bulletin
@@ -42,7 +44,8 @@ def test_it_says_what_the_node_does_has_done_and_waits_for() -> None:
     links = {members[1].node: FakeLink(7), members[2].node: FakeLink(1), 4242: FakeLink(1000)}
     found = write_bulletin(group.membership, members[0].node, [journal], links)
     assert found is not None
-    assert (found.operation, found.finished, found.waiting_for) == ("barrier #1", "barrier #0", (1,))
+    assert (found.operation, found.waiting_for) == ("barrier #1 of ranks 0, 1, 2", (1,))
+    assert found.finished == "barrier #0 of ranks 0, 1, 2"
     assert (found.rank, found.pid, found.calls, found.bytes_sent) == (0, os.getpid(), 1, 8)
     assert [(peer.rank, peer.carriers, peer.bytes_sent) for peer in found.peers] == [
         (1, "quic+shm", 7),
@@ -50,6 +53,48 @@ def test_it_says_what_the_node_does_has_done_and_waits_for() -> None:
     ]
     assert decode_bulletin(encode_bulletin(found)) == found
     journal.end(entry)
+
+
+def test_ranks_of_another_communicator_are_told_by_their_ranks_in_the_world() -> None:
+    half = World(2)[0]  # ranks 2 and 3 of the world are 0 and 1 in it
+    others = tuple(Member(node, "elsewhere", bytes(32), {}) for node in (7, 8))
+    world = replace(half.membership, members=(*others, *half.membership.members))
+    entry = half.journal.begin(BARRIER)
+    entry.awaits = (Waiting(),)  # type: ignore[assignment]
+    entry.arrivals[half.membership.members[1].node] = entry.began + 1
+    half.journal.end(entry)
+    entry = half.journal.begin(BARRIER)
+    entry.awaits = (Waiting(),)  # type: ignore[assignment]
+    found = write_bulletin(world, half.membership.members[0].node, [half.journal], {})
+    assert found is not None
+    assert (found.rank, found.waiting_for) == (2, (3,))
+    assert (found.operation, found.finished) == ("barrier #1 of ranks 2, 3", "barrier #0 of ranks 2, 3")
+    assert [each.rank for each in found.late] == [3, 2]
+    without = replace(world, members=world.members[:3])
+    found = write_bulletin(without, half.membership.members[0].node, [half.journal], {})
+    assert found is not None
+    assert (found.waiting_for, [each.rank for each in found.late]) == ((), [2]), "who is gone has no rank"
+    half.journal.end(entry)
+
+
+def test_calls_of_the_world_need_no_name_of_their_communicator() -> None:
+    world = World(2)
+    journal = world[0].journal
+    journal._about = (0, 1)  # type: ignore[misc]
+    entry = journal.begin(BARRIER)
+    found = write_bulletin(world[0].membership, world[0].membership.members[0].node, [journal], {})
+    assert found is not None
+    assert found.operation == "barrier #0"
+    journal.end(entry)
+
+
+def test_of_a_large_communicator_not_every_rank_is_named() -> None:
+    world = World(5)
+    entry = world[0].journal.begin(BARRIER)
+    found = write_bulletin(world[0].membership, world[0].membership.members[0].node, [world[0].journal], {})
+    assert found is not None
+    assert found.operation == "barrier #0 of 5 ranks"
+    world[0].journal.end(entry)
 
 
 def test_a_link_that_is_lost_connects_nobody() -> None:

@@ -50,11 +50,26 @@ def dump(
     pid: int | None = None,
     cluster: str = "ours",
     heard: float | None = None,
+    first: int = 0,
 ) -> Dump:
-    peers = tuple(Peer(other, node_of(other), f"host-{other}", None, heard) for other in range(size) if other != rank)
+    """`first`: the rank in the world of rank 0 of the communicator."""
+    others = (other for other in range(size) if other != rank)
+    peers = tuple(Peer(other, node_of(first + other), f"host-{first + other}", None, heard) for other in others)
     seat = Seat(communicator, generation, epoch, rank, size, flying, last, peers)
     threads = (Stack("MainThread", True, at, ()),)
     process = 5000 + rank if pid is None else pid
     return Dump(
-        FORMAT, "asked", cluster, rank, node_of(rank), "host", process, epoch, written, "", 0.0, (seat,), threads
+        FORMAT,
+        "asked",
+        cluster,
+        rank,
+        node_of(first + rank),
+        "host",
+        process,
+        epoch,
+        written,
+        "",
+        0.0,
+        (seat,),
+        threads,
     )

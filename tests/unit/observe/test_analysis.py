@@ -126,6 +126,30 @@ def test_each_communicator_is_looked_at_for_itself_in_its_last_generation() -> N
     assert (found.kind, found.communicator, found.ranks) == ("missing", 5, (1,))
 
 
+def _half(rank: int, flying: tuple[Called, ...] = (), *, size: int = 2) -> Dump:
+    """Of a node that is rank 2 or 3 of the world, and 0 or 1 of communicator 5."""
+    return _joined(dump(rank + 2, done(3, 0.1)), dump(rank, done(1, 9.0), flying, communicator=5, first=2, size=size))
+
+
+def test_ranks_of_another_communicator_are_told_by_their_ranks_in_the_world() -> None:
+    world = [dump(rank, done(3, 0.1)) for rank in (0, 1)]
+    missing = only(*world, _half(0, (called(2, began=8.0),)), _half(1))
+    assert (missing.kind, missing.communicator, missing.ranks) == ("missing", 5, (3,))
+    assert missing.text.startswith("rank 3 is missing")
+    assert missing.text.endswith("rank 2 waits in all_reduce #2 for 8 s")
+    silent = [each for each in analyse([*world, _half(0, (called(2, began=8.0),))]) if each.communicator == 5]
+    assert [(each.kind, each.ranks) for each in silent] == [("no dump", (3,))]
+    closed = only(*world, _half(0), dump(3, done(3, 0.1)))
+    assert (closed.kind, closed.ranks) == ("closed", (3,))
+
+
+def test_where_ranks_of_the_world_are_not_known_it_is_said_whose_ranks_they_are() -> None:
+    alone = [dump(rank, done(1), IN_42 if rank else (), communicator=5, first=2, size=2) for rank in range(2)]
+    found = only(*alone)
+    assert found.ranks == (0,)
+    assert found.text.startswith("(by its own ranks) rank 0 is missing")
+
+
 def test_who_has_closed_a_communicator_that_others_are_in_is_named() -> None:
     zero = _joined(dump(0, done(3, 0.1), size=2), dump(0, done(1), communicator=5, size=2))
     found = only(zero, dump(1, done(3, 0.1), size=2))

@@ -55,7 +55,28 @@ def test_a_node_whose_rank_changed_is_one_process_of_the_trace() -> None:
     )
     assert {each["pid"] for each in found} == {0}
     names = {each["args"]["name"] for each in of_phase(found, "M") if "name" in each["args"]}
-    assert names == {"rank 2, then 1", "world", "communicator ab"}
+    assert names == {"rank 2, then 1", "world", "communicator 171"}
+
+
+def test_ranks_of_another_communicator_are_called_as_their_processes_are() -> None:
+    """Nodes 3 and 4 are ranks 2 and 3 of the world, and 0 and 1 of the other, to which the last one comes late."""
+    world = [part(rank, [call(0, 0.0, 0.001)]) for rank in range(4)]
+    half = [
+        part(0, [call(0, 1.0, 2.0)], node=3, communicator=9),
+        part(1, [call(0, 1.9, 2.0)], node=4, communicator=9),
+    ]
+    found = list(events([*half, *world]))
+    names = {each["pid"]: each["args"]["name"] for each in found if each["name"] == "process_name"}
+    (wait,) = (each for each in found if each.get("cat") == "wait")
+    assert (names[wait["pid"]], wait["name"]) == ("rank 2", "waiting for rank 3")
+    calls = [each["args"] for each in found if each.get("cat") == "collective" and each["tid"] == 1]
+    assert [each["last"] for each in calls] == [3, 3]
+    assert set(calls[0]["arrivals_us"]) == {"rank 2", "rank 3"}
+
+
+def test_a_rank_whose_place_in_the_world_is_not_known_is_named_with_its_communicator() -> None:
+    found = list(events([part(1, [call(0, 1.0, 2.0)], communicator=9)]))
+    assert found[0]["args"]["name"] == "rank 1 of communicator 9"
 
 
 def test_hosts_with_different_clocks_are_on_one() -> None:

@@ -37,12 +37,6 @@ def route(
     return tuple(way)
 
 
-def next_hop(topology: str, size: int, at: Rank, destination: Rank, avoid: frozenset[Rank] = NOBODY) -> Rank | None:
-    """The first rank on the route after `at`; None: there is no route. `at` must not be the destination."""
-    found = route(topology, size, at, destination, avoid)
-    return None if found is None else found[1]
-
-
 def diameter(topology: str, size: int) -> int:
     """No route is longer than this while nobody is avoided."""
     if size == 1:

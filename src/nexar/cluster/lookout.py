@@ -125,12 +125,23 @@ class Lookout:
         """The seed does not hear any more of somebody that wanted to join. It was no member, so nobody is told; but
         who hands it the state is not to wait until QUIC misses it. Never blocks.
         """
-        link = self._mesh.links().get(guest.node)
-        if link is not None and not self._closed:
-            self._node.dialer.aside(lambda: self._end_if_gone(guest, link))
+        self._test_link(guest, self._timeout)
 
-    def _end_if_gone(self, guest: Member, link: Link) -> None:
-        cause = probe(self._node, guest, link, self._pings, time.monotonic() + self._timeout)
+    def doubted(self, node: NodeId) -> None:
+        """Others bring word that a member speaks over them, as if the connection to it were lost. If it is, its link
+        is lost here too, before the member gives up; for it waits no longer than this node would. Never blocks.
+        """
+        member = self._mesh.circle.find(node)
+        if member is not None:
+            self._test_link(member, self._timeout / 2)
+
+    def _test_link(self, member: Member, timeout: float) -> None:
+        link = self._mesh.find(member.node)
+        if link is not None and not self._closed:
+            self._node.dialer.aside(lambda: self._end_if_gone(member, link, timeout))
+
+    def _end_if_gone(self, member: Member, link: Link, timeout: float) -> None:
+        cause = probe(self._node, member, link, self._pings, time.monotonic() + timeout)
         if cause is not None:
             link.lose(cause)
 

@@ -26,7 +26,7 @@ from nexar.cluster.decisions.pairing import Turn
 from nexar.cluster.dial import Dial, DialFailed, NoLonger, Superseded
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
-from nexar.cluster.pairs import CLOSED, Pair, Pairs, address_of
+from nexar.cluster.pairs import CLOSED, Pair, Pairs, address_of, next_number
 from nexar.cluster.reception import LineTaker, Reception
 from nexar.cluster.relaying import Relaying
 from nexar.cluster.sidecars import Sidecars
@@ -143,7 +143,7 @@ class Mesh:
             pair = self._pairs.get(node)
             lost = pair is not None and pair.link.failure is not None and pair.is_open
             if pair is not None and lost:
-                self._pairs.replace(pair, pair.number + 1)
+                self._pairs.replace(pair, next_number(pair.number))
         return self.dial(node, deadline) if lost or self.relaying.wants(node) else self.link(node, deadline)
 
     def _lost(self, link: Link, error: NexarError) -> None:

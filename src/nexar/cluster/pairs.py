@@ -22,6 +22,19 @@ from nexar.types import NodeId
 from nexar.wire.messages import Message
 
 CLOSED: Final = "this node is closed"
+MOST_MISSED: Final = 256
+"""So many links that came to nothing may have passed unnoticed at the other end."""
+_NUMBERS: Final = 1 << 32
+
+
+def next_number(number: int) -> int:
+    """Of the link that follows this one. They begin anew where the wire has no higher ones."""
+    return (number + 1) % _NUMBERS
+
+
+def links_since(number: int, other: int) -> int:
+    """How many links after the `other` that of this number comes; beyond MOST_MISSED: it is an earlier one, or none."""
+    return (number - other) % _NUMBERS if 0 <= number < _NUMBERS else _NUMBERS
 
 
 @dataclass(slots=True)

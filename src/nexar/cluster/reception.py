@@ -15,7 +15,7 @@ from nexar.cluster.circle import Circle
 from nexar.cluster.decisions.pairing import Fate
 from nexar.cluster.introduction import Answering
 from nexar.cluster.node import Node
-from nexar.cluster.pairs import CLOSED, Pair, Pairs
+from nexar.cluster.pairs import CLOSED, MOST_MISSED, Pair, Pairs, links_since
 from nexar.cluster.pins import why_not
 from nexar.cluster.sidecars import Sidecars
 from nexar.transport.base import Carrier
@@ -163,7 +163,7 @@ class Reception:
                 return  # its carrier is about to be aborted
             pair = self._pairs.of_carrier(dialer.carrier)
             stale = None
-            if pair is not None and introduce.number > pair.number:
+            if pair is not None and 0 < links_since(introduce.number, pair.number) <= MOST_MISSED:
                 stale = pair.link
                 pair = self._pairs.replace(pair, introduce.number)
             fate = Fate.SUPERSEDED if pair is None else pair.state.introduced(dialer)

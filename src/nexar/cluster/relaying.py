@@ -15,20 +15,24 @@ from functools import partial
 from typing import Final
 
 from nexar.cluster.alarm import Alarm
+from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
-from nexar.cluster.pairs import CLOSED, Pair, Pairs
+from nexar.cluster.pairs import CLOSED, MOST_MISSED, Pair, Pairs, links_since, next_number
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.relay.station import Station
+from nexar.links.relay.surroundings import Unwelcome
 from nexar.links.router import Router
 from nexar.topology.neighbors import FULL_MESH, are_neighbors, neighbors
-from nexar.topology.routes import detour_limit, hop_limit, route
+from nexar.topology.routes import detour_limit, route
 from nexar.types import NodeId, Rank
 from nexar.wire.relay import RelayHeader
 
 _LONGEST_DIAL: Final = 10.0
 _LOST: Final = "the link between us was lost"
+_LOOK_INTERVAL: Final = 1.0
+"""Seconds in which one member is looked into once, however often others bring word of it that is not believed."""
 
 
 class Relaying:
@@ -43,7 +47,12 @@ class Relaying:
         self._closed = False  # written once
         self.shortcuts = 0
         """How often a member was connected to because no way over others was left. Under the lock of the pairs."""
-        self._parted: set[NodeId] = set()  # neighbours that others reach and this node does not; methods are atomic
+        self._parted: frozenset[NodeId] = frozenset()
+        # Neighbours that others reach and this node does not. Replaced under the lock of the pairs, read by anybody.
+        self._looked: dict[NodeId, float] = {}  # under the lock of the pairs: who was looked into, and when
+        self.doubted: Callable[[NodeId], None] = _ask_nobody
+        """Finds out whether the connection to this member still stands, and loses its link if not. Must not block.
+        Written once."""
         self.station: Final = Station(node.id, node.progress, router.outbox, self)
         router.relay = self.station.take
         self._alarm = Alarm(self.station.tick)
@@ -52,16 +61,16 @@ class Relaying:
 
     def is_neighbour(self, node: NodeId) -> bool:
         """Whether this node has a link of its own with that one. Who holds no rank yet is relayed nothing."""
-        membership, mine, other = self._place(node)
-        return mine is None or other is None or are_neighbors(self._topology, membership, mine, other)
+        membership = self._pairs.known().membership
+        mine, other = self._ranks(membership, node)
+        return mine is None or other is None or are_neighbors(self._topology, membership.size, mine, other)
 
     def wants(self, node: NodeId) -> bool:
         """Whether it is to have a connection of its own: a neighbour, unless it is known that none can be had."""
         return node not in self._parted and self.is_neighbour(node)
 
-    def _place(self, node: NodeId) -> tuple[int, Rank | None, Rank | None]:
-        membership = self._pairs.known().membership
-        return membership.size, membership.rank_of(self._node.id), membership.rank_of(node)
+    def _ranks(self, membership: Membership, node: NodeId) -> tuple[Rank | None, Rank | None]:
+        return membership.rank_of(self._node.id), membership.rank_of(node)
 
     def epoch(self) -> int:
         """See Surroundings."""
@@ -77,17 +86,14 @@ class Relaying:
             return self._node.id, destination
         if destination in self._parted:
             avoid |= {destination}
-        size, mine, other = self._place(destination)
+        membership = self._pairs.known().membership  # once: the next one may have other ranks
+        size, (mine, other) = membership.size, self._ranks(membership, destination)
         if mine is None or other is None:
             return None
-        membership = self._pairs.known().membership
         lost = (rank for rank in neighbors(self._topology, size, mine) if self._is_lost(membership.members[rank].node))
         dead = frozenset((*lost, *(rank for each in avoid if (rank := membership.rank_of(each)) is not None)))
         way = self._way(size, mine, other, dead)
-        longest = detour_limit if dead else hop_limit
-        if way is None or len(way) - 1 > longest(self._topology, size):
-            return None
-        return tuple(membership.members[rank].node for rank in way)
+        return None if way is None else tuple(membership.members[rank].node for rank in way)
 
     def _way(self, size: int, mine: Rank, other: Rank, dead: frozenset[Rank]) -> tuple[Rank, ...] | None:
         if other not in dead:
@@ -141,7 +147,10 @@ class Relaying:
 
     def adopt(self) -> None:
         """The members have changed."""
-        self._parted &= {node for node in self._parted if self._pairs.known().find(node) is not None}
+        with self._pairs.changed:
+            circle = self._pairs.known()
+            self._parted = frozenset(node for node in self._parted if circle.find(node) is not None)
+            self._looked = {node: when for node, when in self._looked.items() if circle.find(node) is not None}
         if self._topology != FULL_MESH or self.station.in_use:
             self.station.adopt(lambda node: self._pairs.known().find(node) is not None)
 
@@ -192,9 +201,9 @@ class Relaying:
                 return None
             if pair.link.failure is None:
                 return pair.link if pair.relayed else None
-            self._parted.add(node)
+            self._parted |= {node}
             way = self.route(node, frozenset())
-            fresh = None if way is None else self._pairs.replace(pair, pair.number + 1)
+            fresh = None if way is None else self._pairs.replace(pair, next_number(pair.number))
             if way is None or fresh is None:
                 return None
             carrier = self._make(fresh, way)
@@ -212,7 +221,7 @@ class Relaying:
                 with suppress(NexarError):  # it is no member any more, or this node closes: then nobody is told
                     self.relayed(node, time.monotonic())
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | Unwelcome:
         """See Surroundings."""
         stale: Link | None = None
         with self._pairs.changed:
@@ -221,25 +230,54 @@ class Relaying:
             if self._pairs.closed:
                 return CLOSED
             if member is None:
-                return None
+                return Unwelcome.NOT_YET if header.epoch > circle.membership.epoch else Unwelcome.NEVER
             pair = self._pairs.of(circle, member)
-            if header.number > pair.number:
-                stale = pair.link
-                fresh = self._pairs.replace(pair, header.number)
+            since = links_since(header.number, pair.number)
+            if since > MOST_MISSED or (since == 0 and pair.link.failure is not None):
+                return _LOST
+            if since == 0 and pair.relay is not None:  # another thread has made it just now
+                return pair.relay
+            if not self._is_believed(pair, header):
+                self._look_into(pair)
+                return Unwelcome.NOT_YET
+            if since > 0:
+                stale, fresh = pair.link, self._pairs.replace(pair, header.number)
                 assert fresh is not None  # it is a member, and the lock is held
                 pair = fresh
-            if header.number < pair.number or pair.link.failure is not None:
-                return _LOST
-            if pair.relay is not None:  # another thread has made it just now
-                return pair.relay
             if len(header.route) > 2 and self.is_neighbour(header.source):
-                self._parted.add(header.source)  # or it would not come over others
+                self._parted |= {header.source}  # or it would not come over others
             way = self.route(header.source, frozenset()) or header.route[::-1]
             carrier = self._make(pair, way)
         if stale is not None:
             stale.lose("it connected anew, so frames of the old connection may be lost")
         self._use(pair, carrier)
         return carrier
+
+    def _is_believed(self, pair: Pair, header: RelayHeader) -> bool:
+        """Whether this is of its source, so far as this node can know. Under the lock.
+
+        Who brings it may have made it up: a hop proves nothing but itself. So whoever can speak for itself must: while
+        there is a connection of its own, the first word of any other way comes over that; and a neighbour is not heard
+        over others before it has been tried and found out of reach. Others are believed, for there is no other way.
+        """
+        if len(header.route) == 2 or pair.link.failure is not None:
+            return True
+        if pair.state.open:
+            return False
+        return not self.is_neighbour(header.source) or header.source in self._parted or pair.state.failures > 0
+
+    def _look_into(self, pair: Pair) -> None:
+        """Word of it has come that is not believed: if there is no connection to it, or none any more, it may be true.
+        Then the loss is noticed, or the dial fails, and the station comes back to what it holds. Under the lock.
+        """
+        node, now = pair.link.peer, time.monotonic()
+        if now < self._looked.get(node, 0.0) + _LOOK_INTERVAL:
+            return
+        self._looked[node] = now
+        if pair.state.open:
+            self.doubted(node)
+        else:
+            self.open(node)
 
     def _make(self, pair: Pair, way: tuple[NodeId, ...]) -> RelayedCarrier:
         """Under the lock: from now on this pair has one, and nobody makes another."""
@@ -251,3 +289,7 @@ class Relaying:
         with self._pairs.changed:
             pair.relayed = True
             self._pairs.changed.notify_all()
+
+
+def _ask_nobody(_node: NodeId) -> None:
+    """A node that nobody watches over: what becomes of its links, it hears from them."""

@@ -17,18 +17,20 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final
 
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.links.outbox import Outbox
 from nexar.links.progress import Progress
 from nexar.links.relay.carrier import RelayedCarrier
+from nexar.links.relay.held import Held
 from nexar.links.relay.hop import Hop, Waiting
 from nexar.links.relay.rerouting import Rerouting
 from nexar.links.relay.settling import Settling
-from nexar.links.relay.surroundings import Surroundings
+from nexar.links.relay.surroundings import Surroundings, Unwelcome
 from nexar.links.relay.ways import Step, Ways
+from nexar.links.relay.words import Route, Words
 from nexar.transport.base import CarrierLost
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId
@@ -39,18 +41,15 @@ from nexar.wire.relay import (
     advance,
     decode_node,
     decode_relay,
-    encode_node,
     encode_relay,
 )
-
-Route: TypeAlias = tuple[NodeId, ...]
 
 FIRST_PROBE: Final = 1.0
 """Seconds without a word about what was sent, after which the destination is asked. Doubled each time it is in vain."""
 _LONGEST_PROBE: Final = 8.0
 _WORTH_TELLING: Final = frozenset((int(RelayKind.FRAME), int(RelayKind.PROBE), int(RelayKind.ACK)))
-_LONGEST_REASON: Final = 1000  # bytes
-_MOST_EARLY: Final = 1024  # frames
+_KINDS: Final = frozenset(map(int, RelayKind))
+_BEGINNINGS: Final = frozenset((int(RelayKind.FRAME), int(RelayKind.PROBE)))  # what the first word of a link may be
 
 
 class Station:
@@ -67,6 +66,7 @@ class Station:
         self._carriers: dict[NodeId, RelayedCarrier] = {}
         self._ready: dict[RelayedCarrier, None] = {}  # may have something to send
         self._ways = Ways(surroundings)
+        self._words = Words(surroundings, self._ways)
         self._rerouting = Rerouting(
             node, surroundings, self._carriers, has_news=self.has_news, run_soon=progress.run_soon
         )
@@ -75,12 +75,15 @@ class Station:
         """Frames of others that went over this node."""
         self.refused = 0
         """Frames of others for which there was no way."""
-        self._early: list[tuple[RelayHeader, bytes]] = []  # from members of an epoch that is not here yet
+        self.dropped = 0
+        """Frames for this node that mean nothing, or that nobody here believes. What comes from afar may be wrong
+        without any fault of who brings it, so nobody is blamed for them."""
+        self._held = Held()
 
     @property
     def in_use(self) -> bool:
         """Whether anything has ever been relayed by, to or over this node. Also without the lock."""
-        return bool(self._carriers or self._early or self.relayed)
+        return bool(self._carriers or self._held or self.relayed)
 
     # -- carriers --------------------------------------------------------------------------------------
 
@@ -107,9 +110,9 @@ class Station:
         """See Dispatcher."""
         self._ready.pop(carrier, None)
         if reason is not None:
-            self._say(carrier, RelayKind.RESET, body=reason.encode()[:_LONGEST_REASON])
+            self._words.tell_over(carrier.number, carrier.route, reason)
         elif carrier.incoming.expected:
-            self._say(carrier, RelayKind.ACK)  # of its last word
+            self._words.say(carrier, RelayKind.ACK)  # of its last word
         if self._carriers.get(carrier.peer_id) is carrier:
             del self._carriers[carrier.peer_id]
         self._rested.notify_all()
@@ -127,10 +130,15 @@ class Station:
                     self._rerouting.reroute(carrier, "this node has no neighbours any more")
                 else:
                     self._rerouting.removed(carrier)
-            early, self._early = self._early, []
-        for header, carried in early:
-            self._progress.run_soon(partial(self._arrived, header, memoryview(carried)))
+        self._reconsider()
         self.flush()
+
+    def _reconsider(self, source: NodeId | None = None) -> None:
+        """What could not be taken before: it may be another matter now. Without the lock."""
+        with self.lock:
+            held = self._held.take(source) if self._held else []
+        for header, carried in held:
+            self._progress.run_soon(partial(self._arrived, header, memoryview(carried)))
 
     def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
         """Wait until all that was sent here has arrived and all that lies here has gone on, or until the deadline. What
@@ -143,7 +151,7 @@ class Station:
                 self._rested.wait_for(settling.moves, max(0.0, deadline - monotonic()))
                 questions = settling.questions()
                 for carrier in questions:
-                    self._say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
+                    self._words.say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
             asked = bool(questions)
             self.flush()
 
@@ -167,6 +175,7 @@ class Station:
         with self.lock:
             if self._ways.of(link) is not None:
                 self._break(link.peer)
+        self._reconsider(link.peer)
         self.flush()
 
     def unreachable(self, node: NodeId, cause: str) -> None:
@@ -176,6 +185,7 @@ class Station:
             if hop is not None and not self._ways.is_usable(hop):
                 self._break(node)
             self._rerouting.unreachable(node, cause)
+        self._reconsider(node)
         self.flush()
 
     def tick(self, now: float) -> float | None:
@@ -193,7 +203,9 @@ class Station:
         carrier.probes += 1
         if carrier.probes > 1:
             self._rerouting.doubt(carrier)
-        self._say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next)
+        straight = self._around.link(carrier.peer_id) is not None  # only so can it know that this is who asks
+        route = (self.node, carrier.peer_id) if straight else ()
+        self._words.say(carrier, RelayKind.PROBE, sequence=carrier.outgoing.next, route=route)
 
     # -- arriving: the driving thread ------------------------------------------------------------------------
 
@@ -228,14 +240,14 @@ class Station:
                 self.refused += 1
                 self._thank(link, hops, len(body))
                 if header.kind in _WORTH_TELLING:
-                    self._tell_broken(back, beyond)
+                    self._words.tell_broken(back, beyond)
                 return
             came = self._behind(link)
             came.took_in(hops, len(body))
             moved = bytearray(body)
             advance(moved, hops + 1)
             self._ways.put(hop, Waiting(hops + 1, moved, came))
-            self._ways.remember(hop, back)
+            hop.remember(back)
             self.relayed += 1
 
     def _behind(self, link: Link) -> Hop:
@@ -253,17 +265,17 @@ class Station:
 
     def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
         if header.kind == RelayKind.BROKEN:
-            with self.lock:
-                self._rerouting.avoid(header.source, decode_node(carried))
+            self._hear_of_break(header.source, carried)
             return
         with self.lock:
+            self.dropped += header.kind not in _KINDS
             carrier = self._carriers.get(header.source)
         if header.kind == RelayKind.RESET:
             if carrier is not None and carrier.number == header.number:
                 carrier.fail(CarrierLost("peer", one_line(bytes(carried).decode(errors="replace"))), tell=False)
             return
         if carrier is None or carrier.number != header.number:
-            if header.kind == RelayKind.ACK:
+            if header.kind not in _BEGINNINGS:
                 return
             carrier = self._welcome(header, carried)
         if carrier is not None:
@@ -271,15 +283,23 @@ class Station:
 
     def _welcome(self, header: RelayHeader, carried: memoryview) -> RelayedCarrier | None:
         answer = self._around.welcome(header)
-        if answer is None and header.epoch > self._around.epoch() and len(self._early) < _MOST_EARLY:
-            with self.lock:
-                self._early.append((header, bytes(carried)))
-        if isinstance(answer, str):
-            back = RelayHeader(RelayKind.RESET, 1, header.number, self._around.epoch(), 0, 0, header.route[::-1])
-            with self.lock:
-                self._post(back, answer.encode()[:_LONGEST_REASON])
-            return None
-        return answer
+        if isinstance(answer, RelayedCarrier):
+            return answer
+        with self.lock:
+            if isinstance(answer, str):
+                self._words.tell_over(header.number, header.route[::-1], answer)
+            elif answer is Unwelcome.NOT_YET:
+                self._held.put(header, bytes(carried))
+            else:
+                self.dropped += 1
+        return None
+
+    def _hear_of_break(self, source: NodeId, carried: memoryview) -> None:
+        with self.lock:
+            try:
+                self._rerouting.avoid(source, decode_node(carried))
+            except FrameError:
+                self.dropped += 1
 
     def _take_in(self, carrier: RelayedCarrier, header: RelayHeader, carried: memoryview) -> None:
         with self.lock:
@@ -298,7 +318,7 @@ class Station:
             if carrier.error is None and (header.kind == RelayKind.PROBE or carrier.incoming.owes_ack):
                 asked = header.kind == RelayKind.PROBE  # on a way that leads here: there the answer goes back
                 back: Route = header.route[::-1] if asked else ()
-                self._say(carrier, RelayKind.ACK, sequence=header.sequence if asked else 0, route=back)
+                self._words.say(carrier, RelayKind.ACK, sequence=header.sequence if asked else 0, route=back)
 
     # -- ways, under the lock ----------------------------------------------------------------------------
 
@@ -311,30 +331,8 @@ class Station:
 
     def _break(self, node: NodeId) -> None:
         for back in self._ways.forget(node):
-            self._tell_broken(back, node)
+            self._words.tell_broken(back, node)
         self._rerouting.avoid(self.node, node)
-
-    # -- words, under the lock ---------------------------------------------------------------------------
-
-    def _say(
-        self, carrier: RelayedCarrier, kind: RelayKind, *, sequence: int = 0, body: bytes = b"", route: Route = ()
-    ) -> None:
-        """`route`: instead of the one that the carrier takes."""
-        self._post(self._header(carrier, kind, sequence, route or carrier.route), body)
-
-    def _header(self, carrier: RelayedCarrier, kind: RelayKind, sequence: int, route: Route) -> RelayHeader:
-        ack = carrier.incoming.ack()
-        return RelayHeader(kind, 1, carrier.number, self._around.epoch(), sequence, ack, route)
-
-    def _tell_broken(self, back: Route, beyond: NodeId) -> None:
-        header = RelayHeader(RelayKind.BROKEN, 1, 0, self._around.epoch(), 0, 0, back)
-        self._post(header, encode_node(beyond))
-
-    def _post(self, header: RelayHeader, body: bytes) -> None:
-        """A word of this node's own. It may be lost: whoever needs an answer asks again."""
-        hop = self._ways.over(header.route[1])
-        if hop is not None:
-            self._ways.put(hop, Waiting(1, encode_relay(header) + body, None))
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -371,7 +369,7 @@ class Station:
         if parcel is None or hop.link is None:
             return None
         self._ready[carrier] = None
-        header = encode_relay(self._header(carrier, RelayKind.FRAME, parcel.sequence, carrier.route))
+        header = encode_relay(self._words.header(carrier, RelayKind.FRAME, parcel.sequence, carrier.route))
         hop.sent(1, len(header) + len(parcel.data))
         self._expect_ack(carrier)
         if carrier.outgoing.has_finished:

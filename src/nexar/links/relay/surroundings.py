@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 from nexar.links.link import Link
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.types import NodeId
 from nexar.wire.relay import RelayHeader
+
+
+class Unwelcome(Enum):
+    """What becomes of a frame that is not taken, and whose source is told nothing."""
+
+    NOT_YET = "not yet"  # it may be taken when the members change, or the connection to its source is lost
+    NEVER = "never"
 
 
 class Surroundings(Protocol):
@@ -33,7 +41,7 @@ class Surroundings(Protocol):
         `unreachable` follows. False: it is no member any more, or this node closes.
         """
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | Unwelcome:
         """The first frame of a link has come: what takes it; or why not, for the source; or nothing is said.
         Driving thread.
         """

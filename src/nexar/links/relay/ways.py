@@ -6,15 +6,13 @@ Guarded by the station's lock.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from nexar.links.link import Link
 from nexar.links.relay.hop import Hop, Waiting
 from nexar.links.relay.surroundings import Surroundings
 from nexar.transport.base import Buffer
 from nexar.types import NodeId
-
-_MOST_SOURCES: Final = 4096  # remembered for each neighbour
 
 
 class Thanks(NamedTuple):
@@ -90,11 +88,6 @@ class Ways:
         hop.put(waiting)
         self._busy[hop] = None
 
-    def remember(self, hop: Hop, back: tuple[NodeId, ...]) -> None:
-        """Whose frames go over it: the last one of this route, which leads back from here."""
-        if len(hop.sources) < _MOST_SOURCES:
-            hop.sources[back[-1]] = back
-
     def wake(self, hop: Hop) -> None:
         """It may take more."""
         self._busy[hop] = None
@@ -109,7 +102,7 @@ class Ways:
             thanks = _thanks_for(waiting)
             if thanks is not None:
                 self._thanks.append(thanks)
-        return list(hop.sources.values())
+        return hop.sources
 
     def lost(self) -> list[NodeId]:
         """Those to which there was a link, and is none now."""

@@ -9,6 +9,7 @@ from nexar.errors import NexarError, PeerLost
 from nexar.links.outbox import Outbox
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.relay.station import Station
+from nexar.links.relay.surroundings import Unwelcome
 from nexar.topology.routes import detour_limit, route
 from nexar.transport.base import Buffer, Carrier, CarrierLost
 from nexar.wire.frame import Frame, Kind, Lane, encode
@@ -72,6 +73,7 @@ class Node:
         self.carriers: dict[int, RelayedCarrier] = {}
         self.links: dict[int, FakeLink] = {}
         self.refusal: str | None = None
+        self.unwelcome: Unwelcome | None = None
         self.station = Station(number, cast(Any, self), Outbox(), cast(Any, self))
 
     def run_soon(self, task: Callable[[], None]) -> None:
@@ -103,9 +105,11 @@ class Node:
     def ring_by(self, due: float) -> None:
         """A test says itself when it is time."""
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | None:
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | Unwelcome:
         lost = self.carriers.get(header.source)
-        return self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))
+        return (
+            self.unwelcome or self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))
+        )
 
     def make(self, peer: int, number: int = 1) -> RelayedCarrier:
         """This node's end of a carrier."""

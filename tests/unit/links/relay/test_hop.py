@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.links.relay.hop import CLASS_BYTES, RETURN_BYTES, Hop, Waiting
+from nexar.links.relay.hop import CLASS_BYTES, MOST_SOURCES, RETURN_BYTES, WORDS_BYTES, Hop, Waiting
 from nexar.wire.frame import FrameError
 
 
@@ -97,3 +97,43 @@ def test_a_ring_full_of_frames_that_all_go_halfway_round_runs_empty(seed: int) -
         if arrived == 40 * size:
             break
     assert arrived == 40 * size
+
+
+def test_room_for_what_never_went_there_is_not_remembered() -> None:
+    full = hop()
+    full.sent(1, CLASS_BYTES)
+    for hops in range(2, 1000):
+        full.has_taken(hops, 10)
+    full.has_taken(1, 2 * CLASS_BYTES)
+    assert full.has_room(1)
+    assert not full._under_way
+
+
+def test_words_of_this_node_s_own_wait_within_a_bound_and_frames_of_others_do_not_count() -> None:
+    waits = Hop(1)
+    waits.put(Waiting(2, bytes(WORDS_BYTES), hop(2)))
+    assert waits.takes_words
+    waits.put(Waiting(1, bytes(WORDS_BYTES), None))
+    assert not waits.takes_words
+    waits.link = cast(Any, object())
+    while waits.take() is not None:
+        continue
+    assert waits.takes_words
+
+
+def test_who_invents_sources_keeps_nobody_from_being_remembered() -> None:
+    way = hop()
+    way.remember((0, 5, 9))
+    for invented in range(MOST_SOURCES + 10):
+        way.remember((0, 6, 1000 + invented))
+    way.remember((0, 6, 7))
+    assert {(0, 5, 9), (0, 6, 7)} <= set(way.sources)
+    assert len(way.sources) == MOST_SOURCES + 1
+
+
+def test_who_says_that_it_brings_frames_of_another_does_not_take_its_place() -> None:
+    way = hop()
+    way.remember((0, 5, 9))
+    way.remember((0, 6, 66, 9))
+    way.remember((0, 5, 4, 9))
+    assert way.sources == [(0, 5, 4, 9), (0, 6, 66, 9)]

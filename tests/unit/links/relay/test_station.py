@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 
 from nexar.links.relay.stream import WINDOW_BYTES
+from nexar.links.relay.surroundings import Unwelcome
 from nexar.topology.neighbors import neighbors
 from nexar.wire.frame import Frame, FrameError, Kind, Lane
-from nexar.wire.relay import RelayHeader, RelayKind, encode_relay
-from tests.unit.links.relay.small_world import SmallWorld, say
+from nexar.wire.relay import RelayHeader, RelayKind, decode_relay, encode_relay
+from tests.unit.links.relay.small_world import FakeLink, SmallWorld, say
 
 WORDS = [b"%d" % number for number in range(50)]
 
@@ -128,6 +129,62 @@ def test_a_number_of_before_gets_no_carrier_and_words_of_nobody_are_dropped() ->
     for kind in (RelayKind.ACK, RelayKind.RESET, RelayKind.BROKEN):
         arrive(world, 2, 1, RelayHeader(kind, 2, 9, 1, 0, 0, (0, 1, 2)), b"12345678")
     assert world.nodes[2].carriers == {}
+
+
+def test_a_kind_that_nobody_knows_is_dropped_and_makes_no_link() -> None:
+    world = SmallWorld(4)
+    arrive(world, 2, 1, RelayHeader(77, 2, 1, 1, 0, 0, (0, 1, 2)))
+    assert world.nodes[2].carriers == {}
+    assert world.nodes[2].station.dropped == 1
+
+
+def test_a_break_that_names_no_node_is_dropped_and_nobody_is_blamed() -> None:
+    world = SmallWorld(4)
+    arrive(world, 2, 1, RelayHeader(RelayKind.BROKEN, 2, 0, 1, 0, 0, (0, 1, 2)), b"123")
+    assert world.nodes[2].station.dropped == 1
+
+
+def test_what_cannot_be_taken_yet_is_taken_when_its_source_is_out_of_reach_or_the_members_change() -> None:
+    for event in ("lost", "unreachable", "adopt"):
+        world = SmallWorld(4)
+        node, carrier = world.nodes[2], world.nodes[0].make(2)
+        node.unwelcome = Unwelcome.NOT_YET
+        say(carrier, b"believe me")
+        world.run()
+        assert 0 not in node.ears
+        node.unwelcome = None
+        node.station.unreachable(3, "another one")
+        if event == "lost":
+            node.station.lost(cast(Any, FakeLink(world, 2, 0)))
+        elif event == "unreachable":
+            node.station.unreachable(0, "no answer")
+        else:
+            node.station.adopt(lambda _: True)
+        world.run()
+        assert node.ears[0].frames == [b"believe me"]
+
+
+def test_what_will_never_be_taken_is_dropped() -> None:
+    world = SmallWorld(4)
+    world.nodes[2].unwelcome = Unwelcome.NEVER
+    say(world.nodes[0].make(2), b"a stranger")
+    world.run()
+    assert world.nodes[2].station.dropped == 1
+    assert not world.nodes[2].station.in_use
+
+
+def test_who_has_a_connection_of_its_own_to_the_peer_asks_over_that() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"over rank 1")
+    world.wires[0, 1].clear()
+    world.dial(0, 2)
+    world.nodes[0].station.tick(1e9)
+    ((frame, body),) = world.wires[0, 2]
+    header, _ = decode_relay(body)
+    assert (frame.kind, header.kind, header.route) == (Kind.RELAY, RelayKind.PROBE, (0, 2))
+    world.settle(carrier)
+    assert world.nodes[2].ears[0].frames == [b"over rank 1"]
 
 
 def test_both_ends_finish_and_nothing_is_left() -> None:

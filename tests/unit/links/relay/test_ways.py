@@ -83,7 +83,7 @@ def test_who_sent_it_is_thanked_when_it_has_gone_on() -> None:
 
 def test_who_sent_what_could_not_go_on_is_thanked_too_and_sources_are_known() -> None:
     ways, hop, came = relaying()
-    ways.remember(hop, (0, 5, 9))
+    hop.remember((0, 5, 9))
     assert ways.forget(1) == [(0, 5, 9)]
     assert ways.forget(1) == []
     step = ways.next()

@@ -16,6 +16,7 @@ from nexar.errors import (
     NexarError,
     OperationTimeout,
     PeerLost,
+    Revoked,
 )
 from nexar.errors.base import told
 from nexar.links.ledger import Call, differ
@@ -54,6 +55,9 @@ class Mishap:
 
 def error_of(notice: GaveUp, entry: Entry, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> NexarError:
     """What a call raises that another rank has given up: what that rank raised, if it means the same here."""
+    if notice.closed:
+        reason = f"rank {notice.rank} has closed it, and takes no part in {entry.name}"
+        return Revoked(communicator=str(notice.communicator), reason=reason, rank=notice.rank, closed=True)
     if notice.timeout > 0:
         return CollectiveTimeout(
             operation=entry.operation,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from nexar.cluster.change import WORLD
 from nexar.cluster.join_line import JoinLine
@@ -100,11 +101,16 @@ def connected(node: Node) -> tuple[Mesh, Switchboard]:
 
 
 def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch], Communicator]:
-    """What makes communicators of branches: closing the world's leaves the cluster, closing another is local."""
+    """What makes communicators of branches: closing the world's leaves the cluster, closing another is local, and only
+    who waits in it for this node hears of it.
+    """
+
+    def close_part(branch: Branch) -> None:
+        branch.assembly.journal.leave()
+        presence.lineage.forget(branch)
 
     def wrap(branch: Branch) -> Communicator:
-        close = leave if branch.communicator == WORLD else lambda: presence.lineage.forget(branch)
-        return Communicator(branch, presence, close)
+        return Communicator(branch, presence, leave if branch.communicator == WORLD else partial(close_part, branch))
 
     return wrap
 

@@ -60,7 +60,7 @@ class Revoked(NexarError):
     rank: Rank | None = None
     """Who revoked it, or closed it."""
     closed: bool = False
-    """Nobody revoked it: members were lost, and that rank, which has closed it, takes no part in a successor."""
+    """Nobody revoked it: that rank has closed it, and takes no part in this call, or in a successor after a loss."""
 
     def _message(self) -> str:
         if self.closed:

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
+from nexar.errors import NexarError
 from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId
 from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Report, Unheard
 
 Notice: TypeAlias = Disagreed | GaveUp | Inquire | Report | Unheard
 
+_FAREWELLS: Final = 1024  # generations that were closed, and about which questions are still answered: the newest
 _KEPT: Final = 256  # for communicators that are not open yet
 _LONGEST: Final = 1000  # characters of a text
 _MOST: Final = 64  # entries of a list
@@ -40,6 +43,7 @@ class Speaker(Protocol):
 
 
 Receive: TypeAlias = Callable[[Speaker, Notice], None]
+Answer: TypeAlias = Callable[[Inquire], Notice]
 
 
 class Notices:
@@ -49,6 +53,7 @@ class Notices:
         self._lock = lock  # the node's, over all below
         self._open: dict[tuple[int, int], Receive] = {}  # by communicator and generation
         self._over: dict[int, int] = {}  # communicator → first generation that may still open
+        self._answers: dict[tuple[int, int], Answer] = {}  # of generations that are over
         self._kept: list[tuple[Speaker, Notice]] = []
         self.dropped = 0
         """About generations that are over, or too many to be kept."""
@@ -65,9 +70,15 @@ class Notices:
         for speaker, notice in early:
             receive(speaker, notice)
 
-    def close(self, communicator: int, generation: int) -> None:
-        """The generation is over: what comes for it, or for those before, is dropped. Idempotent."""
+    def close(self, communicator: int, generation: int, answer: Answer | None = None) -> None:
+        """The generation is over: what comes for it, or for those before, is dropped. `answer`: but for questions, which
+        it answers, for as long as others ask. Idempotent.
+        """
         with self._lock:
+            if answer is not None:
+                self._answers[communicator, generation] = answer
+                while len(self._answers) > _FAREWELLS:
+                    del self._answers[next(iter(self._answers))]
             self._open.pop((communicator, generation), None)
             self._over[communicator] = max(generation + 1, self._over.get(communicator, 0))
             self._kept = [each for each in self._kept if not self._is_over(each[1])]
@@ -80,10 +91,14 @@ class Notices:
         message = _bounded(message)
         with self._lock:
             receive = self._open.get((message.communicator, message.generation))
-            if receive is None:
+            answer = self._answers.get((message.communicator, message.generation))
+            if receive is None and (answer is None or not isinstance(message, Inquire)):
                 self._keep(speaker, message)
         if receive is not None:
             receive(speaker, message)
+        elif answer is not None and isinstance(message, Inquire):
+            with suppress(NexarError):  # the link is lost: who asked hears of that
+                speaker.send_control(answer(message))
 
     def _keep(self, speaker: Speaker, notice: Notice) -> None:
         if isinstance(notice, (Disagreed, GaveUp)) and not self._is_over(notice) and len(self._kept) < _KEPT:

@@ -118,6 +118,8 @@ class GaveUp(_Base, frozen=True, tag="gave_up"):
     """Seconds, if it did not want to wait any longer."""
     culprits: tuple[Culprit, ...] = ()
     """Whose fault it was, if not its own."""
+    closed: bool = False
+    """Its user has closed the communicator: it takes no part in this call, nor in any after it."""
 
 
 class Inquire(_Base, frozen=True, tag="inquire"):

@@ -9,7 +9,8 @@ import pytest
 from nexar.arrays.operations import ReduceCode
 from nexar.collectives.entry import Entry
 from nexar.collectives.fingerprint import Fingerprint, rooted
-from nexar.collectives.journal import _GIVEN_UP, Journal
+from nexar.collectives.given_up import GIVEN_UP
+from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
 from nexar.errors import (
     BufferMismatch,
@@ -236,10 +237,10 @@ def test_a_link_that_is_lost_does_not_keep_the_others_from_being_told() -> None:
 
 def test_what_is_remembered_of_calls_given_up_is_bounded() -> None:
     world = World(2)
-    for _ in range(_GIVEN_UP + 10):
+    for _ in range(GIVEN_UP + 10):
         world[0].journal.end(world[0].journal.begin(ALL_REDUCE), Cancelled())
     world.deliver()
-    assert len(world[0].journal._given_up) == len(world[1].journal._given_up) == _GIVEN_UP
+    assert len(world[0].journal._given_up) == len(world[1].journal._given_up) == GIVEN_UP
 
 
 @pytest.mark.parametrize(

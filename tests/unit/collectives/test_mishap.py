@@ -16,6 +16,7 @@ from nexar.errors import (
     OperationTimeout,
     PeerLost,
     PeerMisbehaved,
+    Revoked,
     UsageError,
 )
 from nexar.types import AwaitedPeer, Rank
@@ -37,6 +38,13 @@ def heard(error: BaseException) -> NexarError:
     """What another rank raises."""
     mishap = Mishap(error, rank_of)
     return error_of(GaveUp(0, 0, 7, 3, mishap.reason, mishap.timeout, mishap.culprits), ENTRY, known, 0)
+
+
+def test_a_rank_that_has_closed_the_communicator_is_no_loss() -> None:
+    error = error_of(GaveUp(5, 0, 7, 3, "it has closed it", closed=True), ENTRY, known, 0)
+    assert isinstance(error, Revoked)
+    assert (error.communicator, error.rank, error.closed) == ("5", 3, True)
+    assert "takes no part in scan #7; make a new one with split() or group()" in str(error)
 
 
 def test_a_timeout_is_one_on_every_rank_and_blames_the_same() -> None:

@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +12,7 @@ from nexar.cluster.opening import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import MembershipChanged, NexarError, PeerLost, UsageError
+from nexar.errors import MembershipChanged, NexarError, PeerLost, Revoked, UsageError
 from tests.ranks import PATIENCE, on_every
 
 
@@ -144,3 +146,41 @@ def _used_after_fork(world: list[Communicator]) -> int:
     for comm in world:
         comm.close()
     return wrong
+
+
+@pytest.mark.parametrize("closes_first", [False, True])
+def test_who_waits_in_a_part_that_a_rank_has_closed_is_told_who(closes_first: bool) -> None:
+    with local_communicators(3, Config()) as world:
+        parts = on_every(world, lambda comm: comm.split(0))
+
+        def wait(part: Communicator) -> Revoked:
+            with pytest.raises(Revoked, match=r"rank 0 has closed it, and takes no part in barrier #1") as told:
+                part.barrier(timeout=4 * PATIENCE)
+            return told.value
+
+        on_every(parts, Communicator.barrier)
+        with ThreadPoolExecutor(2) as pool:
+            if closes_first:
+                parts[0].close()
+            waiting = [pool.submit(wait, part) for part in parts[1:]]
+            while not closes_first and not parts[0]._assembly.journal._ledger.is_told_of(1):
+                assert not any(each.done() for each in waiting)
+                time.sleep(0)
+            parts[0].close()
+            for each in waiting:
+                told = each.result(2 * PATIENCE)
+                assert (told.rank, told.closed) == (0, True)
+        assert on_every(world, lambda comm: comm.all_reduce(1)) == [3] * 3  # the others go on
+
+
+def test_a_part_that_all_close_after_its_last_call_disturbs_nobody() -> None:
+    def work(comm: Communicator) -> int:
+        total = 0
+        for _ in range(20):
+            part = comm.split(0)
+            total += int(part.all_reduce(1))
+            part.close()
+        return total
+
+    with local_communicators(3, Config()) as world:
+        assert on_every(world, work) == [60] * 3

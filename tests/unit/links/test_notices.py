@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from nexar.links.notices import _KEPT, Notice, Notices, Speaker
+from nexar.errors import PeerLost
+from nexar.links.notices import _FAREWELLS, _KEPT, Notice, Notices, Speaker
 from nexar.wire.messages import Culprit, Disagreed, GaveUp, Inquire, Message, Ping, Report
 
 
@@ -110,3 +111,45 @@ def test_what_a_peer_writes_is_cut_to_lines_and_lists_of_a_bounded_length() -> N
         assert text.startswith(" [31m xxx")
         assert len(text) == 1000
     assert len(given_up.culprits) == len(disagreed.calls) == 64
+
+
+class Answered:
+    """A link that keeps what is said on it."""
+
+    peer = 7
+
+    def __init__(self) -> None:
+        self.said: list[Message] = []
+        self.lost = False
+
+    def send_control(self, message: Message) -> bool:
+        if self.lost:
+            raise PeerLost(rank=1, cause="it is gone")
+        self.said.append(message)
+        return True
+
+
+def test_questions_about_what_is_over_are_answered_and_nothing_else() -> None:
+    notices, heard = make()
+    who = Answered()
+    notices.close(3, 1, lambda question: Report(3, 1, question.number, 0, "done"))
+    notices.close(3, 1)
+    notices.arrived(who, Inquire(3, 1, 0, 5))
+    notices.arrived(who, gave_up(3, 1))
+    notices.arrived(who, Inquire(3, 0, 0, 5))
+    assert who.said == [Report(3, 1, 5, 0, "done")]
+    who.lost = True
+    notices.arrived(who, Inquire(3, 1, 0, 5))
+    assert not heard
+    assert notices.dropped == 2
+
+
+def test_for_so_many_that_are_over_questions_are_answered() -> None:
+    notices, _ = make()
+    who = Answered()
+    for communicator in range(_FAREWELLS + 1):
+        notices.close(communicator, 1, lambda question: Report(3, 1, question.number, 0, "done"))
+    notices.arrived(who, Inquire(0, 1, 0, 5))
+    assert who.said == []
+    notices.arrived(who, Inquire(1, 1, 0, 5))
+    assert len(who.said) == 1

@@ -37,7 +37,7 @@ def test_a_ring_that_is_cut_in_two_heals(tmp_path: Path, record_property: Any) -
 
 
 ENDING_FIRST = """
-import sys
+import os, signal, sys
 from pathlib import Path
 import numpy as np
 import nexar
@@ -46,8 +46,11 @@ comm = nexar.init()
 rest = comm.group([0, 2, 3, 5])
 comm.barrier()
 if rest is None:
-    comm.close()
+    if sys.argv[1] == "closes":
+        comm.close()
     Path(f"gone{comm.rank}").touch()
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
     sys.exit()
 over, rounds = 0, 0
 while over < 20:
@@ -62,11 +65,12 @@ comm.close()
 """
 
 
-def test_ranks_that_end_first_take_no_way_of_the_others_along(tmp_path: Path, record_property: Any) -> None:
+@pytest.mark.parametrize("manner", ["closes", "dies"])
+def test_who_ends_first_takes_no_way_of_the_others_along(manner: str, tmp_path: Path, record_property: Any) -> None:
     """Of a ring of six, 1 and 4 end: between 5, 0 and 2, 3 there is no way left, and they talk to each other."""
     script = tmp_path / "ending_first.py"
     script.write_text(ENDING_FIRST)
-    with Nexar("run", "-n", 6, script, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2") as run:
+    with Nexar("run", "-n", 6, script, manner, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2") as run:
         assert run.end() == 0, run.stderr
     shortcuts = [int(line.split()[-1]) for line in run.stdout.splitlines()]
     assert len(shortcuts) == 4

@@ -1,8 +1,8 @@
 """The last word of a rank whose user has closed a communicator that others may still use. Pure.
 
-Closing is local, and most often everybody does so after the same call: then nobody needs to hear of it. But who waits in
-a call that this rank will never make is told: when it closes, if it knows of that call, and else by the answer to the
-question what has become of it, which every call asks that lasts.
+Closing is local, and most often everybody does so after the same call: then nobody needs to hear of it. But who waits
+in a call that this rank will never make is told: when it closes, if it knows of that call, and else by the answer to
+the question what has become of it, which every call asks that lasts.
 """
 
 from __future__ import annotations

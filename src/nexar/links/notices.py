@@ -71,8 +71,8 @@ class Notices:
             receive(speaker, notice)
 
     def close(self, communicator: int, generation: int, answer: Answer | None = None) -> None:
-        """The generation is over: what comes for it, or for those before, is dropped. `answer`: but for questions, which
-        it answers, for as long as others ask. Idempotent.
+        """The generation is over: what comes for it, or for those before, is dropped. `answer`: but for questions,
+        which it answers, for as long as others ask. Idempotent.
         """
         with self._lock:
             if answer is not None:

@@ -14,7 +14,8 @@ from nexar.collectives.entry import Entry
 from nexar.collectives.journal import Journal
 from nexar.errors.base import list_ranks
 from nexar.types import NodeId, Rank
-from nexar.wire.bulletin import MAX_AWAITED, MAX_LATE, MAX_PEERS, Bulletin, Late, Traffic, line
+from nexar.wire.bulletin import MAX_AWAITED, MAX_LATE, MAX_PEERS, Bulletin, Late, Traffic
+from nexar.wire.line import line
 
 _FEW: Final = 4  # ranks of a communicator that are worth naming each
 

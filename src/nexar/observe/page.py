@@ -73,7 +73,7 @@ class Display:
         if name == "board.json":
             with self._lock:  # who watches the seed from elsewhere has one line to it
                 overview = self._overseer.see(self._board(), time.monotonic())
-            return Answer(json.dumps(facts_of(overview)).encode(), "application/json")
+            return Answer(json.dumps(facts_of(overview), allow_nan=False).encode(), "application/json")
         return self._files.get(name, _MISSING)
 
 

@@ -3,8 +3,8 @@
 A *bulletin* is one member's own word, once a second. The *board* is all of them beside what the seed knows by itself:
 who is lost, and why. Times are ages in seconds: clocks of two hosts cannot be compared, and the way takes less.
 
-Law: every text is one printable line of a bounded length, and every list is bounded, so a member that lies can fill
-its own row and nothing else.
+Law: every text is one printable line of a bounded length, and every list and number is bounded, so a member that lies
+can fill its own row and nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from nexar.wire.line import ONE_LINE
+
 MAX_PEERS: Final = 64
 """Of which one bulletin tells: those that carried most."""
 MAX_LATE: Final = 8
@@ -21,13 +23,14 @@ MAX_AWAITED: Final = 16
 ROWS: Final = 32
 """On one page of the board: what a world of thousands says does not fit into one message."""
 MAX_CAUSE_CHARACTERS: Final = 400
+MAX_SECONDS: Final = 1e10
+"""Three hundred years: no age is more, and infinity could not be shown as JSON."""
 
-_LINE: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
-_Short: TypeAlias = Annotated[str, Meta(max_length=120, pattern=_LINE)]
-_Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS, pattern=_LINE)]
+_Short: TypeAlias = Annotated[str, Meta(max_length=120, pattern=ONE_LINE)]
+_Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS, pattern=ONE_LINE)]
 _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
-_Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 
 State: TypeAlias = Literal["running", "waiting", "stuck", "lost", "left"]
 """Waiting: in a call that does not go on. Stuck: it is connected and says nothing, as where a thread holds the
@@ -38,7 +41,7 @@ class Traffic(msgspec.Struct, frozen=True, array_like=True):
     """What has passed between the member and one peer."""
 
     rank: _Rank
-    carriers: Annotated[str, Meta(max_length=64, pattern=_LINE)]
+    carriers: Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
     """`shm`, `quic+tls`; empty: nothing connects them now."""
     bytes_sent: _Count = 0
     bytes_received: _Count = 0
@@ -96,7 +99,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: _Rank
     """Of one that is gone: the last it had."""
     state: State
-    host: Annotated[str, Meta(max_length=255, pattern=_LINE)]
+    host: Annotated[str, Meta(max_length=255, pattern=ONE_LINE)]
     """The id of its host."""
     former: bool = False
     """It is no member any more, and others may have its rank."""
@@ -113,7 +116,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 class Board(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the seed shows: one page of it."""
 
-    cluster: Annotated[str, Meta(max_length=64, pattern=_LINE)]
+    cluster: Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
     size: _Count
     """Members now; before the cluster has formed: how many are awaited."""
     joined: _Count = 0
@@ -143,9 +146,3 @@ def decode_bulletin(body: bytes) -> Bulletin | None:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def line(text: str, most: int = 120) -> str:
-    """`text` as a bulletin may carry it: one printable line, cut where it is too long."""
-    plain = "".join(character if character.isprintable() else " " for character in text)
-    return plain if len(plain) <= most else f"{plain[: most - 1]}…"

@@ -46,6 +46,7 @@ from nexar.wire.handshake import (
     add_prefix,
     strip_prefix,
 )
+from nexar.wire.line import ONE_LINE
 
 MAX_STRANGER_BYTES: Final = MAX_HELLO_BYTES
 """Of any message, as long as its sender has not proven that it knows the secret."""
@@ -61,7 +62,6 @@ MAX_REFUSALS: Final = 256
 MAX_REASON_CHARACTERS: Final = 1000
 MAX_CAUSE_CHARACTERS: Final = 64 << 10
 
-_LINE: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 _Proof: TypeAlias = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 _Request: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=2 << 10)]
@@ -72,12 +72,12 @@ _Epoch: TypeAlias = Annotated[int, Meta(ge=0)]
 _Number: TypeAlias = Annotated[int, Meta(ge=0)]
 _Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 _Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
-_Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=_LINE)]
+_Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=ONE_LINE)]
 
 Node: TypeAlias = Annotated[int, Meta(ge=1)]
-Host: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255, pattern=_LINE)]
+Host: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255, pattern=ONE_LINE)]
 Scheme: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9+.-]{0,31}\Z")]
-Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512, pattern=_LINE)]
+Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512, pattern=ONE_LINE)]
 Addresses: TypeAlias = Mapping[Scheme, tuple[Address, ...]]
 """Where a node listens: by transport, the best first."""
 
@@ -145,12 +145,12 @@ class Reserve(_Base, frozen=True, tag="reserve"):
 class Welcome(_Base, frozen=True, tag="welcome"):
     """The seed has let the other side in. The membership follows when everybody is there."""
 
-    cluster: Annotated[str, Meta(min_length=1, max_length=64, pattern=_LINE)]
+    cluster: Annotated[str, Meta(min_length=1, max_length=64, pattern=ONE_LINE)]
     certificate: _Certificate
     """PEM, for the key of the request."""
     authority: _Certificate
     """PEM, of the cluster."""
-    seen_address: Annotated[str, Meta(max_length=512, pattern=_LINE)]
+    seen_address: Annotated[str, Meta(max_length=512, pattern=ONE_LINE)]
     """Where this line comes from, as the seed sees it."""
     size: _Count
     first_rank: _Rank | None = None

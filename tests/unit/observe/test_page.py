@@ -5,7 +5,7 @@ import pytest
 
 from nexar.observe.page import Display, page_key
 from nexar.observe.service import Answer
-from nexar.wire.bulletin import Board
+from nexar.wire.bulletin import Board, Bulletin, Row
 from tests.unit.observe.boards import HOSTILE, busy
 
 SECRET = bytes(range(32))
@@ -95,3 +95,9 @@ def test_the_board_has_the_facts_and_the_words() -> None:
         "headings": [],
         "sentence": "",
     }
+
+
+def test_what_no_browser_could_read_is_never_sent() -> None:
+    row = Row(1, 0, "running", "host", heard=float("inf"), bulletin=Bulletin(0, 1))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        display(Board("c", 1, epoch=1, rows=(row,))).respond(f"/{page_key(SECRET)}/board.json", {})

@@ -14,7 +14,8 @@ from typing import Final
 
 from nexar.cluster.membership import Membership
 from nexar.types import NodeId, Rank
-from nexar.wire.bulletin import MAX_CAUSE_CHARACTERS, ROWS, Board, Bulletin, Row, State, line
+from nexar.wire.bulletin import MAX_CAUSE_CHARACTERS, ROWS, Board, Bulletin, Row, State
+from nexar.wire.line import line
 
 SILENT: Final = 3.5
 """Seconds without a bulletin after which a member that is connected counts as stuck: three are missing."""

@@ -44,6 +44,8 @@ class Group:
         self.membership = membership
         self.communicator = communicator
         self._nodes: Final[tuple[NodeId, ...]] = tuple(member.node for member in membership.members)
+        self.nodes: Final = frozenset(self._nodes)
+        """Its members."""
         self.size = len(self._nodes)
         rank = membership.rank_of(node.id)
         assert rank is not None  # nobody makes a group without being in it
@@ -51,7 +53,7 @@ class Group:
         self.local_ranks: Final = membership.ranks_on(membership.members[rank].host)
         """Those of this host, ascending."""
         self.router: Final = mesh.router
-        self.matching: Final[Matching] = mesh.router.open(communicator, generation, members=frozenset(self._nodes))
+        self.matching: Final[Matching] = mesh.router.open(communicator, generation, members=self.nodes)
         self.matching.peers.update(
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )

@@ -100,7 +100,7 @@ class Branch:
     @property
     def nodes(self) -> frozenset[NodeId]:
         """Its members."""
-        return self.group.matching.members or frozenset()
+        return self.group.nodes
 
     @property
     def me(self) -> NodeId:

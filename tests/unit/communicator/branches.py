@@ -28,8 +28,7 @@ class FakeGroup:
         self.membership = members
         self.communicator = communicator
         self.progress = Drive()
-        self.matching = self
-        self.members = frozenset(member.node for member in members.members)
+        self.nodes = frozenset(member.node for member in members.members)
         self.size = members.size
         rank = members.rank_of(me)
         assert rank is not None

@@ -166,10 +166,12 @@ class Relaying:
         self.station.close()
 
     def stats(self) -> dict[str, int]:
-        """What went over this node for others, what could not, and how often it connected to a member because no way
-        over others was left.
+        """What went over this node for others, what could not, what came for it and meant nothing, and how often it
+        connected to a member because no way over others was left.
         """
-        return {"passed_on": self.station.relayed, "refused": self.station.refused, "shortcuts": self.shortcuts}
+        station = self.station
+        counted = {"passed_on": station.relayed, "refused": station.refused, "dropped": station.dropped}
+        return {**counted, "shortcuts": self.shortcuts}
 
     # -- links -------------------------------------------------------------------------------------------
 
@@ -238,7 +240,6 @@ class Relaying:
             if since == 0 and pair.relay is not None:  # another thread has made it just now
                 return pair.relay
             if not self._is_believed(pair, header):
-                self._look_into(pair)
                 return Unwelcome.NOT_YET
             if since > 0:
                 stale, fresh = pair.link, self._pairs.replace(pair, header.number)
@@ -266,18 +267,25 @@ class Relaying:
             return False
         return not self.is_neighbour(header.source) or header.source in self._parted or pair.state.failures > 0
 
-    def _look_into(self, pair: Pair) -> None:
-        """Word of it has come that is not believed: if there is no connection to it, or none any more, it may be true.
-        Then the loss is noticed, or the dial fails, and the station comes back to what it holds. Under the lock.
+    def look_into(self, header: RelayHeader) -> bool:
+        """See Surroundings. If there is no connection to the source, or none any more, it may be true: then the loss is
+        noticed, or the dial fails.
         """
-        node, now = pair.link.peer, time.monotonic()
-        if now < self._looked.get(node, 0.0) + _LOOK_INTERVAL:
-            return
-        self._looked[node] = now
-        if pair.state.open:
+        node, now = header.source, time.monotonic()
+        with self._pairs.changed:
+            pair = self._pairs.get(node)
+            if self._pairs.known().find(node) is None:
+                return False
+            if pair is None or self._is_believed(pair, header):
+                return True
+            is_due = now >= self._looked.get(node, 0.0) + _LOOK_INTERVAL
+            if is_due:
+                self._looked[node] = now
+        if is_due and pair.state.open:
             self.doubted(node)
-        else:
+        elif is_due:
             self.open(node)
+        return False
 
     def _make(self, pair: Pair, way: tuple[NodeId, ...]) -> RelayedCarrier:
         """Under the lock: from now on this pair has one, and nobody makes another."""

@@ -1,5 +1,6 @@
 """Every hint is looked into: what turns out wrong harms nobody, what turns out right is told once with its cause."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -52,6 +53,8 @@ class Scene:
         """The link over others that can be made."""
         self.known: Known | None = None
         """What the heartbeat knows."""
+        self.deadlines: list[float] = []
+        """Of probes."""
         self.told: list[Any] = []
         self.noticed: list[tuple[int, str, str]] = []
         self.lookout = Lookout(
@@ -69,6 +72,9 @@ class Scene:
     def links(self) -> dict[int, FakeLink]:
         return {PEER: self.link}
 
+    def find(self, node: int) -> FakeLink | None:
+        return self.links().get(node)
+
     def relink(self, node: int, deadline: float) -> Link:
         self.dialed += 1
         if self.refusal is not None:
@@ -84,7 +90,10 @@ class Scene:
     def detour(self, node: int) -> FakeLink | None:
         return self.round
 
-    def probe(self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool) -> str | None:
+    def probe(
+        self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool = True
+    ) -> str | None:
+        self.deadlines.append(deadline)
         return self.reachable
 
     def work(self) -> None:
@@ -159,6 +168,27 @@ def test_who_is_lost_and_disputed_is_reached_over_others_from_now_on(scene: Scen
     scene.work()
     assert scene.told == [Found(PEER, severed=True), Probed(PEER, None)]
     assert scene.noticed[-1] == (PEER, "back", "it is reached over other nodes now")
+
+
+def test_of_whom_others_bring_word_only_the_link_is_lost_and_only_if_it_does_not_answer_there(scene: Scene) -> None:
+    scene.lookout.doubted(PEER)
+    scene.work()
+    assert scene.link.lost == []
+    scene.reachable = SILENT
+    before = time.monotonic()
+    scene.lookout.doubted(PEER)
+    scene.work()
+    assert scene.link.lost == [SILENT]
+    assert scene.told == []  # what becomes of the lost link is looked into like that of any other
+    assert before < scene.deadlines[-1] < time.monotonic() + 1.0  # sooner than the member gives up
+
+
+def test_word_of_strangers_and_of_whom_nothing_connects_is_nothing_to_look_into(scene: Scene) -> None:
+    for node in (STRANGER, OTHER):
+        scene.lookout.doubted(node)
+    scene.lookout.close()
+    scene.lookout.doubted(PEER)
+    assert not scene.tasks
 
 
 def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:

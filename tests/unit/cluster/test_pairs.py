@@ -10,7 +10,7 @@ import pytest
 from nexar.cluster.circle import GUEST, Circle
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
-from nexar.cluster.pairs import Pair, Pairs, address_of
+from nexar.cluster.pairs import MOST_MISSED, Pair, Pairs, address_of, links_since, next_number
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.links.router import Router
@@ -141,3 +141,16 @@ def test_the_address_for_people_is_the_most_promising_one() -> None:
     assert address_of(member(LOWER)) == "10.0.0.5:1"
     assert address_of(member(LOWER).__class__(LOWER, "here", bytes(32), {"quic": (), "tls": ("a:1", "b:1")})) == "a:1"
     assert address_of(member(LOWER).__class__(LOWER, "here", bytes(32), {})) is None
+
+
+def test_numbers_of_links_begin_anew_where_the_wire_has_no_higher_ones() -> None:
+    last = 2**32 - 1
+    assert next_number(1) == 2
+    assert next_number(last) == 0
+    assert links_since(next_number(last), last) == 1
+    assert links_since(5, 5) == 0
+
+
+@pytest.mark.parametrize("number", [4, 0, 2**32 - 1, 2**31, 2**32 + 6, 2**70, -1])
+def test_what_is_no_number_of_a_later_link_is_far_away(number: int) -> None:
+    assert links_since(number, 5) > MOST_MISSED

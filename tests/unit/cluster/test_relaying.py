@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nexar.cluster.change import Change, Departure
+from nexar.cluster.circle import Circle
 from nexar.cluster.membership import Membership
 from nexar.errors import PeerLost, UsageError
 from nexar.links.carrier import is_relayed
@@ -186,7 +187,7 @@ def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ri
     assert four.linked_to(0, 2) is link
     assert set(link.schemes) == {"memory", "relay"}
     assert four.meshes[0].relaying.shortcuts == 1
-    assert four.meshes[0].relaying.stats() == {"passed_on": 0, "refused": 0, "shortcuts": 1}
+    assert four.meshes[0].relaying.stats() == {"passed_on": 0, "refused": 0, "dropped": 0, "shortcuts": 1}
 
 
 @pytest.mark.parametrize("leavers", [(1, 4), (2, 5), (1, 2, 4, 5)])
@@ -317,6 +318,30 @@ def test_what_comes_from_a_member_of_an_epoch_that_is_not_here_yet_is_kept() -> 
     ring.meshes[1].adopt(four)
     assert ring.receive(1, 3) == [b"early"]
     ring.close()
+
+
+def test_of_a_route_all_is_read_from_one_membership(six: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 leaves in the middle of it: the ranks of one membership are no places in the other."""
+    pairs, nodes = six.meshes[0]._pairs, [node.id for node in six.nodes]
+    without = Circle(nodes[0], Change(2, left=(Departure(nodes[1], "it left"),)).apply(six.membership))
+    read = iter([pairs.known()])
+    monkeypatch.setattr(pairs, "known", lambda: next(read, without))
+    way = six.meshes[0].relaying.route(nodes[3], frozenset())
+    assert way == tuple(nodes[:4])
+
+
+def test_who_reached_the_other_over_others_is_believed_when_it_asks_over_the_connection_they_have(
+    four: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 begins a link over others, and at the same moment rank 0 connects to it."""
+    monkeypatch.setattr("nexar.links.relay.station.FIRST_PROBE", 0.05)
+    four.close_circle()
+    four.faults.add(four.on_way(Stall, 2, 1))
+    four.send(2, 0, *NUMBERED)
+    four.meshes[0].dial(four.nodes[2].id, soon())
+    four.faults.clear()
+    assert four.receive(0, 2, 300) == NUMBERED
+    assert four.linked_to(0, 2).failure is four.linked_to(2, 0).failure is None
 
 
 # ---------------------------------------------------------------- neighbours that cannot reach each other

@@ -66,6 +66,14 @@ class Rerouting:
         if carrier.heard_over is not None and carrier.heard_over != carrier.route:
             self._take(carrier, carrier.heard_over)
 
+    def straighten(self, carrier: RelayedCarrier) -> None:
+        """The peer speaks over a connection of its own. There is no better way, and on no other may it believe this
+        node: what is under way on others goes again.
+        """
+        straight = self._node, carrier.peer_id
+        if carrier.route != straight or carrier.stranded is not None:
+            self._take(carrier, straight)
+
     def opened(self, node: NodeId) -> None:
         """There is a connection to this node itself: whoever waited for that goes on."""
         carrier = self._carriers.get(node)

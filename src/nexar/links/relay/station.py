@@ -290,8 +290,11 @@ class Station:
                 self._words.tell_over(header.number, header.route[::-1], answer)
             elif answer is Unwelcome.NOT_YET:
                 self._held.put(header, bytes(carried))
+                self._words.show_way(header.number, header.source, self.node)
             else:
                 self.dropped += 1
+        if answer is Unwelcome.NOT_YET and self._around.look_into(header):
+            self._reconsider(header.source)
         return None
 
     def _hear_of_break(self, source: NodeId, carried: memoryview) -> None:
@@ -304,6 +307,8 @@ class Station:
     def _take_in(self, carrier: RelayedCarrier, header: RelayHeader, carried: memoryview) -> None:
         with self.lock:
             carrier.heard_over = header.route[::-1]
+            if len(header.route) == 2:
+                self._rerouting.straighten(carrier)
             if carrier.outgoing.acked(header.ack):
                 carrier.probes = 0
                 carrier.probe_at = monotonic() + FIRST_PROBE if carrier.outgoing.unacked else None

@@ -19,7 +19,9 @@ class Unwelcome(Enum):
 
 
 class Surroundings(Protocol):
-    """What a station asks of its mesh. Called under the station's lock, but for `welcome`; none may block."""
+    """What a station asks of its mesh. Called under the station's lock, but for `welcome` and `look_into`; none may
+    block.
+    """
 
     def epoch(self) -> int:
         """Of the membership."""
@@ -44,6 +46,11 @@ class Surroundings(Protocol):
     def welcome(self, header: RelayHeader) -> RelayedCarrier | str | Unwelcome:
         """The first frame of a link has come: what takes it; or why not, for the source; or nothing is said.
         Driving thread.
+        """
+
+    def look_into(self, header: RelayHeader) -> bool:
+        """What was not to be taken yet is held: begin to find out whether it can be. `lost` or `unreachable` follows
+        if so, or the next membership. True: it can be by now, for that has come already. Driving thread.
         """
 
     def ring_by(self, due: float) -> None:

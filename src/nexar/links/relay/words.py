@@ -46,6 +46,13 @@ class Words:
         header = RelayHeader(RelayKind.RESET, 1, number, self._around.epoch(), 0, 0, route)
         self._post(header, reason.encode()[:_LONGEST_REASON])
 
+    def show_way(self, number: int, source: NodeId, node: NodeId) -> None:
+        """To a source whose frames came over others, if there is a connection to it: this is the way. It says that
+        nothing has arrived; who has no such link does not mind.
+        """
+        if self._around.link(source) is not None:
+            self._post(RelayHeader(RelayKind.ACK, 1, number, self._around.epoch(), 0, 0, (node, source)), b"")
+
     def _post(self, header: RelayHeader, body: bytes) -> None:
         hop = self._ways.over(header.route[1])
         if hop is not None and hop.takes_words:

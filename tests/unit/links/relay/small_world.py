@@ -74,6 +74,7 @@ class Node:
         self.links: dict[int, FakeLink] = {}
         self.refusal: str | None = None
         self.unwelcome: Unwelcome | None = None
+        self.looked_into: list[int] = []
         self.station = Station(number, cast(Any, self), Outbox(), cast(Any, self))
 
     def run_soon(self, task: Callable[[], None]) -> None:
@@ -110,6 +111,10 @@ class Node:
         return (
             self.unwelcome or self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))
         )
+
+    def look_into(self, header: RelayHeader) -> bool:
+        self.looked_into.append(header.source)
+        return False
 
     def make(self, peer: int, number: int = 1) -> RelayedCarrier:
         """This node's end of a carrier."""

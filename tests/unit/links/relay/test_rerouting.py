@@ -140,3 +140,20 @@ def test_whoever_leaves_or_dies_everything_between_those_that_stay_arrives(topol
     for (one, other), carrier in talks.items():
         assert carrier.error is None
         assert world.nodes[other].ears[one].frames == said[one, other]
+
+
+def test_who_hears_the_peer_on_a_connection_of_its_own_takes_that_and_sends_again_what_is_elsewhere() -> None:
+    world = SmallWorld(6)
+    carrier = world.nodes[0].make(3)
+    for word in WORDS:
+        say(carrier, word)
+    for _ in range(60):
+        world.step()
+    world.dial(0, 3)
+    other = world.nodes[3].carriers.get(0) or world.nodes[3].make(0)
+    world.nodes[3].station._rerouting.straighten(other)
+    say(other, b"straight")
+    world.settle(carrier, other)
+    assert carrier.route == (0, 3)
+    assert world.nodes[3].ears[0].frames == WORDS
+    assert world.nodes[0].ears[3].frames == [b"straight"]

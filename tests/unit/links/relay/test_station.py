@@ -152,6 +152,7 @@ def test_what_cannot_be_taken_yet_is_taken_when_its_source_is_out_of_reach_or_th
         say(carrier, b"believe me")
         world.run()
         assert 0 not in node.ears
+        assert node.looked_into == [0]
         node.unwelcome = None
         node.station.unreachable(3, "another one")
         if event == "lost":
@@ -162,6 +163,35 @@ def test_what_cannot_be_taken_yet_is_taken_when_its_source_is_out_of_reach_or_th
             node.station.adopt(lambda _: True)
         world.run()
         assert node.ears[0].frames == [b"believe me"]
+
+
+def test_what_can_be_taken_by_the_time_it_is_held_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SmallWorld(4)
+    node, carrier = world.nodes[2], world.nodes[0].make(2)
+    node.unwelcome = Unwelcome.NOT_YET
+
+    def look_into(_: RelayHeader) -> bool:
+        node.unwelcome = None
+        return True
+
+    monkeypatch.setattr(node, "look_into", look_into)
+    say(carrier, b"believe me")
+    world.run()
+    assert node.ears[0].frames == [b"believe me"]
+
+
+def test_who_is_connected_and_heard_over_others_is_shown_the_way_and_takes_it() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"over rank 1")
+    world.dial(0, 2)
+    world.nodes[2].unwelcome = Unwelcome.NOT_YET
+    while not world.nodes[2].station.in_use:
+        world.step()
+    world.nodes[2].unwelcome = None
+    world.run()
+    assert carrier.route == (0, 2)
+    assert world.nodes[2].ears[0].frames == [b"over rank 1"]
 
 
 def test_what_will_never_be_taken_is_dropped() -> None:

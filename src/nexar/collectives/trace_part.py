@@ -12,9 +12,10 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from nexar.collectives.journal import Journal
 from nexar.collectives.voice import Members
@@ -25,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 SUFFIX: Final = ".part"
-Called: TypeAlias = tuple[int, tuple[int, int, int, int, int, int], float, float, int, str]
+_Clock: TypeAlias = Annotated[float, Meta(ge=-1e10, le=1e10)]
+"""Seconds, whenever a clock began: three hundred years are no time, nor is what is no number."""
+Called: TypeAlias = tuple[int, tuple[int, int, int, int, int, int], _Clock, _Clock, int, str]
 """Sequence, fingerprint, beginning, end (time.monotonic), bytes, and the name of the error that it ended with."""
 
 
@@ -43,9 +46,9 @@ class Part(msgspec.Struct, frozen=True):
     pid: int
     communicator: int
     generation: int
-    monotonic: float
+    monotonic: _Clock
     """Of the moment of writing, and the same by the clock on the wall."""
-    wall: float
+    wall: _Clock
     missed: int
     """Calls that came first, and for which there was no room."""
     calls: tuple[Called, ...]

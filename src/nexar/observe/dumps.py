@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from nexar.collectives.dump import Dump, decode
 from nexar.errors import UsageError
+from nexar.observe.folder import read_folder
 
 _LARGEST_BYTES: Final = 1 << 28  # of one file: a dump of hundreds of communicators; more is something else
 
@@ -24,13 +25,7 @@ def read_dumps(directory: Path) -> Dumps:
     """Of this directory, but not of those in it. UsageError if there is none, or nothing in it."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; give the one that NEXAR_DUMP_DIR named, with all ranks' dumps")
-    dumps: list[Dump] = []
-    unreadable: dict[str, str] = {}
-    for path in sorted(directory.glob("*.json")):
-        try:
-            dumps.append(_read(path))
-        except (OSError, ValueError) as error:
-            unreadable[path.name] = str(error)
+    dumps, unreadable = read_folder(directory, ".json", decode, _LARGEST_BYTES)
     if not dumps:
         others = f"; {len(unreadable)} files there are none" if unreadable else ""
         raise UsageError(
@@ -38,9 +33,3 @@ def read_dumps(directory: Path) -> Dumps:
             "copy what the ranks of all hosts wrote into one directory"
         )
     return Dumps(tuple(sorted(dumps, key=lambda dump: dump.written_at)), unreadable)
-
-
-def _read(path: Path) -> Dump:
-    if path.stat().st_size > _LARGEST_BYTES:
-        raise ValueError(f"it is larger than {_LARGEST_BYTES} bytes")
-    return decode(path.read_bytes())

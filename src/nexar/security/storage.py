@@ -11,7 +11,10 @@ import os
 import shlex
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from nexar.errors import UsageError
 
@@ -27,11 +30,18 @@ def write_secret_file(path: Path, content: bytes) -> None:
 def write_private_file(path: Path, content: bytes, *, lasting: bool = False) -> None:
     """The same for what need not outlive a crash of the machine, unless it is `lasting`: it does not wait for the
     disk."""
+    with private_file(path, lasting=lasting) as file:
+        file.write(content)
+
+
+@contextmanager
+def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
+    """The same for what is written piece by piece, in the block. If that raises, the old content stays."""
     _make_directory(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             if lasting:
                 file.flush()
                 os.fsync(file.fileno())
@@ -44,10 +54,18 @@ def write_private_file(path: Path, content: bytes, *, lasting: bool = False) -> 
 def read_secret_file(path: Path) -> bytes:
     """What the file holds. UsageError, naming the remedy, if anybody but its owner can read or change it, or if its
     owner is neither this user nor root; OSError, such as FileNotFoundError, as from `open`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer must not hold us
-    with os.fdopen(descriptor, "rb") as file:
-        _check_private(path, os.fstat(descriptor))  # of what is open: the name may have another file by now
+    with open_at_once(path) as file:
+        _check_private(path, os.fstat(file.fileno()))  # of what is open: the name may have another file by now
         return file.read()
+
+
+def open_at_once(path: Path) -> BinaryIO:
+    """To be read, and closed. A pipe without a writer holds nobody up: look what is open (fstat) before reading."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    return open(path, "rb", opener=opener)
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from nexar.cli.ending import WRONG_INPUT
+from nexar.cli.ending import FAILED, WRONG_INPUT
 from nexar.cli.main import app
 from nexar.cli.tracing import merge, traced
 from nexar.errors import UsageError
@@ -58,6 +58,28 @@ def test_a_command_that_cannot_write_its_trace_starts_nobody(tmp_path: Path) -> 
     ended = CliRunner().invoke(app, ["run", "--trace", str(tmp_path), str(script)])
     assert ended.exit_code == WRONG_INPUT
     assert "--trace" in ended.output
+
+
+def test_a_run_of_which_no_rank_left_anything_touches_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    with traced(out):
+        assert not out.exists(), "to look whether it could be written, nothing is"
+    assert not out.exists()
+    out.write_text("an older one")
+    ended = CliRunner().invoke(app, ["trace", "merge", str(tmp_path), "-o", str(out)])
+    assert ended.exit_code == FAILED
+    assert out.read_text() == "an older one"
+    assert f"{out} is not written" in capsys.readouterr().err + ended.output
+
+
+def test_parts_of_other_runs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_part(tmp_path)
+    other = msgspec.structs.replace(part(1, []), cluster="other", wall=1.0)
+    (tmp_path / "2.part").write_bytes(msgspec.msgpack.encode(other))
+    assert merge([tmp_path], tmp_path / "out.json") == 1
+    assert "1 parts are of other runs" in capsys.readouterr().err
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

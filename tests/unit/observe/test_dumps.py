@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def test_the_dumps_of_a_directory_are_read_in_the_order_in_which_they_were_writt
 def test_what_is_no_dump_is_told_and_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(encode(dump(0)))
     (tmp_path / "b.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe.json")
     found = read_dumps(tmp_path)
     assert [each.rank for each in found.dumps] == [0]
     assert "no dump" in found.unreadable["b.json"]

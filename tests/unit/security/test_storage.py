@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nexar.errors import UsageError
-from nexar.security.storage import read_secret_file, write_private_file, write_secret_file
+from nexar.security.storage import private_file, read_secret_file, write_private_file, write_secret_file
 
 
 def mode(path: Path) -> int:
@@ -36,6 +36,26 @@ def test_a_file_that_was_open_to_others_is_closed_by_writing(tmp_path: Path) -> 
     (tmp_path / "secret").chmod(0o644)
     write_secret_file(tmp_path / "secret", b"new")
     assert mode(tmp_path / "secret") == 0o600
+
+
+def test_a_directory_is_no_file_and_nothing_of_it_stays_open(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_secret_file(tmp_path)
+
+
+def test_what_is_written_piece_by_piece_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def write(last: bytes) -> None:
+        with private_file(tmp_path / "secret") as file:
+            file.write(b"one, ")
+            if not last:
+                raise ValueError("stop")
+            file.write(last)
+
+    write(b"two")
+    with pytest.raises(ValueError, match="stop"):
+        write(b"")
+    assert read_secret_file(tmp_path / "secret") == b"one, two"
+    assert os.listdir(tmp_path) == ["secret"]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

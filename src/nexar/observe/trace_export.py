@@ -15,7 +15,7 @@ from nexar.cluster.change import WORLD
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import name_of
 from nexar.collectives.trace_part import Called, Part
-from nexar.observe.one_clock import Key, offsets
+from nexar.observe.one_clock import HostClock, Key, clocks
 from nexar.observe.world_ranks import Seen, world_ranks
 from nexar.types import NodeId, Rank
 
@@ -37,14 +37,13 @@ class _Came(NamedTuple):
 def events(parts: Sequence[Part]) -> Iterator[Event]:
     """All of the trace: names first, then every call, part by part. Times begin at the first call."""
     parts = sorted(parts, key=lambda part: (part.generation, part.communicator, part.rank))
-    ahead = offsets(parts)
-    began = [call[2] - ahead[part.host] for part in parts for call in part.calls]
-    zero = min(began, default=0.0)
+    clock = clocks(parts)
+    zero = min((clock[part.host].common(call[2]) for part in parts for call in part.calls), default=0.0)
     seats = _Seats(parts)
     yield from seats.names()
-    arrivals = _arrivals(parts, seats, ahead, zero)
+    arrivals = _arrivals(parts, seats, clock, zero)
     for part in parts:
-        yield from _calls(part, seats, arrivals, ahead[part.host] + zero)
+        yield from _calls(part, seats, arrivals, clock[part.host], zero)
 
 
 class _Seats:
@@ -87,22 +86,24 @@ def _name(communicator: int) -> str:
     return "world" if communicator == WORLD else f"communicator {communicator}"
 
 
-def _arrivals(parts: Sequence[Part], seats: _Seats, ahead: dict[str, float], zero: float) -> dict[Key, list[_Came]]:
+def _arrivals(parts: Sequence[Part], seats: _Seats, clock: dict[str, HostClock], zero: float) -> dict[Key, list[_Came]]:
     found: dict[Key, list[_Came]] = {}
     for part in parts:
-        shift, who = ahead[part.host] + zero, seats.who(part)
+        common, who = clock[part.host].common, seats.who(part)
         for sequence, _, began, *_ in part.calls:
             key = part.communicator, part.generation, sequence
-            found.setdefault(key, []).append(_Came(part.node, who, (began - shift) * 1e6))
+            found.setdefault(key, []).append(_Came(part.node, who, (common(began) - zero) * 1e6))
     return found
 
 
-def _calls(part: Part, seats: _Seats, arrivals: dict[Key, list[_Came]], shift: float) -> Iterator[Event]:
+def _calls(
+    part: Part, seats: _Seats, arrivals: dict[Key, list[_Came]], clock: HostClock, zero: float
+) -> Iterator[Event]:
     place = seats.of(part)
     for call in part.calls:
         key = part.communicator, part.generation, call[0]
         came = arrivals[key]
-        start, stop = (call[2] - shift) * 1e6, (call[3] - shift) * 1e6
+        start, stop = ((clock.common(when) - zero) * 1e6 for when in call[2:4])
         yield {
             **place,
             "ph": "X",

@@ -25,7 +25,7 @@ _FOR_TESTS: Final = ("fake", "threaded")
 
 def opened(communicator: Communicator, timeout: float, footing: Footing, options: Any) -> Any:
     """A backend for torch's process group; where nexar serves all its devices, in a process group that has its name."""
-    amend()
+    amend(NAME)
     backend = NexarBackend(communicator, timeout, footing)
     return NexarGroup(backend, options) if _is_alone(options) else backend
 

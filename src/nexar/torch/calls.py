@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,9 +80,8 @@ class Calls:
         return PendingWork(requests, plan.result, self._sequence, self._completion)
 
     def _keep(self, request: Request) -> None:
-        flying = self._flying
-        flying.add(request)
-        request.when_done(lambda: flying.discard(request))
+        self._flying.add(request)
+        request.when_done(partial(self._flying.discard, request))
 
     def _limit_by(self, timeout: float) -> None:
         self._timeout = timeout
@@ -99,13 +99,21 @@ class Calls:
 
     def allreduce(self, tensors: Tensors, opts: Any) -> AnyWork:
         """In place. The call of calls, so what it needs least of is done here, and not where all others go."""
-        if not opts.asyncOp and len(tensors) == 1:
+        if len(tensors) == 1 and self._seconds(opts) is None:
             reduction = reduction_of(opts.reduceOp)
-            if reduction.factor is None and self._seconds(opts) is None:
-                self._sequence += 1
-                self.communicator.all_reduce(values(tensors[0]), reduction.name)
-                return DoneWork(tensors, self._sequence)
+            if reduction.factor is None:
+                return self._reduce(tensors, reduction.name, in_background=opts.asyncOp)
         return self._perform(translation.all_reduce(tensors, opts.reduceOp), opts)
+
+    def _reduce(self, tensors: Tensors, op: str, *, in_background: bool) -> AnyWork:
+        array = values(tensors[0])
+        self._sequence += 1
+        if in_background:
+            request = self.communicator.start.all_reduce(array, op)
+            self._keep(request)
+            return PendingWork((request,), tensors, self._sequence, self._completion)
+        self.communicator.all_reduce(array, op)
+        return DoneWork(tensors, self._sequence)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> AnyWork:
         """Many, in place."""

@@ -30,7 +30,7 @@ _FOREIGN: Final = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e
 def values(tensor: torch.Tensor) -> Array:
     """To reduce: an array in the tensor's memory, with its strides. UsageError where there is none."""
     if tensor.dtype in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_conj():
-        plain: NDArray[Any] = tensor.detach().numpy()
+        plain: NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).numpy()
         return plain
     _refuse_sparse(tensor)
     return torch_adapter.array_of(tensor) if tensor.is_cpu else tensor.detach()

@@ -19,10 +19,12 @@ _NOBODY = -1
 
 
 class DoneWork(Work):
-    """A call that has ended well before it returned."""
+    """A call that has ended well before it returned. Made for each small call, so it is kept light."""
+
+    __slots__ = ("_result_of", "_sequence")
 
     def __init__(self, result: Any, sequence: int) -> None:
-        super().__init__()
+        Work.__init__(self)
         self._result_of = result
         self._sequence = sequence
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 
 import pytest
 
@@ -116,16 +117,49 @@ def test_who_sends_a_byte_now_and_then_has_one_deadline_for_all(service: Service
     assert time.monotonic() - began < 10
 
 
-def test_who_takes_every_place_keeps_it_only_until_the_deadline(service: Service) -> None:
-    idle = [connect(service) for _ in range(MAX_CONVERSATIONS + 10)]
-    try:
-        deadline = time.monotonic() + 20
-        while not say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        for line in idle:
-            line.close()
+def test_those_who_take_every_place_and_keep_silent_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 600.0)
+    with Service(HERE, 0, respond, name="trial") as service:
+        idle = [connect(service) for _ in range(MAX_CONVERSATIONS + 10)]
+        try:
+            for _ in range(5):
+                assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
+            assert read(idle[0]) == b"", "the first that came is the first to go"
+        finally:
+            for line in idle:
+                line.close()
+
+
+def test_who_is_being_answered_is_not_hung_up_on_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 600.0)
+    go_on, began = threading.Event(), threading.Semaphore(0)
+
+    def slow(path: str, headers: Mapping[str, str]) -> Answer:
+        began.release()
+        go_on.wait(60)
+        return respond(path, headers)
+
+    with Service(HERE, 0, slow, name="trial") as service:
+        busy = [connect(service) for _ in range(MAX_CONVERSATIONS)]
+        try:
+            for line in busy:
+                line.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+            assert all(began.acquire(timeout=60) for _ in busy)
+            assert say(service, b"GET /x HTTP/1.1\r\n\r\n") == b"", "there is no room for it"
+            go_on.set()
+            assert all(read(line).endswith(b"path /x") for line in busy)
+        finally:
+            go_on.set()
+            for line in busy:
+                line.close()
+
+
+def test_an_answer_may_say_where_it_is_instead() -> None:
+    moved = Answer(b"", status=HTTPStatus.TEMPORARY_REDIRECT, location="there/")
+    with Service(HERE, 0, lambda *_: moved, name="trial") as service:
+        answer = say(service, b"GET /x HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 307")
+    assert b"\r\nLocation: there/\r\n" in answer
 
 
 def test_a_fault_of_ours_is_an_answer_and_the_next_one_is_served(

@@ -53,13 +53,15 @@ class Display:
         self._lock = threading.Lock()
         self._overseer = Overseer()  # under the lock
         folder = files("nexar.observe") / "page_files"
+        self._elsewhere = Answer(b"", TEXT, HTTPStatus.TEMPORARY_REDIRECT, f"{self.key}/")
+        """For who left out the last slash: without it a browser looks for the page's files beside the key."""
         self._files = {path: Answer((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
     def respond(self, path: str, headers: Mapping[str, str]) -> Answer:
         """See service.Respond."""
-        first, _, rest = path.removeprefix("/").partition("/")
+        first, slash, rest = path.removeprefix("/").partition("/")
         if self._is_key(first):
-            return self._answer(rest)
+            return self._answer(rest) if slash else self._elsewhere
         scheme, _, key = (headers.get("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and self._is_key(key.strip()):
             return self._answer(path.removeprefix("/"))

@@ -2,7 +2,8 @@
 
 What it is to withstand, since anybody who reaches the port may speak: a request has one deadline for all of its head,
 whatever pace its bytes come at, and a size that it may not exceed; there are only so many conversations at once, and
-who comes beyond that is hung up on; no body is ever read, no file ever opened, and a connection carries one answer.
+for who comes beyond that the one is hung up on that has kept silent for longest: whoever wants an answer asks at once.
+No body is ever read, no file ever opened, and a connection carries one answer.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Answer(NamedTuple):
     body: bytes
     kind: str = TEXT
     status: HTTPStatus = HTTPStatus.OK
+    location: str = ""
+    """Where it is instead, relative to what was asked for."""
 
 
 Respond: TypeAlias = Callable[[str, Mapping[str, str]], Answer]
@@ -68,7 +71,7 @@ class Service:
         self.port: Final[int] = found[1]
         self._room = threading.Semaphore(MAX_CONVERSATIONS)
         self._lock = threading.Lock()
-        self._talks: dict[threading.Thread, socket.socket] = {}  # under the lock
+        self._talks: dict[threading.Thread, _Talk] = {}  # under the lock; the oldest first
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name=f"nexar-{name}", daemon=True)
         _services.add(self)
@@ -88,8 +91,8 @@ class Service:
         self._thread.join()
         with self._lock:
             talks = dict(self._talks)
-        for connection in talks.values():
-            _hang_up(connection)
+        for talk in talks.values():
+            _hang_up(talk.connection)
         for thread in talks:
             thread.join()
         self._listener.close()
@@ -98,8 +101,8 @@ class Service:
         """In a forked child, which has none of the threads."""
         self._closed.set()
         self._listener.close()
-        for connection in list(self._talks.values()):
-            connection.close()
+        for talk in list(self._talks.values()):
+            talk.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -117,14 +120,13 @@ class Service:
                 if not self._closed.wait(0.2):
                     _log.warning("the %s could not take a connection: %s", self._name, error)
                 continue
-            if not self._room.acquire(blocking=False):
+            if not self._make_room():
                 connection.close()
                 continue
-            thread = threading.Thread(
-                target=self._talk, args=(connection,), name=f"nexar-{self._name}-talk", daemon=True
-            )
+            talk = _Talk(connection)
+            thread = threading.Thread(target=self._talk, args=(talk,), name=f"nexar-{self._name}-talk", daemon=True)
             with self._lock:
-                self._talks[thread] = connection
+                self._talks[thread] = talk
             try:
                 thread.start()
             except RuntimeError as error:  # no thread is to be had now: the next one may be
@@ -132,10 +134,25 @@ class Service:
                 connection.close()
                 self._ended(thread)
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _make_room(self) -> bool:
+        """For one more. False: everybody is being answered."""
+        if self._room.acquire(blocking=False):
+            return True
+        with self._lock:
+            silent = next((talk for talk in self._talks.values() if not talk.has_asked), None)
+            if silent is None:
+                return False
+            _hang_up(silent.connection)
+        return self._room.acquire(timeout=PATIENCE)  # its thread is on its way out
+
+    def _talk(self, talk: _Talk) -> None:
+        def asked() -> None:
+            with self._lock:
+                talk.has_asked = True
+
         try:
-            with connection:
-                _Conversation(connection, self._respond)
+            with talk.connection:
+                _Conversation(talk.connection, self._respond, asked)
         except OSError as gone:  # it hung up, or took too long
             _log.debug("a reader of the %s went away: %s", self._name, gone)
         finally:
@@ -145,6 +162,14 @@ class Service:
         with self._lock:
             self._talks.pop(thread, None)
         self._room.release()
+
+
+class _Talk:
+    """One connection, for the service."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection: Final = connection
+        self.has_asked = False  # written by its thread, read by who makes room: both under the lock
 
 
 class Served:
@@ -166,12 +191,14 @@ class Served:
 class _Conversation(BaseHTTPRequestHandler):
     """One request and its answer. The head is read here, all of it by one deadline; the library takes it apart."""
 
-    def __init__(self, connection: socket.socket, respond: Respond) -> None:
+    def __init__(self, connection: socket.socket, respond: Respond, asked: Callable[[], None]) -> None:
+        """`asked` is told that the head is there."""
         self.connection = self.request = connection
         self.close_connection = True
         self.command = self.requestline = ""
         self.request_version = "HTTP/1.0"
         self._respond = respond
+        self._asked = asked
         self.wfile: Any = io.BytesIO()
         self.handle()
         connection.settimeout(PATIENCE)
@@ -180,6 +207,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         head = _read_head(self.connection, time.monotonic() + PATIENCE)
+        self._asked()
         if head is None:
             return self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         self.rfile: Any = io.BytesIO(head)
@@ -203,6 +231,8 @@ class _Conversation(BaseHTTPRequestHandler):
             self.send_header(name, text)
         if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
+        if answer.location:
+            self.send_header("Location", answer.location)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))
         self.send_header("Connection", "close")

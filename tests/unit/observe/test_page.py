@@ -1,5 +1,6 @@
 import json
 from http import HTTPStatus
+from urllib.parse import urljoin
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_the_key_may_come_in_the_address_or_in_a_header() -> None:
     one, other = ask("/KEY/board.json"), ask("/board.json", authorization=f"bearer  {page_key(SECRET)}")
     assert json.loads(one.body)["title"] == json.loads(other.body)["title"]
     assert one.kind == "application/json"
+
+
+def test_who_left_out_the_last_slash_is_sent_to_where_the_files_are_found() -> None:
+    answer = ask("/KEY")
+    assert (answer.status, answer.body) == (HTTPStatus.TEMPORARY_REDIRECT, b"")
+    there = urljoin(f"http://host/proxied/{page_key(SECRET)}", answer.location)
+    assert there == f"http://host/proxied/{page_key(SECRET)}/"
+    assert ask("/KEY/").status == HTTPStatus.OK
+    assert "KEY" not in ask("/wrong").location
 
 
 @pytest.mark.parametrize(

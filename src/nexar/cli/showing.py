@@ -35,7 +35,8 @@ def page_place(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
     try:
-        return parse_address(text if ":" in text else f"{_HERE}:{text}")
+        host, _, port = text.rpartition(":")
+        return parse_address(f"{host or _HERE}:{port}")  # elsewhere `:80` is every interface
     except (UsageError, ValueError):
         raise ConfigError(variable="--page", value=text, allowed="HOST:PORT or a port; port 0: any") from None
 

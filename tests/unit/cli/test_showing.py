@@ -48,6 +48,8 @@ def show(place: tuple[str, int] | None, write_ticket: Path | None = None) -> Ite
         (None, None),
         ("8080", ("127.0.0.1", 8080)),
         ("0", ("127.0.0.1", 0)),
+        (":8080", ("127.0.0.1", 8080)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
         ("10.0.0.1:80", ("10.0.0.1", 80)),
         ("[::1]:80", ("::1", 80)),
     ],
@@ -56,7 +58,7 @@ def test_a_port_alone_is_of_this_host(text: str | None, place: tuple[str, int] |
     assert page_place(text) == place
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "70000", "10.0.0.1:", "-1"])
+@pytest.mark.parametrize("text", ["", ":", "nonsense", "70000", "10.0.0.1:", "-1"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--page"):
         page_place(text)

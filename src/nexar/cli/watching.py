@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nexar.cli.way_in import appears, way_in
 from nexar.environment import effective
-from nexar.errors import SeedUnreachable, UsageError
+from nexar.errors import ConfigError, SeedUnreachable, UsageError
 from nexar.launch.door import needed_token
 
 if TYPE_CHECKING:
@@ -24,16 +24,19 @@ _NO_WAY = (
 
 _USUAL: Final = 10.0
 """Seconds that a seed has which is there, and busy."""
+_LONGEST: Final = 1e9  # seconds, as of settings
 
 
 def onlooker(ticket: str | None, ticket_file: Path | None, seed: str | None, *, timeout: float | None) -> Onlooker:
-    """A line to the seed of that cluster; the caller closes it. UsageError, JoinRefused, SeedUnreachable.
+    """A line to the seed of that cluster; the caller closes it. UsageError, ConfigError, JoinRefused, SeedUnreachable.
 
     `timeout`: so long the file and the seed are waited for. None: a seed that is there has some seconds to answer, but
     where there is no file, or nobody listens, that is said at once.
     """
     from nexar.cluster.onlooker import Onlooker  # noqa: PLC0415  # after the options made sense
 
+    if timeout is not None and not 0 <= timeout <= _LONGEST:  # nor what is no number: it is in no order
+        raise ConfigError(variable="--timeout", value=str(timeout), allowed=f"seconds, 0 to {_LONGEST:g}")
     if ticket_file is not None and not appears(ticket_file, timeout or 0.0):
         raise UsageError(
             f"there is no ticket in {ticket_file}: the run that wrote it has ended and taken it away, or is yet to "

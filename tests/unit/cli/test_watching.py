@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nexar.cli.watching import onlooker
-from nexar.errors import SeedUnreachable, UsageError
+from nexar.errors import ConfigError, SeedUnreachable, UsageError
 from nexar.security.invitation import Invitation
 from nexar.security.join_ticket import format_ticket
 from nexar.security.storage import write_secret_file
@@ -38,6 +38,12 @@ def test_a_file_that_is_not_there_is_told_of_at_once(tmp_path: Path, capsys: pyt
     with pytest.raises(UsageError, match=r"no ticket in .*ticket: the run that wrote it has ended .*start it, or wait"):
         onlooker(None, tmp_path / "ticket", None, timeout=None)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e300, -1.0])
+def test_a_time_for_which_nobody_could_wait_is_refused(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises(ConfigError, match=r"--timeout.*seconds, 0 to 1e\+09"):
+        onlooker(None, tmp_path / "ticket", None, timeout=timeout)
 
 
 def test_where_nobody_answers_it_says_when_the_ticket_was_written(tmp_path: Path) -> None:

@@ -273,9 +273,9 @@ class Relaying:
         """
         node, now = header.source, time.monotonic()
         with self._pairs.changed:
-            pair = self._pairs.get(node)
-            if self._pairs.known().find(node) is None:
-                return False
+            circle, pair = self._pairs.known(), self._pairs.get(node)
+            if circle.find(node) is None or header.epoch > circle.membership.epoch:
+                return False  # the next membership says who that is
             if pair is None or self._is_believed(pair, header):
                 return True
             is_due = now >= self._looked.get(node, 0.0) + _LOOK_INTERVAL

@@ -13,9 +13,12 @@ from nexar.errors import PeerLost, UsageError
 from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
 from nexar.links.matching import Matching
+from nexar.links.relay.carrier import RelayedCarrier
+from nexar.links.relay.surroundings import Unwelcome
 from nexar.testing.faults import Cut, RefuseDial, Stall
 from nexar.types import format_node
 from nexar.wire.frame import Space
+from nexar.wire.relay import RelayHeader, RelayKind
 from tests.ranks import on_every
 from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
 
@@ -342,6 +345,36 @@ def test_who_reached_the_other_over_others_is_believed_when_it_asks_over_the_con
     four.faults.clear()
     assert four.receive(0, 2, 300) == NUMBERED
     assert four.linked_to(0, 2).failure is four.linked_to(2, 0).failure is None
+
+
+def first_word(ring: Ring, source: int, to: int, *, over: int, epoch: int = 1) -> RelayHeader:
+    ids = [ring.nodes[rank].id for rank in (source, over, to)]
+    return RelayHeader(RelayKind.FRAME, 2, 1, epoch, 0, 0, tuple(ids))
+
+
+def test_who_is_a_guest_here_and_a_member_there_is_waited_for_and_not_dialed() -> None:
+    ring = Ring(4, adopt=False)
+    relaying = ring.meshes[1].relaying
+    ring.meshes[1].adopt(Membership("ours", 1, ring.membership.members[:3]))
+    ring.meshes[1].expect(ring.membership.members[3:])
+    ring.meshes[3].adopt(ring.membership)
+    word = first_word(ring, 3, 1, over=0, epoch=2)
+    assert relaying.welcome(word) is Unwelcome.NOT_YET
+    assert not relaying.look_into(word)
+    assert ring.meshes[1].links() == {}
+    ring.close()
+
+
+def test_a_neighbour_that_is_found_out_of_reach_while_its_word_is_looked_at_is_believed(four: Ring) -> None:
+    relaying, word = four.meshes[0].relaying, first_word(four, 1, 0, over=3)
+    refuse_dials(four, 0, 1)
+    assert relaying.welcome(word) is Unwelcome.NOT_YET
+    with pytest.raises(PeerLost):
+        four.meshes[0].dial(four.nodes[1].id, soon())
+    assert relaying.look_into(word)
+    assert isinstance(relaying.welcome(word), RelayedCarrier)
+    assert not relaying.wants(four.nodes[1].id)
+    four.faults.clear()
 
 
 # ---------------------------------------------------------------- neighbours that cannot reach each other

@@ -139,6 +139,8 @@ class Station:
             held = self._held.take(source) if self._held else []
         for header, carried in held:
             self._progress.run_soon(partial(self._arrived, header, memoryview(carried)))
+        if held:
+            self._progress.run_soon(self.flush)
 
     def settle(self, deadline: float, needless: Callable[[NodeId], bool]) -> None:
         """Wait until all that was sent here has arrived and all that lies here has gone on, or until the deadline. What
@@ -168,6 +170,7 @@ class Station:
             if hop is not None and self._ways.is_usable(hop):
                 self._wake(hop)
             self._rerouting.opened(node)
+        self._reconsider(node)  # what came over others is shown this way
         self.flush()
 
     def lost(self, link: Link) -> None:

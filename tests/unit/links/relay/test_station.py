@@ -194,6 +194,20 @@ def test_who_is_connected_and_heard_over_others_is_shown_the_way_and_takes_it() 
     assert world.nodes[2].ears[0].frames == [b"over rank 1"]
 
 
+def test_who_was_heard_over_others_before_is_shown_the_way_when_there_is_one() -> None:
+    world = SmallWorld(4)
+    carrier = world.nodes[0].make(2)
+    say(carrier, b"over rank 1")
+    world.nodes[2].unwelcome = Unwelcome.NOT_YET
+    world.run()
+    world.dial(0, 2)
+    world.nodes[2].tasks.popleft()()
+    world.nodes[2].unwelcome = None
+    world.run()
+    assert carrier.route == (0, 2)
+    assert world.nodes[2].ears[0].frames == [b"over rank 1"]
+
+
 def test_what_will_never_be_taken_is_dropped() -> None:
     world = SmallWorld(4)
     world.nodes[2].unwelcome = Unwelcome.NEVER

@@ -99,7 +99,7 @@ class Calls:
 
     def allreduce(self, tensors: Tensors, opts: Any) -> AnyWork:
         """In place. The call of calls, so what it needs least of is done here, and not where all others go."""
-        if len(tensors) == 1 and self._seconds(opts) is None:
+        if len(tensors) == 1 and tensors[0].is_cpu and self._seconds(opts) is None:
             reduction = reduction_of(opts.reduceOp)
             if reduction.factor is None:
                 return self._reduce(tensors, reduction.name, in_background=opts.asyncOp)

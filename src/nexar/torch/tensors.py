@@ -19,6 +19,8 @@ from nexar.errors import UsageError
 Array: TypeAlias = NDArray[Any] | torch.Tensor
 """What the verbs of a communicator take: one of the CPU, or one of a device."""
 
+PIECE_BYTES: Final = 8 << 20
+"""Of a device's tensor, that are copied while others travel: large enough that a copy is at full speed."""
 _PLAIN: Final = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
      torch.bool, torch.complex64, torch.complex128}
@@ -68,6 +70,15 @@ def count(array: Array) -> int:
 def flat(array: Array) -> Array:
     """In a row, in C order; its own memory where that is possible."""
     return array.reshape(-1)
+
+
+def pieces(array: Array) -> Sequence[Array]:
+    """In its memory, one after the other; a single one unless it is a device's, lies in a row, and is long. Every rank
+    that brings as many elements gets the same.
+    """
+    if isinstance(array, np.ndarray) or array.nbytes < 2 * PIECE_BYTES or not array.is_contiguous():
+        return (array,)
+    return tuple(array.reshape(-1).split(PIECE_BYTES // array.element_size()))
 
 
 def row(arrays: Sequence[Array]) -> Array:

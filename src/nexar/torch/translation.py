@@ -18,7 +18,7 @@ from nexar.arrays.compression.compressor import Compressor
 from nexar.errors import UsageError
 from nexar.torch.amendments import Received
 from nexar.torch.reductions import Reduction, reduction_of
-from nexar.torch.tensors import Array, content, count, flat, on_stream, pour, row, to_fill, values
+from nexar.torch.tensors import PIECE_BYTES, Array, content, count, flat, on_stream, pieces, pour, row, to_fill, values
 
 Tensors = Sequence[torch.Tensor]
 
@@ -46,9 +46,7 @@ class Plan(NamedTuple):
 def all_reduce(tensors: Tensors, op: Any) -> Plan:
     """Each tensor in place."""
     reduction = reduction_of(op)
-    return Plan(
-        "all_reduce", [Step("all_reduce", (_scaled(each, reduction), reduction.name)) for each in tensors], tensors
-    )
+    return Plan("all_reduce", [_reduced(_scaled(each, reduction), reduction.name) for each in tensors], tensors)
 
 
 def all_reduce_coalesced(tensors: Tensors, op: Any) -> Plan:
@@ -200,6 +198,14 @@ def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
 
 
 # -- inside --------------------------------------------------------------------------------------------------------
+
+
+def _reduced(array: Array, op: str) -> Step:
+    """A large one of a device in pieces: while one travels, the next is copied from the device, and the last to it."""
+    parts = pieces(array)
+    if len(parts) == 1:
+        return Step("all_reduce", (array, op))
+    return Step("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES})
 
 
 def _scaled(tensor: torch.Tensor, reduction: Reduction) -> Array:

@@ -15,7 +15,7 @@ torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cuda lint types format bench bench-peers fuzz simulate soak wheels docs clean
+.PHONY: help setup demo test test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

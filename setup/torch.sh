@@ -13,12 +13,18 @@ if whole; then wanted="$torch whole"; else wanted="$torch without CUDA"; fi
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 echo "setup: installing torch $wanted into $venv (a gigabyte is fetched)"
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+fetch() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" && return
+    echo "setup: torch $torch for $("$venv/bin/python" --version) on $(uname -sm) could not be installed into $venv (see above)." \
+        "It comes from PyPI, or from where pip is told to look, and takes two gigabytes of disk. Only the tests of the" \
+        "torch backend need it: make test does without." >&2
+    exit 1
+}
 if whole; then
-    "${pip[@]}" "torch==$torch"
+    fetch "torch==$torch"
 else
-    "${pip[@]}" filelock fsspec jinja2 networkx setuptools sympy typing-extensions
-    "${pip[@]}" --no-deps "torch==$torch" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
+    fetch filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+    fetch --no-deps "torch==$torch" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
     setup/absent_cuda.sh "$venv"/lib/python*/site-packages/torch/lib
 fi
 "$venv/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()'

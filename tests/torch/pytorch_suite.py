@@ -120,7 +120,10 @@ def _case() -> type[unittest.TestCase]:
 _made: type[unittest.TestCase] | None = None
 
 
-_WORDS = ("test_monitored_barrier_gloo", "test_barrier_timeout")
+_WORDS = (
+    "test_monitored_barrier_gloo", "test_monitored_barrier_failure_order", "test_monitored_barrier_wait_all_ranks",
+    "test_barrier_timeout",
+)  # fmt: skip
 
 
 def _run(name: str, limit: int) -> tuple[str, str, str]:
@@ -138,7 +141,9 @@ def _run(name: str, limit: int) -> tuple[str, str, str]:
         return "skipped", took, result.skipped[0][1].splitlines()[0]
     faults = result.failures + result.errors
     if faults:
-        return "FAILED", took, faults[0][1].strip().splitlines()[-1][:300]
+        lines = faults[0][1].strip().splitlines()
+        told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "FAILED", took, (told or lines)[-1][:300]
     return "passed", took, ""
 
 

@@ -1,32 +1,53 @@
-"""DDP between two hosts, with and without the token that keeps the secret out of torch's store."""
+"""DDP between two hosts: what it learns, and that the token keeps the secret out of torch's store."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from nexar.testing.network_namespaces import NetworkNamespaces
 from tests.architecture.sources import ROOT
-from tests.processes.nexar_command import Python
+from tests.processes.nexar_command import Python, introductions
+from tests.processes.scale import FULL
 
 DDP = ROOT / "examples" / "torch_ddp.py"
+INTERFACE = "wire"
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(150)]
 
 
-@pytest.mark.parametrize("secret", ["ticket", "token"])
-def test_ddp_trains_one_model_on_two_hosts(tmp_path, secret):
-    settings = {"NEXAR_CLUSTER_TOKEN": "0123456789abcdef" * 4} if secret == "token" else {}
+@contextmanager
+def ranks(folder: Path, size: int, words: Sequence[object], **settings: str) -> Iterator[list[Python]]:
+    """Half of them on each host."""
+    half = size // 2
     with NetworkNamespaces() as network, ExitStack() as stack:
         first = network.places[0].host
-        ranks = [
+        yield [
             stack.enter_context(
                 Python(
-                    DDP, cwd=tmp_path, prefix=place.prefix, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0",
-                    LOCAL_WORLD_SIZE="1", MASTER_ADDR=first, MASTER_PORT="29400", **settings,
+                    *words, cwd=folder, prefix=network.places[rank // half].prefix,
+                    RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank % half), LOCAL_WORLD_SIZE=str(half),
+                    MASTER_ADDR=first, MASTER_PORT="29400", GLOO_SOCKET_IFNAME=INTERFACE, **settings,
                 )
             )
-            for rank, place in enumerate(network.places)
+            for rank in range(size)
         ]  # fmt: skip
-        ended = [each.end(100.0) for each in ranks]
-    assert ended == [0, 0], "".join(each.stderr for each in ranks)
-    assert "step 60: 2 ranks" in ranks[0].stdout
-    assert "the same model on all ranks: True" in ranks[0].stdout
+
+
+def test_ddp_trains_one_model_on_two_hosts_that_know_a_token(tmp_path):
+    with ranks(tmp_path, 2, [DDP], NEXAR_CLUSTER_TOKEN="0123456789abcdef" * 4) as started:
+        ended = [each.end(100.0) for each in started]
+    assert ended == [0, 0], "".join(each.stderr for each in started)
+    assert "step 60: 2 ranks" in started[0].stdout
+    assert "the same model on all ranks: True" in started[0].stdout
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.skipif(not FULL, reason="NEXAR_FULL=1 runs it")), 4]
+)
+def test_a_transformer_learns_what_it_learns_with_gloo_and_alike_on_all_ranks(tmp_path, size):
+    with ranks(tmp_path, size, ["-m", "tests.torch.curve"], PYTHONPATH=str(ROOT)) as started:
+        found = introductions(*started, patience=100.0)
+    assert len({facts["nexar"][1] for facts in found.values()}) == 1, "not the same weights, bit for bit"
+    for facts in found.values():
+        assert facts["nexar"][0] == pytest.approx(facts["gloo"][0], rel=1e-4)

@@ -81,13 +81,13 @@ class Growing(ABC):
 
         `state()` is called, on one rank, only if somebody waits; each joiner has what it returns in `comm.state` before
         it is a member. It is anything that `send_object` can send. If a rank dies meanwhile, this raises
-        MembershipChanged; make another checkpoint on the successor. With fewer ranks than `elastic_min_world_size` it
-        waits until enough have come.
+        MembershipChanged; make another checkpoint on the successor. If one has closed before, this returns with the
+        successor and who left, on all that are left, and lets nobody in yet. With fewer ranks than
+        `elastic_min_world_size` it waits until enough have come.
         """
-        seconds = self._checked(timeout)
         config = self._presence.node.config
         wanted = max(0, config.elastic_min_world_size - self._branch.group.size)
-        return self._resize(OperationCode.CHECKPOINT, wanted, state, seconds)
+        return self._resize(OperationCode.CHECKPOINT, wanted, state, timeout)
 
     def grow(
         self, n: int, state: Callable[[], Any] | None = None, *, timeout: float | None = None
@@ -96,7 +96,7 @@ class Growing(ABC):
         number = whole(n)
         if number is None or number < 1:
             raise UsageError(f"grow({n!r}): say how many are to join, 1 or more")
-        return self._resize(OperationCode.GROW, number, state, self._checked(timeout))
+        return self._resize(OperationCode.GROW, number, state, timeout)
 
     def leave(self) -> None:
         """At the next checkpoint this rank goes; that returns with `communicator` None, and everything here is over."""
@@ -116,12 +116,15 @@ class Growing(ABC):
         return self._seconds(given)
 
     def _resize(
-        self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, seconds: float
+        self, code: OperationCode, wanted: int, state: Callable[[], Any] | None, timeout: float | None
     ) -> Checkpoint | None:
-        """The others may be quicker: then the change that all of them wanted comes while this rank still learns of it.
-        Only what somebody's death has changed is not what was asked for here.
+        """The others may be quicker: then the change that all of them wanted comes while this rank still learns of it,
+        or the one that they needed because a rank had closed, before this one has begun. Only what somebody's death has
+        changed is not what was asked for here.
         """
+        seconds = 0.0
         try:
+            seconds = self._checked(timeout)
             plan = self._plan(code, wanted, state, seconds)
             if plan.joined or plan.left:
                 self._carry_out_plan(plan, seconds)
@@ -133,7 +136,7 @@ class Growing(ABC):
             if not self._branch.agreed:
                 raise
         except Expelled as gone:
-            if not self._presence.has_left:
+            if not (seconds and self._presence.has_left):
                 raise
             return Checkpoint(None, (), {self._branch.group.rank: gone.reason})
         else:

@@ -350,9 +350,10 @@ class Lineage(Judging):
 
     def _hand_over(self, old: Branch, new: Branch, changes: list[Change], completed: int | None) -> None:
         communicator = self.wrap(new)
-        old.agreed = all(departure.willing for change in changes for departure in change.left)
+        agreed = all(departure.willing for change in changes for departure in change.left)
         old.completed = completed
         for branch in (old, *old.ancestors):
+            branch.agreed = agreed and (branch is old or branch.agreed)
             change = branch.lead_to(new, communicator, changes)
             branch.fate.seal(change if self._config.recovery_policy != "manual" else branch.loss())
         old.memberships.publish(old.step_to(new, old.joined(new), communicator))

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Member, Membership
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.journal import Journal
 from nexar.collectives.operations import OperationCode
@@ -68,6 +69,24 @@ def watched() -> tuple[World, Collector]:
     collector = Collector()
     collector.source = FakeSource(world)
     return world, collector
+
+
+def test_peers_have_the_ranks_of_now_whichever_communicator_saw_them_late() -> None:
+    half = World(2)[0]  # ranks 2 and 1 of the world are 0 and 1 in it
+    first, second = half.membership.members
+    entry = half.journal.begin(BARRIER)
+    entry.arrivals[second.node] = entry.began + 1
+    half.journal.end(entry)
+    source = FakeSource(half.world)
+    world = replace(half.membership, members=(Member(7, "elsewhere", bytes(32), {}), second, first))
+    source.membership = lambda: world  # type: ignore[method-assign]
+    collector = Collector()
+    collector.source = source
+    found = scraped(collector)
+    assert found["nexar_waiting_for_seconds_total", "1"] == pytest.approx(1.0)
+    assert {labels for name, labels in found if name == "nexar_times_last_total"} == {"1", "2"}
+    world = replace(world, members=(world.members[0], first))
+    assert ("nexar_waiting_for_seconds_total", "1") not in scraped(collector), "who is gone has no rank"
 
 
 def test_before_this_node_has_joined_there_is_nothing_and_no_error() -> None:

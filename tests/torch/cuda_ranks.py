@@ -70,6 +70,15 @@ def all_reduce_async(rank: int) -> bool:
     return all(torch.equal(tensor, total * factor) for factor, tensor in enumerate(tensors, 1))
 
 
+def all_reduce_in_pieces(rank: int) -> bool:
+    tensor = (torch.arange(7 << 20, device="cuda") % 1000 + rank).to(torch.float32)
+    twice = 2 * tensor + (1 if rank == 0 else -1)
+    dist.all_reduce(tensor)
+    later = tensor.clone()
+    torch.cuda.current_stream().synchronize()
+    return torch.equal(later, twice)
+
+
 def broadcast(rank: int) -> bool:
     tensor = values(rank).to(torch.bfloat16)
     dist.broadcast(tensor, 1)
@@ -124,7 +133,8 @@ def messages(rank: int) -> bool:
 CHECKS = {
     each.__name__: each
     for each in (
-        all_reduce, all_reduce_async, broadcast, all_gather, gather_and_scatter, reduce_scatter, all_to_all, messages,
+        all_reduce, all_reduce_async, all_reduce_in_pieces, broadcast, all_gather, gather_and_scatter, reduce_scatter,
+        all_to_all, messages,
     )
 }  # fmt: skip
 

@@ -10,12 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.wire.codec import MAX_CHUNK_BYTES, encode_chunk
+from nexar.wire.codec import encode_chunk
 from nexar.wire.frame import Lane
 
-CHUNK_BYTES: Final = min(512 << 10, MAX_CHUNK_BYTES)
-"""A choice, not a measurement: a frame waits for one chunk at most (half a millisecond at a gigabyte per second), and
-each chunk costs a header and a few system calls."""
 _NO_LANE: Final = -1
 
 
@@ -25,8 +22,8 @@ class _Payload:
     data: memoryview
     sent: int = 0
 
-    def next_chunk(self) -> tuple[bytes, memoryview]:
-        body = self.data[self.sent : self.sent + CHUNK_BYTES]
+    def next_chunk(self, size_bytes: int) -> tuple[bytes, memoryview]:
+        body = self.data[self.sent : self.sent + size_bytes]
         header = encode_chunk(self.transfer, self.sent, len(body))
         self.sent += len(body)
         return header, body
@@ -39,7 +36,9 @@ class _Payload:
 class Outbox:
     """Frames and payloads waiting for one connection. Guarded by that connection's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int) -> None:
+        """Payloads leave in chunks of that size."""
+        self._chunk_bytes = chunk_bytes
         self._lanes: tuple[deque[bytes], ...] = tuple(deque() for _ in Lane)
         self._bytes = [0] * len(Lane)
         self._frames = 0  # in all lanes together
@@ -133,7 +132,7 @@ class Outbox:
 
     def _begin_chunk(self) -> None:
         payload = self._payloads.popleft()
-        header, body = payload.next_chunk()
+        header, body = payload.next_chunk(self._chunk_bytes)
         self._begun.append(memoryview(header))
         if len(body):
             self._begun.append(body)

@@ -14,8 +14,6 @@ from nexar.transport.tls.ending import Ending
 from nexar.transport.tls.inbox import Inbox
 from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, Kind
 
-RECEIVE_BUDGET_BYTES: Final = 256 << 10
-"""Taken in per turn and connection, so that the driving thread gets round to the other peers."""
 _CHUNK, _FINISH = int(Kind.CHUNK), int(Kind.FINISH)
 _OURS: Final = frozenset({_CHUNK, _FINISH, int(Kind.HELLO)})
 
@@ -38,7 +36,7 @@ class Receiver:
         """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
         received = 0
         channel = self.connection.channel
-        while self._ending.lost is None and received < RECEIVE_BUDGET_BYTES:
+        while self._ending.lost is None and received < channel.burst_bytes:
             count = self._take(carrier)
             received += count
             if not count or (channel.exhausted and not channel.buffered):

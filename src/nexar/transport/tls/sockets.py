@@ -20,6 +20,8 @@ SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 # that, but caps the speed at size / round trip, so only near peers get one, where that cap is above any speed we reach.
 _UNSENT_BYTES: Final = 128 << 10
 _UNREAD_BYTES: Final = 1 << 20
+# A connection on which no frame waits may hold a whole payload unsent: each time it asks for more, somebody must wake.
+_UNSENT_BULK_BYTES: Final = 2 << 20
 _TOP_SPEED: Final = 2e9
 """Bytes per second."""
 _LARGEST_BUFFER: Final = Path("/proc/sys/net/core/rmem_max")
@@ -73,9 +75,20 @@ def tune(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (*_KEEPALIVE, ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
+    for name, value in _KEEPALIVE:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    _limit_unsent(connection, _UNSENT_BYTES)
+
+
+def widen(connection: socket.socket) -> None:
+    """It carries large payloads and nothing else: let it take more of one at a time."""
+    _limit_unsent(connection, _UNSENT_BULK_BYTES)
+
+
+def _limit_unsent(connection: socket.socket, size_bytes: int) -> None:
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
 
 
 def hurry(connection: socket.socket) -> None:

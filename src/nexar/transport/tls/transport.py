@@ -17,7 +17,7 @@ from nexar.transport.tls.connection import Connection
 from nexar.transport.tls.dialer import dial_peer
 from nexar.transport.tls.listener import Listener
 from nexar.transport.tls.reactor import Reactor
-from nexar.transport.tls.sockets import address_text, calm, limit_unread, open_listener
+from nexar.transport.tls.sockets import address_text, calm, limit_unread, open_listener, widen
 from nexar.transport.tls.trust import Believer
 from nexar.transport.tls.under_way import DialsUnderWay
 from nexar.wire.codec import FrameReader
@@ -158,7 +158,10 @@ class TlsTransport(Transport):
         for channel in (control, data):
             calm(channel.socket)
         judge = decode if peer.verified else decode_from_stranger
-        scheme = "tcp" if isinstance(data, PlainChannel) else "tls"
+        scheme = "tls"
+        if isinstance(data, PlainChannel):
+            scheme = "tcp"
+            widen(data.socket)
         first, second = (Connection(channel, FrameReader(judge), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:

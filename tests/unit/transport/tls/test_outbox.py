@@ -1,7 +1,9 @@
 import pytest
 
-from nexar.transport.tls.outbox import CHUNK_BYTES, Outbox
+from nexar.transport.tls.outbox import Outbox
 from nexar.wire.frame import HEADER_BYTES, Kind, Lane, decode
+
+CHUNK_BYTES = 512 << 10
 
 
 def drain(outbox: Outbox, step: int = 1 << 30) -> bytes:
@@ -27,7 +29,7 @@ def frames(stream: bytes) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_the_lowest_lane_leaves_first_and_each_lane_in_order(step: int) -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     for lane, frame in (
         (Lane.BULK, b"b1"),
         (Lane.DATA, b"d1"),
@@ -41,7 +43,7 @@ def test_the_lowest_lane_leaves_first_and_each_lane_in_order(step: int) -> None:
 
 
 def test_what_has_begun_is_finished_before_a_lower_lane_leaves() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push(Lane.BULK, b"bulk")
     assert outbox.next() is not None
     outbox.taken(1)
@@ -50,7 +52,7 @@ def test_what_has_begun_is_finished_before_a_lower_lane_leaves() -> None:
 
 
 def test_the_rest_of_a_frame_that_was_sent_directly_comes_first() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.resume(Lane.DATA, memoryview(b"rest"))
     outbox.push(Lane.CONTROL, b"next")
     assert outbox.queued_bytes(Lane.DATA) == 4
@@ -59,7 +61,7 @@ def test_the_rest_of_a_frame_that_was_sent_directly_comes_first() -> None:
 
 
 def test_queued_bytes_count_what_has_not_left() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push(Lane.DATA, b"12345")
     outbox.push(Lane.DATA, b"678")
     assert outbox.next() is not None
@@ -71,27 +73,27 @@ def test_queued_bytes_count_what_has_not_left() -> None:
 
 
 def test_a_payload_leaves_in_chunks_that_tile_it() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     size = 2 * CHUNK_BYTES + 5
     outbox.push_payload(7, memoryview(bytes(size)))
     assert frames(drain(outbox)) == [(7, 0, CHUNK_BYTES), (7, CHUNK_BYTES, CHUNK_BYTES), (7, 2 * CHUNK_BYTES, 5)]
 
 
 def test_an_empty_payload_is_one_empty_chunk() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push_payload(7, memoryview(b""))
     assert frames(drain(outbox)) == [(7, 0, 0)]
 
 
 def test_payloads_take_turns() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push_payload(1, memoryview(bytes(3 * CHUNK_BYTES)))
     outbox.push_payload(2, memoryview(bytes(2 * CHUNK_BYTES)))
     assert [transfer for transfer, _, _ in frames(drain(outbox))] == [1, 2, 1, 2, 1]
 
 
 def test_a_frame_waits_for_one_chunk_at_most() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push_payload(1, memoryview(bytes(3 * CHUNK_BYTES)))
     assert outbox.next() is not None
     outbox.taken(1)
@@ -100,14 +102,14 @@ def test_a_frame_waits_for_one_chunk_at_most() -> None:
 
 
 def test_a_payload_is_sent_once() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push_payload(1, memoryview(b"x"))
     with pytest.raises(ValueError, match="payload 1 is being sent already"):
         outbox.push_payload(1, memoryview(b"x"))
 
 
 def test_a_withdrawn_payload_finishes_its_chunk_from_a_copy() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     memory = bytearray(b"a" * 2 * CHUNK_BYTES)
     outbox.push_payload(1, memoryview(memory))
     assert outbox.next() is not None
@@ -121,7 +123,7 @@ def test_a_withdrawn_payload_finishes_its_chunk_from_a_copy() -> None:
 
 
 def test_withdrawing_what_has_not_begun_leaves_the_others_alone() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.push_payload(1, memoryview(b"one"))
     outbox.push_payload(2, memoryview(b"two"))
     outbox.withdraw(1)
@@ -130,7 +132,7 @@ def test_withdrawing_what_has_not_begun_leaves_the_others_alone() -> None:
 
 
 def test_the_farewell_leaves_last() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     outbox.say_farewell(b"bye")
     outbox.push_payload(1, memoryview(b""))
     outbox.push(Lane.RELAY, b"frame")
@@ -141,7 +143,7 @@ def test_the_farewell_leaves_last() -> None:
 
 
 def test_clearing_lets_all_memory_go() -> None:
-    outbox = Outbox()
+    outbox = Outbox(CHUNK_BYTES)
     memory = bytearray(2 * CHUNK_BYTES)
     outbox.push_payload(1, memoryview(memory))
     outbox.next()

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from nexar.transport.tls.sockets import begin_dial, calm, open_listener
+from nexar.transport.tls.sockets import begin_dial, calm, open_listener, tune, widen
 
 TCP_RTO_MAX_MS = 44
 
@@ -35,3 +35,15 @@ def test_connections_are_made_where_the_kernel_knows_no_such_option(monkeypatch:
         begin_dial(dialing, listening.getsockname())
         listening.setblocking(True)
         listening.accept()[0].close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no limit for unsent bytes")
+def test_a_connection_for_payloads_alone_holds_more_of_them_unsent() -> None:
+    def limit(connection: socket.socket) -> int:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+    with socket.socket() as connection:
+        tune(connection)
+        usual = limit(connection)
+        widen(connection)
+        assert limit(connection) > usual

@@ -19,7 +19,7 @@ from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.pings import Pings
-from nexar.cluster.probe import probe
+from nexar.cluster.probe import ENDED, probe
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
@@ -87,9 +87,13 @@ class Lookout:
             self._look_into(link.peer, _cause(error))
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether it has said goodbye: it needs nothing any more."""
+        """Whether it needs nothing any more: it has said goodbye, or is found to be gone."""
         with self._lock:
-            return node in self._goodbyes
+            return node in self._goodbyes or node in self._lost
+
+    def cut_off(self, node: NodeId, cause: str) -> None:
+        """No way is left to a member over others: perhaps because it is gone itself. Never blocks."""
+        self._look_into(node, cause)
 
     def line_ended(self, node: NodeId, cause: str) -> None:
         """A death line is gone."""
@@ -222,7 +226,8 @@ class Lookout:
             return f"alive but stuck: no beat for {format_seconds(known.beat_age)}"
         deadline = time.monotonic() + self._timeout
         cause = probe(self._node, member, link, self._pings, deadline, packets=known is not None)
-        if cause is not None and link is not None and is_relayed(link.schemes):
+        ended = cause is not None and cause.startswith(ENDED)
+        if cause is not None and not ended and link is not None and is_relayed(link.schemes):
             return self._dial(node, severed=False)  # perhaps it is who is between us that does not answer
         if cause is not None or (link is not None and link.failure is None):
             return cause

@@ -160,14 +160,15 @@ class Mesh:
             return Turn.WAIT if tried and not pair.state.open else pair.state.want()
 
     def is_open(self, node: NodeId, until: float) -> bool:
-        """Wait for the link without dialing."""
-        with self._pairs.changed:
+        """Wait for the link without dialing; not any longer when the node closes."""
+        recall = self._node.recall
+        with self._pairs.changed, recall.waking(self._pairs.wake):
             circle = self._pairs.known()
             member = circle.find(node)
             if member is None:
                 return False
             pair = self._pairs.of(circle, member)
-            self._pairs.wait(lambda: pair.state.open or self._pairs.known().find(node) is None, until)
+            self._pairs.wait(lambda: pair.state.open or recall.made or self._pairs.known().find(node) is None, until)
             return pair.state.open
 
     def _dial(self, pair: Pair, member: Member, deadline: float) -> None:

@@ -99,6 +99,11 @@ class Pairs:
         self.check_open()
         return true()
 
+    def wake(self) -> None:
+        """Let whoever waits look again. Also without the lock."""
+        with self.changed:
+            self.changed.notify_all()
+
     def get(self, node: NodeId) -> Pair | None:
         """If there is one. Also without the lock."""
         return self._pairs.get(node)

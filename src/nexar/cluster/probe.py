@@ -25,7 +25,10 @@ from nexar.links.link import Link
 from nexar.types import format_seconds
 from nexar.wire.messages import Ping
 
-__all__ = ["Pings", "probe"]
+__all__ = ["ENDED", "Pings", "probe"]
+
+ENDED: Final = "its process has ended"
+"""How a cause begins after which nothing more is to be tried."""
 
 _GLANCE: Final = 0.05
 """Seconds between two looks at the packets, and between two Pings."""
@@ -150,7 +153,7 @@ class _Probe:
             return None
         where = ", ".join(self._addresses)
         if all(knock.refused for knock in self._knocks):
-            return f"its process has ended (connection refused at {where})"
+            return f"{ENDED} (connection refused at {where})"
         if self._link is not None:
             return None
         reasons = "; ".join(f"{knock.address}: {knock.failed}" for knock in self._knocks)

@@ -53,6 +53,9 @@ class Relaying:
         self.doubted: Callable[[NodeId], None] = _ask_nobody
         """Finds out whether the connection to this member still stands, and loses its link if not. Must not block.
         Written once."""
+        self.cut_off: Callable[[NodeId, str], None] = _tell_nobody
+        """Told of members to which no way is left over others, and why; looks into them. Must not block. Written
+        once."""
         self.station: Final = Station(node.id, node.progress, router.outbox, self)
         router.relay = self.station.take
         self._alarm = Alarm(self.station.tick)
@@ -111,6 +114,8 @@ class Relaying:
 
     def _is_lost(self, node: NodeId) -> bool:
         """Whether there was a link, and is none now."""
+        if node in self._parted:
+            return self.link(node) is None
         pair = self._pairs.get(node)
         return pair is not None and pair.state.open and pair.link.failure is not None
 
@@ -124,10 +129,11 @@ class Relaying:
         self._node.dialer.aside(partial(self._open, node))
         return True
 
-    def connect(self, node: NodeId) -> bool:
-        """See Surroundings."""
+    def connect(self, node: NodeId, why: str) -> bool:
+        """See Surroundings. Whether the peer lives at all is found out beside it, and sooner where it does not."""
         if self._closed or self._pairs.closed or self._pairs.known().find(node) is None:
             return False
+        self.cut_off(node, f"no way is left over other nodes: {why}")
         self._node.dialer.aside(partial(self._open, node, shortcut=True))
         return True
 
@@ -297,6 +303,10 @@ class Relaying:
         with self._pairs.changed:
             pair.relayed = True
             self._pairs.changed.notify_all()
+
+
+def _tell_nobody(_node: NodeId, _why: str) -> None:
+    """See `_ask_nobody`."""
 
 
 def _ask_nobody(_node: NodeId) -> None:

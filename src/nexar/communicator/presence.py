@@ -108,7 +108,7 @@ class Presence:
         board.connect(self._heard, *WORDS)
         board.connect(self.revocations.heard, Revoke)
         mesh.on_expelled = self.expelled
-        mesh.relaying.doubted = self._lookout.doubted
+        mesh.relaying.doubted, mesh.relaying.cut_off = self._lookout.doubted, self._lookout.cut_off
         if node.meets_strangers:
             self._watch(board, membership)
 

@@ -13,6 +13,7 @@ from nexar.cluster.decisions.failure_detector import Finding, Known
 from nexar.cluster.decisions.succession_events import Found, Lost, Probed
 from nexar.cluster.lookout import LEFT, Lookout
 from nexar.cluster.pings import Pings
+from nexar.cluster.probe import ENDED
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
 from nexar.links.link import Link
@@ -196,6 +197,23 @@ def test_who_answers_and_cannot_be_dialed_is_lost(scene: Scene) -> None:
     scene.lose_link()
     scene.work()
     assert scene.told == [Lost(PEER, "connection reset; a firewall")]
+
+
+def test_nobody_dials_whose_process_has_ended_however_it_was_reached(scene: Scene) -> None:
+    scene.link.schemes = ("relay",)
+    scene.reachable = f"{ENDED} (connection refused)"
+    scene.lookout.cut_off(PEER, "no way is left")
+    scene.work()
+    assert scene.told == [Lost(PEER, f"no way is left; {ENDED} (connection refused)")]
+    assert scene.dialed == 0
+    assert scene.lookout.has_left(PEER)
+
+
+def test_who_is_cut_off_and_answers_is_not_lost(scene: Scene) -> None:
+    scene.lookout.cut_off(PEER, "no way is left")
+    scene.work()
+    assert scene.told == []
+    assert not scene.lookout.has_left(PEER)
 
 
 def test_a_hint_about_who_answers_on_its_link_changes_nothing(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Links of members that are none any more."""
+"""Links of members that are none any more, or of nodes that are about to close."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import pytest
 from nexar.cluster.membership import Membership
 from nexar.errors import PeerLost
 from nexar.testing.faults import SilentDial, Stall
-from tests.ranks import PATIENCE
+from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
 
 LOW, HIGH = 0, 1
@@ -34,3 +34,13 @@ def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: S
         assert waiting.result(PATIENCE) is False
         with pytest.raises(PeerLost, match="it is no member any more"):
             dialing.result(PATIENCE)
+
+
+def test_who_waits_for_the_other_s_dial_does_not_when_its_node_closes(pair: Meshes) -> None:
+    def act(what: str) -> bool:
+        if what == "recall":
+            pair.nodes[0].recall.make()
+            return True
+        return pair.meshes[0].is_open(pair.nodes[1].id, soon())
+
+    assert on_every(["wait", "recall"], act) == [False, True]

@@ -1,7 +1,6 @@
 """Links over other nodes, on memory: how they come about, and what they survive."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,57 +8,18 @@ import pytest
 from nexar.cluster.change import Change, Departure
 from nexar.cluster.circle import Circle
 from nexar.cluster.membership import Membership
-from nexar.errors import PeerLost, UsageError
+from nexar.errors import PeerLost
 from nexar.links.carrier import is_relayed
-from nexar.links.link import Link
-from nexar.links.matching import Matching
 from nexar.links.relay.carrier import RelayedCarrier
 from nexar.links.relay.surroundings import Unwelcome
-from nexar.testing.faults import Cut, RefuseDial, Stall
-from nexar.types import format_node
+from nexar.testing.faults import Cut, Stall
 from nexar.wire.frame import Space
 from nexar.wire.relay import RelayHeader, RelayKind
 from tests.ranks import on_every
-from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
+from tests.unit.cluster.memory_mesh import eventually, soon
+from tests.unit.cluster.ring import NUMBERED, TALK, Ring
 
-TALK = 7
 LARGE = 3_000_000
-
-
-class Ring(Meshes):
-    """Each has a connection to the next and the last, and all can talk."""
-
-    def __init__(self, size: int, *, adopt: bool = True) -> None:
-        super().__init__(size, topology="k_regular:2", adopt=adopt)
-        self.talks: list[Matching] = [mesh.router.open(TALK) for mesh in self.meshes]
-
-    def close_circle(self) -> None:
-        """Every connection that there is."""
-        size = len(self.nodes)
-        on_every(range(size), lambda rank: self.link(rank, (rank + 1) % size))
-
-    def send(self, rank: int, to: int, *messages: bytes) -> None:
-        link = self.link(rank, to)
-        going = [link.post_send(TALK, memoryview(each)) for each in messages]
-        self.nodes[rank].progress.wait(going, soon())
-
-    def receive(self, rank: int, source: int, count: int = 1) -> list[bytes]:
-        node = self.nodes[source].id
-        found = []
-        for _ in range(count):
-            posted = self.talks[rank].post(None, source=node, space=Space.UNTAGGED, tag=0)
-            self.nodes[rank].progress.wait([posted], soon())
-            found.append(bytes(posted.into or b""))
-        return found
-
-    def relayed_by(self, rank: int) -> int:
-        return self.meshes[rank].relaying.station.relayed
-
-    def route(self, rank: int, to: int) -> list[int]:
-        """Ranks, as the link goes now."""
-        (carrier,) = (self.meshes[rank].links()[self.nodes[to].id]._line.carriers[each] for each in ("relay",))
-        ids = [node.id for node in self.nodes]
-        return [ids.index(node) for node in carrier.route]  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -74,9 +34,6 @@ def six() -> Iterator[Ring]:
     made = Ring(6)
     yield made
     made.close()
-
-
-NUMBERED = [b"%d" % number for number in range(300)]
 
 
 # ---------------------------------------------------------------- how it comes about
@@ -173,127 +130,6 @@ def test_what_dies_inside_a_hop_that_says_nothing_is_asked_for_and_sent_again(
     assert four.receive(2, 0, 300) == NUMBERED
 
 
-def refuse_dials(ring: Ring, one: int, other: int) -> None:
-    ring.faults.add(ring.on_way(RefuseDial, one, other), ring.on_way(RefuseDial, other, one))
-
-
-def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ring) -> None:
-    four.close_circle()
-    four.send(0, 2, *NUMBERED[:100])
-    link = four.linked_to(0, 2)
-    four.linked_to(0, 1).lose("it is gone")
-    four.linked_to(0, 3).lose("it is gone")
-    four.send(0, 2, *NUMBERED[100:])
-    four.send(2, 0, *NUMBERED)
-    assert four.receive(2, 0, 300) == NUMBERED
-    assert four.receive(0, 2, 300) == NUMBERED
-    assert four.linked_to(0, 2) is link
-    assert set(link.schemes) == {"memory", "relay"}
-    assert four.meshes[0].relaying.shortcuts == 1
-    assert four.meshes[0].relaying.stats() == {"passed_on": 0, "refused": 0, "dropped": 0, "shortcuts": 1}
-
-
-@pytest.mark.parametrize("leavers", [(1, 4), (2, 5), (1, 2, 4, 5)])
-def test_hops_may_close_at_any_time_and_whoever_stays_hears_everything(six: Ring, leavers: tuple[int, ...]) -> None:
-    six.close_circle()
-    six.send(0, 3, *NUMBERED[:100])
-    six.send(3, 0, *NUMBERED[:100])
-
-    def act(rank: int) -> list[bytes]:
-        if rank in leavers:
-            six.meshes[rank].settle(lambda _: False)
-            six.meshes[rank].close()
-            return []
-        six.send(rank, 3 - rank, *NUMBERED[100:])
-        return six.receive(rank, 3 - rank, 300)
-
-    heard = on_every([0, 3, *leavers], act)
-    assert heard[:2] == [NUMBERED, NUMBERED]
-    assert six.linked_to(0, 3).failure is None
-
-
-def test_who_settles_and_closes_has_been_heard_whatever_becomes_of_the_hops(six: Ring) -> None:
-    """What rank 0 said is swallowed on its way: rank 1 passes it on to nobody, and then that connection ends."""
-    six.close_circle()
-    six.faults.add(six.on_way(Stall, 1, 2))
-    six.send(0, 3, *NUMBERED)
-    eventually(lambda: six.relayed_by(1) >= 300, "all of it at rank 1")
-
-    def act(what: str) -> None:
-        if what == "close":
-            six.meshes[0].settle(lambda _: False)
-            six.meshes[0].close()
-        else:
-            six.linked_to(1, 2).lose("it is gone")
-            six.linked_to(4, 5).lose("it is gone")
-
-    on_every(["close", "lose"], act)
-    assert six.receive(3, 0, 300) == NUMBERED
-    six.faults.clear()
-
-
-def test_nobody_waits_for_who_needs_nothing_any_more(six: Ring) -> None:
-    six.close_circle()
-    six.faults.add(six.on_way(Stall, 0, 1))
-    six.send(0, 3, b"too late")
-    six.meshes[0].settle(lambda node: node == six.nodes[3].id)
-    assert not six.talks[3].post(None, source=six.nodes[0].id, space=Space.UNTAGGED, tag=0).done
-    six.linked_to(0, 1).abort("it would take nothing when it is closed")
-    six.faults.clear()
-
-
-def test_a_node_that_nothing_drives_any_more_waits_for_nobody(four: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check() -> None:
-        raise UsageError("a forked child")
-
-    four.close_circle()
-    four.faults.add(four.on_way(Stall, 0, 1))
-    four.send(0, 2, b"perhaps")
-    monkeypatch.setattr(four.nodes[0].progress, "check", check)
-    four.meshes[0].settle(lambda _: False)
-    monkeypatch.undo()
-    four.linked_to(0, 1).abort("it would take nothing when it is closed")
-    four.faults.clear()
-
-
-def test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four: Ring) -> None:
-    four.close_circle()
-    four.send(0, 2, b"there")
-    assert four.receive(2, 0) == [b"there"]
-    refuse_dials(four, 0, 2)
-    four.linked_to(0, 1).lose("it is gone")
-    four.linked_to(0, 3).lose("it is gone")
-    eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
-    failure = four.linked_to(0, 2).failure
-    assert isinstance(failure, PeerLost)
-    assert "no way is left over other nodes" in failure.cause
-    assert format_node(four.nodes[3].id) in failure.cause or format_node(four.nodes[1].id) in failure.cause
-    assert "no connection of its own came about: cannot connect" in failure.cause
-
-
-def test_a_dead_hop_far_away_is_named_too(four: Ring) -> None:
-    four.close_circle()
-    four.send(0, 2, b"there")
-    refuse_dials(four, 0, 2)
-    four.linked_to(1, 2).lose("it is gone")
-    four.linked_to(3, 2).lose("it is gone")
-    with suppress(PeerLost):
-        four.send(0, 2, b"more")
-    eventually(lambda: four.linked_to(0, 2).failure is not None, "the loss")
-    failure = four.linked_to(0, 2).failure
-    assert isinstance(failure, PeerLost)
-    assert f"cannot reach {format_node(four.nodes[2].id)}" in failure.cause
-
-
-def test_a_link_that_was_lost_is_made_anew_without_others(four: Ring) -> None:
-    test_without_any_way_and_any_connection_the_link_is_lost_with_the_name_of_the_dead_hop(four)
-    lost = four.linked_to(0, 2)
-    four.faults.clear()
-    link: Link = four.meshes[0].relink(four.nodes[2].id, soon())
-    assert link is not lost
-    assert link.schemes == ("memory",)
-
-
 def test_after_a_change_routes_follow_the_new_membership(six: Ring) -> None:
     six.close_circle()
     six.send(0, 3, b"before")
@@ -367,7 +203,7 @@ def test_who_is_a_guest_here_and_a_member_there_is_waited_for_and_not_dialed() -
 
 def test_a_neighbour_that_is_found_out_of_reach_while_its_word_is_looked_at_is_believed(four: Ring) -> None:
     relaying, word = four.meshes[0].relaying, first_word(four, 1, 0, over=3)
-    refuse_dials(four, 0, 1)
+    four.refuse_dials(0, 1)
     assert relaying.welcome(word) is Unwelcome.NOT_YET
     with pytest.raises(PeerLost):
         four.meshes[0].dial(four.nodes[1].id, soon())
@@ -408,6 +244,19 @@ def test_a_neighbour_whose_link_is_lost_is_reached_over_a_third(mesh_of_three: R
     assert bytes(posted.into or b"") == b"over rank 2"
     assert ring.route(0, 1) == [0, 2, 1]
     assert ring.route(1, 0) == [1, 2, 0]
+
+
+def test_nothing_goes_over_a_neighbour_that_is_out_of_reach(six: Ring) -> None:
+    """Rank 0 has lost 1 and speaks to it over others; to 2 it goes the other way round, too."""
+    six.close_circle()
+    six.refuse_dials(0, 1)
+    six.linked_to(0, 1).lose("no answer")
+    assert six.meshes[0].relaying.detour(six.nodes[1].id) is not None
+    assert six.route(0, 1) == [0, 5, 4, 3, 2, 1]
+    six.send(0, 2, *NUMBERED)
+    assert six.receive(2, 0, 300) == NUMBERED
+    assert six.route(0, 2) == [0, 5, 4, 3, 2]
+    assert not six.meshes[0].relaying.open(six.nodes[1].id)
 
 
 def test_without_a_third_there_is_no_detour() -> None:

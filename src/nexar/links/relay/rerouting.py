@@ -101,7 +101,7 @@ class Rerouting:
 
     def _strand(self, carrier: RelayedCarrier, why: str) -> None:
         carrier.stranded = why
-        if not self._around.connect(carrier.peer_id):
+        if not self._around.connect(carrier.peer_id, why):
             self._lose(carrier, why)
 
     def _lose(self, carrier: RelayedCarrier, why: str) -> None:

@@ -38,8 +38,8 @@ class Surroundings(Protocol):
     def open(self, node: NodeId) -> bool:
         """Begin to open it: `opened` or `unreachable` follows. False: this is no neighbour."""
 
-    def connect(self, node: NodeId) -> bool:
-        """There is no way over others: begin to connect to this peer itself, neighbour or not. `opened` or
+    def connect(self, node: NodeId, why: str) -> bool:
+        """There is no way over others, and why: begin to connect to this peer itself, neighbour or not. `opened` or
         `unreachable` follows. False: it is no member any more, or this node closes.
         """
 

@@ -99,7 +99,7 @@ class Node:
     def open(self, node: int) -> bool:
         return False
 
-    def connect(self, node: int) -> bool:
+    def connect(self, node: int, why: str) -> bool:
         self.world.dials.append((self.number, node))
         return self.world.may_dial
 

@@ -82,5 +82,5 @@ wheels: setup ## build the wheels of both packages into dist/
 	else echo "nexar-quic not built: no cargo on PATH"; fi
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-peers .venv-docs site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +

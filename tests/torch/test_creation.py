@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 import nexar
+from nexar.torch import creation
 from nexar.torch.creation import _Store, create
 
 
@@ -52,3 +53,18 @@ def test_a_torch_that_is_too_old_is_refused_with_what_to_install(monkeypatch):
         nexar.UsageError, match=r"needs torch 2\.13 or a newer one, and this is 2\.12\.1; .*nexar\[torch\]"
     ):
         create(SimpleNamespace(), None)
+
+
+def test_ranks_that_do_not_come_are_counted_and_the_limit_has_the_name_it_has_in_torch(monkeypatch):
+    def alone(board: object, rank: int, size: int, **settings: float) -> None:
+        raise nexar.FormationTimeout(
+            joined=["rank 0"], expected=size, refused={}, timeout=settings["formation_timeout"]
+        )
+
+    monkeypatch.setattr(creation, "meet", alone)
+    options = SimpleNamespace(
+        timeout=timedelta(seconds=2), global_ranks_in_group=[], store=None, group_rank=0, group_size=3
+    )
+    with pytest.raises(nexar.FormationTimeout, match="1 of 3 nodes joined in 2 s") as caught:
+        create(options, None)
+    assert "timeout= of init_process_group" in "".join(caught.value.__notes__)

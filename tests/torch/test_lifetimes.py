@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import nexar
 from nexar.torch import communicator_of
-from tests.leaks import Stock, leaked_since
+from tests.leaks import SETTLE_SECONDS, Stock, leaked_since
 from tests.torch.processes import PATIENCE, on_ranks
 
 GROUPS = 100
@@ -34,7 +34,14 @@ def use(group: dist.ProcessGroup | None = None) -> "weakref.ref[nexar.Communicat
 
 
 def alive(seen: list["weakref.ref[nexar.Communicator]"]) -> int:
-    """How many are still held by somebody. The thread that drives the node may hold the last one for a moment."""
+    """How many somebody still holds. A thread that ends may hold the last one for a moment."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (found := _held(seen)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def _held(seen: list["weakref.ref[nexar.Communicator]"]) -> int:
     gc.collect()
     return sum(each() is not None for each in seen)
 

@@ -216,20 +216,6 @@ def test_a_process_group_without_its_rank_0_says_so(tmp_path):
     assert not initialised
 
 
-def test_ranks_that_do_not_come_are_counted(tmp_path):
-    def task(rank, size):
-        where, limit = f"file://{tmp_path}/three", timedelta(seconds=2)
-        try:
-            dist.init_process_group("nexar", init_method=where, rank=0, world_size=3, timeout=limit)
-        except nexar.NexarError as error:
-            return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
-        return ""
-
-    (answer,) = on_ranks(tmp_path, 1, task, initialise=False)
-    assert answer.startswith("FormationTimeout\n1 of 3 nodes joined in 2 s (joined: rank 0 ")
-    assert "timeout= of init_process_group" in answer
-
-
 SCRIPT = """
 import torch
 import torch.distributed as dist

@@ -65,7 +65,7 @@ class Conductor:
 
     def wait(self, running: Running, timeout: float) -> None:
         """For its end, at most so many seconds: OperationTimeout then, and it goes on."""
-        self._wait((running,), None, deadline_after(timeout), None)
+        self._wait((running,), None, deadline_after(timeout), timeout, final=True)
 
     def attend(self, running: Running, timeout: float, *, waited: float = 0.0) -> None:
         """Wait until it is done, well or not. When nobody has made progress for `timeout` seconds, of which `waited`
@@ -77,11 +77,16 @@ class Conductor:
             running.fail(error)
 
     def _wait(
-        self, operations: Sequence[Operation], entry: Entry | None, deadline: float, timeout: float | None
+        self,
+        operations: Sequence[Operation],
+        entry: Entry | None,
+        deadline: float,
+        timeout: float,
+        *,
+        final: bool = False,
     ) -> None:
-        """`timeout` None: the deadline is the last. `entry`: of the call that the operations are part of."""
-        began = monotonic()
-        early = min(deadline, began + DECLARE)
+        """`final`: the deadline is the last, whoever makes progress. `entry`: of the call that these are part of."""
+        early = min(deadline, monotonic() + DECLARE)
         while True:
             try:
                 self._group.wait(operations, early, entry, keep=True)
@@ -94,8 +99,8 @@ class Conductor:
                     if call is not None:
                         call.awaits = operations
                     self.declare(call)
-                elif timeout is None or call is None:
-                    raise self._journal.patience.explain(late, deadline - began) from None
+                elif final or call is None:
+                    raise self._journal.patience.explain(late, timeout) from None
                 else:
                     call.moved_at = max([call.moved_at, *(each.last_moved() for each in operations)])
                     early = deadline = self._journal.patience.extend(call, late, timeout)

@@ -10,7 +10,7 @@ import pytest
 from nexar.cluster.change import WORLD, Change, Departure
 from nexar.communicator.absences import Absence
 from nexar.communicator.branch import Branch
-from nexar.communicator.events import FailureEvent, MembershipEvent
+from nexar.communicator.events import MembershipEvent
 from nexar.communicator.settling import NOTHING
 from nexar.errors import (
     MembershipChanged,
@@ -106,41 +106,6 @@ def test_a_change_that_does_not_concern_a_part_lets_its_successor_be_made(story:
     assert not story.maker.begun[1].closed.is_set()
     story.maker.held.set()
     assert (nodes(story.successor(part)), story.successor(part).membership.epoch) == ([1, 3], 2)
-
-
-def test_one_that_is_made_with_who_went_quietly_is_made_again_without_it(story: Story) -> None:
-    story.widen()
-    world = story.begin()
-    story.maker.held = threading.Event()
-    story.change(2)
-    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
-    story.change(4, quiet=True)
-    eventually(lambda: story.renewals == [((WORLD,), 3)], "a wish for the next")
-    story.maker.held.set()
-    story.change(renewed=(WORLD,))
-    successor = story.successor(world)
-    assert (nodes(successor), successor.membership.epoch) == ([1, 3], 4)
-    change = story.raised(world)
-    assert isinstance(change, MembershipChanged)
-    assert change.lost == {1: "node 2 was killed", 3: "it left"}
-
-
-def test_none_is_begun_with_who_went_quietly(story: Story) -> None:
-    first = story.world
-    story.change(3, quiet=True)
-    with pytest.raises(PeerLost, match="it left"):
-        story.lineage.begin(first, PART, soon())
-    assert story.begin(1, 2, communicator=PART + 1).membership.size == 2
-
-
-def test_listeners_hear_who_went_quietly(story: Story) -> None:
-    part = story.begin(3, 1, communicator=PART)
-    heard: list[FailureEvent] = []
-    with part.failures.subscribe(heard.append):
-        story.change(3, quiet=True)
-        story.change(2)
-        eventually(lambda: bool(heard), "an event")
-    assert [(each.rank, each.node, each.cause, each.state) for each in heard] == [(0, 3, "it left", "left")]
 
 
 def test_a_communicator_that_was_made_while_a_member_died_is_interrupted_at_once(story: Story) -> None:

@@ -3,15 +3,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nexar.cluster.change import WORLD
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.local import local_communicators
 from nexar.communicator.settling import NEWCOMER
 from nexar.config import Config
-from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost
+from nexar.errors import Expelled, LinkClosed, MembershipChanged, NexarError, PeerLost
 from nexar.group import deadline_after
 from tests.ranks import PATIENCE, on_every
-from tests.unit.communicator.lineages import expel
+from tests.unit.cluster.memory_mesh import eventually, soon
+from tests.unit.communicator.lineages import PART, Story, expel, nodes
 
 OTHER = 77
 
@@ -83,3 +86,41 @@ def test_who_is_expelled_before_its_first_communicator_hears_why(four: list[Comm
     raised = meanwhile(four[0], lambda: expel(lineage, 2, "nobody could reach it"))
     assert isinstance(raised, Expelled)
     assert raised.reason == "nobody could reach it"
+
+
+# ---------------------------------------------------------------- who goes quietly
+
+
+def test_one_that_is_made_with_who_went_quietly_is_made_again_without_it(story: Story) -> None:
+    story.widen()
+    world = story.begin()
+    story.maker.held = threading.Event()
+    story.change(2)
+    eventually(lambda: len(story.maker.begun) == 2, "a successor in the making")
+    story.change(4, quiet=True)
+    eventually(lambda: story.renewals == [((WORLD,), 3)], "a wish for the next")
+    story.maker.held.set()
+    story.change(renewed=(WORLD,))
+    successor = story.successor(world)
+    assert (nodes(successor), successor.membership.epoch) == ([1, 3], 4)
+    change = story.raised(world)
+    assert isinstance(change, MembershipChanged)
+    assert change.lost == {1: "node 2 was killed", 3: "it left"}
+
+
+def test_none_is_begun_with_who_went_quietly(story: Story) -> None:
+    first = story.world
+    story.change(3, quiet=True)
+    with pytest.raises(PeerLost, match="it left"):
+        story.lineage.begin(first, PART, soon())
+    assert story.begin(1, 2, communicator=PART + 1).membership.size == 2
+
+
+def test_listeners_hear_who_went_quietly(story: Story) -> None:
+    part = story.begin(3, 1, communicator=PART)
+    heard: list[FailureEvent] = []
+    with part.failures.subscribe(heard.append):
+        story.change(3, quiet=True)
+        story.change(2)
+        eventually(lambda: bool(heard), "an event")
+    assert [(each.rank, each.node, each.cause, each.state) for each in heard] == [(0, 3, "it left", "left")]

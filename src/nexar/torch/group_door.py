@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._C._distributed_c10d import ProcessGroup
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup
 
 from nexar.communicator.communicator import Communicator
-from nexar.torch.calls import Calls
+from nexar.torch.calls import AnyWork, Calls
 from nexar.torch.ground import Footing
 
 NAME = "nexar"
@@ -21,6 +22,13 @@ class NexarProcessGroup(Calls, ProcessGroup):
         self.begin(communicator, timeout, footing)
         self._name = ""  # both are set by torch, once
         self._description = ""
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
+        """As torch's own, which users' hooks for DDP call: one tensor or several, options, an operation, or neither."""
+        given = opts if isinstance(opts, AllreduceOptions) else AllreduceOptions()
+        if opts is not None and given is not opts:
+            given.reduceOp = opts
+        return super().allreduce([tensors] if isinstance(tensors, torch.Tensor) else tensors, given)
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
         """As users write it."""

@@ -71,6 +71,11 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         return frozenset(departure.node for departure in self.left if not departure.quiet)
 
     @property
+    def quiet(self) -> frozenset[NodeId]:
+        """Those of them who had closed, and disturb nobody."""
+        return self.gone - self.loud
+
+    @property
     def ends_world(self) -> bool:
         """Whether the world's communicator gets a successor by it: whoever comes, goes or is severed is a member there.
         Not by who goes quietly, nor by what is renewed elsewhere.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from nexar.cluster.change import Change
 from nexar.cluster.circle import Circle
 from nexar.cluster.decisions.pairing import Turn
 from nexar.cluster.dial import Dial, DialFailed, NoLonger, Superseded
+from nexar.cluster.leavers import LONGEST_CLOSE, Leavers
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
 from nexar.cluster.pairs import CLOSED, Pair, Pairs, address_of, next_number
@@ -42,7 +44,6 @@ from nexar.wire.messages import Introduced, Message
 _LONGEST_DIAL: Final = 10.0
 """Seconds, of the lower node of two; the higher one's takes twice as long: it may have to wait for the end of the
 other's, which hangs where the network lets only one direction through."""
-_LONGEST_CLOSE: Final = 30.0
 
 
 class Mesh:
@@ -65,6 +66,8 @@ class Mesh:
         self.on_expelled: Callable[[int, str], None] | None = None
         """Told when a peer says that this node is no member any more: since which epoch, and why. Written before the
         first membership."""
+        self.leavers: Final = Leavers()
+        """Links to who has closed and is no member any more, until they end."""
         self._sidecars = Sidecars(node)
         self._on_lost = on_lost
         self._pairs = Pairs(self.router, on_control or self.router.notices.arrived, self._lost)
@@ -86,18 +89,30 @@ class Mesh:
 
     def adopt(self, membership: Membership, change: Change | None = None) -> None:
         """From now on these are the members; `change` says why those of before are none any more. Links to them are
-        closed, links that were lost may be dialed anew. Connections that came before are looked at now. Never blocks.
+        closed, but for those that lead to who has closed: what was sent there still arrives. Links that were lost may
+        be dialed anew. Connections that came before are looked at now. Never blocks.
         """
         with self._pairs.changed:
             old = self._pairs.circle
             circle = Circle(self._node.id, membership) if old is None else old.moved_to(membership, change)
             ended = self._pairs.move(circle)
             early = self.reception.arrivals() if old is None else []
+        now, quiet = time.monotonic(), frozenset[NodeId]() if change is None else change.quiet
         for link in ended:
-            link.begin_close()
+            direct = link.peer in quiet and not is_relayed(link.schemes)  # over others all has arrived: see `settle`
+            if not (direct and self.leavers.keep(link, now)):
+                link.begin_close()
         self.relaying.adopt()
         for carrier in early:
             self.reception.receive(carrier, circle)
+
+    def let_go(self, now: float) -> float | None:
+        """Give up links to who closed long ago: whoever still waits for something from there is told. Returns when to
+        look again, None: nobody else is on its way out.
+        """
+        for link in self.leavers.overdue(now):
+            link.lose(f"it closed {LONGEST_CLOSE:.0f} s ago, and nothing more came from it")
+        return self.leavers.due()
 
     def expect(self, guests: Iterable[Member]) -> None:
         """These nodes may have a link too: they wait to become members."""
@@ -149,6 +164,8 @@ class Mesh:
     def _lost(self, link: Link, error: NexarError) -> None:
         """A link has ended without this side's will."""
         self.relaying.station.lost(link)
+        if self.leavers.forget(link):
+            self._node.progress.run_soon(partial(_close, link))
         if self._on_lost is not None:
             self._on_lost(link, error)
 
@@ -254,14 +271,18 @@ class Mesh:
         """
         with self._pairs.changed:
             self._pairs.closed = True
-            pairs = self._pairs.listed()
+            links = [*(pair.link for pair in self._pairs.listed()), *self.leavers.links()]
             arrivals = self.reception.arrivals()
             self._pairs.changed.notify_all()
         self._node.recall.make()
         for carrier in arrivals:
             carrier.abort(CLOSED)
         patience = self._node.config.heartbeat_timeout
-        over_others = [pair.link for pair in pairs if is_relayed(pair.link.schemes)]
-        part(self._node.progress, over_others, patience=patience, longest=_LONGEST_CLOSE)
+        over_others = [link for link in links if is_relayed(link.schemes)]
+        part(self._node.progress, over_others, patience=patience, longest=LONGEST_CLOSE)
         self.relaying.close()
-        part(self._node.progress, [pair.link for pair in pairs], patience=patience, longest=_LONGEST_CLOSE)
+        part(self._node.progress, links, patience=patience, longest=LONGEST_CLOSE)
+
+
+def _close(link: Link) -> None:
+    link.begin_close()

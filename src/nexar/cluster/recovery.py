@@ -140,6 +140,7 @@ class Recovery:
 
     def _ring(self, now: float) -> float | None:
         self.put(Tick())
+        self._alarm.ring_by(self._mesh.let_go(now))
         with self._lock:
             return self._machine.due(now)
 
@@ -197,6 +198,7 @@ class Recovery:
         self._looked.clear()
         self._heir.changes(change, after)
         self._mesh.adopt(after, change)
+        self._alarm.ring_by(self._mesh.let_go(time.monotonic()))
         self._heir.changed(change, after)
 
     def close(self) -> None:

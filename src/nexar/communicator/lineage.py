@@ -109,7 +109,8 @@ class Lineage(Judging):
             wanted = branch in self._branches
             self._branches.pop(branch, None)
             self._attempts.forget(branch)
-            self._needs.forget(branch.communicator)
+            if wanted:  # else somebody may need who is gone on a later generation
+                self._needs.forget(branch.communicator)
             making = self._workshop.is_at(branch) and not branch.fate.done
             late = self._course.after(branch) is not None and not making
             absence = self._absences.add(branch) if wanted else None

@@ -35,8 +35,10 @@ class Maker:
 
     def lose(self, node: NodeId, cause: str) -> None:
         """This node is no member any more: whoever still waits for it, on a communicator that has it, is told. Whatever
-        it said before can still be received.
+        it said before can still be received; where some of that may still be on its way, the end of its link tells.
         """
+        if self._mesh.leavers.has(node):
+            return
         router = self._mesh.router
         with router.lock:
             router.lose(node, PeerLost(node=node, cause=several_lines(cause)))

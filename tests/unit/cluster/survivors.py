@@ -54,6 +54,9 @@ class Survivor:
     def adopt(self, membership: Membership, change: Change) -> None:
         self.story.append(("mesh", membership.epoch))
 
+    def let_go(self, now: float) -> None:
+        """There is nobody on its way out."""
+
     def probe(self, node: int) -> None:
         """The answer is there before the question has been finished."""
         self.probed.append(node)

@@ -1,17 +1,22 @@
 """Who leaves by closing disturbs nobody who does not need it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from nexar.cluster import leavers
 from nexar.cluster.decisions import turns
+from nexar.cluster.node import Node
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import MembershipChanged, NexarError, PeerLost
+from nexar.links.link import Link
 from tests.ranks import on_every
 from tests.unit.cluster.memory_mesh import eventually
 
@@ -97,6 +102,75 @@ def test_what_it_sent_before_it_left_can_still_be_used(four: list[Communicator])
     on_every(four[1:], lambda comm: comm.reduce(np.full(4, comm.rank), root=0))
     leave(leaf, four[:3])
     assert root.start.reduce(np.zeros(4, np.int64), root=0).wait().tolist() == [6] * 4
+
+
+class SlowWay:
+    """What comes from a peer arrives when it is let through."""
+
+    EVENTS = ("frame_arrived", "payload_arrived", "carrier_finished", "carrier_lost")
+
+    def __init__(self, link: Link, node: Node) -> None:
+        self._link = link
+        self._node = node
+        self._held: list[Callable[[], None]] = []
+        (carrier,) = link._line.carriers.values()
+        carrier.attach(cast(Any, self))
+
+    def __getattr__(self, name: str) -> Any:
+        arrived = getattr(self._link, name)
+        return partial(self._hold, arrived) if name in self.EVENTS else arrived
+
+    def _hold(self, arrived: Callable[..., None], carrier: Any, *facts: Any) -> None:
+        kept = [bytes(fact) if isinstance(fact, memoryview) else fact for fact in facts]
+
+        def arrive() -> None:
+            arrived(carrier, *(memoryview(fact) if isinstance(fact, bytes) else fact for fact in kept))
+            self._link._outbox.flush()
+
+        self._held.append(arrive)
+
+    def let_through(self) -> None:
+        held, self._held = self._held, []
+        for arrive in held:
+            self._node.progress.run_soon(arrive)
+        self._node.progress.kick()
+
+
+def test_what_it_sent_arrives_also_where_the_others_have_long_gone_on_without_it(four: list[Communicator]) -> None:
+    leaver, slow = four[3], four[2]
+    on_every(four, lambda comm: comm.barrier())
+    presence, gone = slow._presence, leaver._presence.node.id
+    link = presence.mesh.find(gone)
+    assert link is not None
+    way = SlowWay(link, presence.node)
+    leaver.send(np.arange(8), 2, tag=5)
+    closing = threading.Thread(target=leaver.close)
+    closing.start()
+    received = slow.start.recv(source=3, tag=5)
+    eventually(lambda: presence.is_gone(gone), "the world has moved on")
+    eventually(lambda: presence.mesh.leavers.has(gone), "its link is kept")
+    assert not received.done()
+    way.let_through()
+    assert received.wait(20.0).tolist() == list(range(8))
+    closing.join()
+    eventually(lambda: not presence.mesh.leavers.has(gone), "the end of its link")
+    assert dict(changed(slow, lambda comm: comm.recv(source=3, tag=6)).lost) == {3: "it left"}
+
+
+def test_nobody_waits_for_ever_for_what_who_has_closed_may_still_send(
+    four: list[Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leavers, "LONGEST_CLOSE", 0.2)
+    leaver, slow = four[3], four[2]
+    on_every(four, lambda comm: comm.barrier())
+    presence, gone = slow._presence, leaver._presence.node.id
+    link = presence.mesh.find(gone)
+    assert link is not None
+    SlowWay(link, presence.node)
+    closing = threading.Thread(target=leaver.close)
+    closing.start()
+    assert dict(changed(slow, lambda comm: comm.recv(source=3)).lost) == {3: "it left"}
+    closing.join()
 
 
 def test_a_part_that_needs_it_gets_a_successor_and_the_world_does_not(four: list[Communicator]) -> None:

@@ -97,9 +97,10 @@ class Wishes:
         if self.resigned is not None:
             mine = Departure(self._me, self.resigned[-MAX_CAUSE_CHARACTERS:], willing=True)
             return self._checked((mine,), (), (), ())
-        left = self._departures(suspicions, lost=acting or self.wanted_since is not None)
+        lost = acting or self.wanted_since is not None
+        left = self._departures(suspicions, lost=lost)
         gone = {departure.node for departure in left}
-        severed = tuple(sorted(pair for pair in self.severed if gone.isdisjoint(pair)))
+        severed = tuple(sorted(pair for pair in self.severed if lost and gone.isdisjoint(pair)))
         return self._checked(left, tuple(self._joined.values()), severed, tuple(sorted(self._renewed)))
 
     def _departures(self, suspicions: Suspicions, *, lost: bool) -> tuple[Departure, ...]:

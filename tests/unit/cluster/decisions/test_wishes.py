@@ -51,15 +51,17 @@ def test_who_has_closed_goes_quietly_unless_it_is_needed_or_all_have_agreed_on_i
 def test_where_losses_are_no_reason_only_who_has_closed_goes() -> None:
     wishes, suspicions = some()
     suspicions.add(3, "silence", 1.0)
+    wishes.severed.add((1, 2))
     assert wishes.draft(suspicions, acting=False) is None
     suspicions.add(4, "bye", 1.0, willing=True)
     draft = wishes.draft(suspicions, acting=False)
     assert draft is not None
-    assert [each.node for each in draft.left] == [4]
+    assert ([each.node for each in draft.left], draft.severed) == ([4], ())
     wishes.want(Wanted(renewed=(7,)), 2.0)
     draft = wishes.draft(suspicions, acting=False)
     assert draft is not None
     assert [each.node for each in draft.left] == [3, 4], "it goes along with what was agreed on"
+    assert draft.severed == ((1, 2),)
 
 
 def test_what_was_agreed_on_outlives_a_change_that_leaves_the_world_alone() -> None:

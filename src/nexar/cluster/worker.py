@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -76,7 +76,9 @@ class Joined:
     line: JoinLine
     welcome: Welcome
     membership: Membership
-    """The first that it is in."""
+    """The first that it is in; if it came `again`, a later one perhaps."""
+    again: bool = False
+    """It had to knock again, and was a member already."""
 
 
 class Worker:
@@ -111,7 +113,8 @@ class Worker:
         while True:
             line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline, cause)
             try:
-                return self._complete(line, welcome, deadline, on_current or _nobody)
+                joined = self._complete(line, welcome, deadline, on_current or _nobody)
+                return replace(joined, again=joined.again and cause is not None)
             except LineLost as lost:  # the seed may come back: knock again
                 _log.info("%s; knocking again", lost)
                 cause = lost
@@ -243,19 +246,21 @@ class Worker:
             with self._node.recall.waking(line.interrupt):
                 with suppress(LineLost):  # what the seed said before it closed the line has come, and is heard below
                     line.send(Ready())
-                return Joined(line, welcome, self._await_membership(line, welcome, deadline + GRACE, on_current))
+                return self._await_membership(line, welcome, deadline + GRACE, on_current)
         except BaseException:
             line.close("giving up")
             raise
 
-    def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Membership:
-        began = time.monotonic()
+    def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Joined:
+        """Who is a member already is not told first whom it will join."""
+        began, at_once = time.monotonic(), True
         while True:
             message = self._await_word(line, welcome, deadline)
             match message:
                 case Committed():
-                    return _read_membership(line, message)
+                    return Joined(line, welcome, _read_membership(line, message), again=at_once)
                 case Current():
+                    at_once = False
                     on_current(_read_membership(line, message))
                     deadline = began + self._join_timeout
                 case FormationFailed():

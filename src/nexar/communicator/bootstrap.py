@@ -69,6 +69,7 @@ def bootstrap(
         mesh.adopt(joined.membership)
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
+        catch_up(presence, joined)
         world = begin_world(presence, joined.membership, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
@@ -113,6 +114,14 @@ def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch],
         return Communicator(branch, presence, leave if branch.communicator == WORLD else partial(close_part, branch))
 
     return wrap
+
+
+def catch_up(presence: Presence, joined: Joined) -> None:
+    """Who became a member before it heard so may have been told a membership that the others' world does not begin
+    with: one that somebody left quietly. So all of them, and this node, begin with the next.
+    """
+    if joined.again and joined.membership.epoch > 1:
+        presence.lineage.renew((WORLD,), 0)
 
 
 def begin_world(presence: Presence, membership: Membership, deadline: float) -> Branch:

@@ -327,7 +327,7 @@ def test_a_joiner_learns_whom_it_will_join_until_it_is_in(authority: Authority) 
     heard: list[Membership] = []
     joined = Worker(as_node(node), INVITATION, timeout=PATIENCE).join(Place(), heard.append)
     assert heard == [earlier, OTHERS]
-    assert joined.membership == LATER
+    assert (joined.membership, joined.again) == (LATER, False)
     assert joined.line.epoch == 4
 
 
@@ -339,7 +339,8 @@ def test_a_joiner_waits_as_long_as_it_takes_to_be_taken_and_no_longer_than_it_wa
     assert late.value.timeout == SHORT
 
 
-def test_a_joiner_whose_seed_went_away_knocks_again(authority: Authority) -> None:
+@pytest.mark.parametrize("waits", [True, False], ids=["and waits", "and is in already"])
+def test_a_joiner_whose_seed_went_away_knocks_again(authority: Authority, *, waits: bool) -> None:
     class Fleeting(Opening):
         def told(self, message: JoinMessage) -> None:
             super().told(message)
@@ -347,8 +348,10 @@ def test_a_joiner_whose_seed_went_away_knocks_again(authority: Authority) -> Non
                 self.lose()
 
     gone = Fleeting(authority, Current(OTHERS.encode()))
-    node = FakeNode(lambda: gone, lambda: Opening(authority, Committed(LATER.encode())))
-    assert Worker(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce()).join(Place()).membership == LATER
+    back = Opening(authority, *(Current(OTHERS.encode()),) * waits, Committed(LATER.encode()))
+    node = FakeNode(lambda: gone, lambda: back)
+    joined = Worker(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce()).join(Place())
+    assert (joined.membership, joined.again) == (LATER, not waits)
 
 
 def test_a_member_that_the_seed_takes_for_somebody_new_tries_again_later(authority: Authority) -> None:

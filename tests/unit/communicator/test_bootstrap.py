@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from nexar.cluster.change import WORLD
 from nexar.cluster.membership import Member, Membership
-from nexar.communicator.bootstrap import begin_world
+from nexar.communicator.bootstrap import begin_world, catch_up
 from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
@@ -42,6 +43,19 @@ class Script:
 def begin(script: Script, membership: Membership = FIRST, **settings: object) -> object:
     presence = SimpleNamespace(lineage=script, node=SimpleNamespace(config=Config(**settings)))
     return begin_world(presence, membership, deadline_after(PATIENCE))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("again", "epoch", "asked"), [(True, 3, [((WORLD,), 0)]), (True, 1, []), (False, 3, [])], ids=str
+)
+def test_who_came_in_before_it_heard_so_begins_with_a_membership_that_is_new_to_all(
+    again: bool, epoch: int, asked: list[object]
+) -> None:
+    heard: list[object] = []
+    lineage = SimpleNamespace(renew=lambda *facts: heard.append(facts))
+    joined = SimpleNamespace(again=again, membership=replace(FIRST, epoch=epoch))
+    catch_up(SimpleNamespace(lineage=lineage), joined)  # type: ignore[arg-type]
+    assert heard == asked
 
 
 def test_who_is_overtaken_by_a_change_begins_with_the_next_membership() -> None:

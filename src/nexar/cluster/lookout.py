@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.failure_detector import Finding, Known
@@ -90,6 +90,11 @@ class Lookout:
         """Whether it needs nothing any more: it has said goodbye, or is found to be gone."""
         with self._lock:
             return node in self._goodbyes or node in self._lost
+
+    def looks_into(self, nodes: Iterable[NodeId]) -> bool:
+        """Whether one of them is just being looked into."""
+        with self._lock:
+            return not self._examined.isdisjoint(nodes)
 
     def cut_off(self, node: NodeId, cause: str) -> None:
         """No way is left to a member over others: perhaps because it is gone itself. Never blocks."""
@@ -179,11 +184,14 @@ class Lookout:
         self._node.dialer.aside(lambda: self._follow(node, hint))
 
     def _follow(self, node: NodeId, hint: str) -> None:
+        """It counts as looked into until what was found is told: whoever waits for that finds it then."""
         try:
-            cause = self._examine(node)
+            self._conclude(node, hint, self._examine(node))
         finally:
             with self._lock:
                 self._examined.discard(node)
+
+    def _conclude(self, node: NodeId, hint: str, cause: str | None) -> None:
         with self._lock:
             goodbye = self._goodbyes.get(node)
         if cause is not None and goodbye is not None:

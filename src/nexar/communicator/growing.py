@@ -221,7 +221,7 @@ class Growing(ABC):
         presence.recovery.put(Wanted(joined=plan.joined, left=plan.left, epoch=branch.membership.epoch))
         presence.lineage.wait_for_successor(branch, deadline_after(seconds))
         branch.fate.check()
-        raise RecoveryTimeout(missing_votes=presence.missing(branch), timeout=seconds)
+        raise RecoveryTimeout(missing_votes=presence.demand.missing(branch), timeout=seconds)
 
 
 def _read(rank: Rank, told: Any) -> Wish:

@@ -50,6 +50,7 @@ class Judging:
         node = _member(branch, error)
         if node is None or self._config.recovery_policy != "manual":
             return error
+        self.missed(node, getattr(error, "cause", "it left"))  # what the user asks for is to be without it
         return PeerLost(
             rank=branch.membership.rank_of(node),
             node=node,

@@ -20,7 +20,7 @@ from nexar.cluster.ballots import Ballots
 from nexar.cluster.change import WORLD, Change
 from nexar.cluster.death_lines import DeathLines
 from nexar.cluster.decisions.failure_detector import Known
-from nexar.cluster.decisions.succession_events import Event, Found, Lost, Recover, Stall, Wanted, Word
+from nexar.cluster.decisions.succession_events import Event, Found, Lost, Stall, Wanted, Word
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.lookout import LEFT, Lookout, Noticed
@@ -34,16 +34,17 @@ from nexar.cluster.switchboard import Switchboard
 from nexar.cluster.wishes import Wishes
 from nexar.communicator.branch import Branch
 from nexar.communicator.bulletin import write_bulletin
+from nexar.communicator.demand import Demand
 from nexar.communicator.events import FailureEvent
 from nexar.communicator.lineage import Lineage
 from nexar.communicator.maker import Maker
 from nexar.communicator.revocations import Revocations
-from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost, RecoveryTimeout
+from nexar.errors import Expelled, LinkClosed, NexarError, PeerLost
 from nexar.errors.base import sendable, told
 from nexar.group import Group
 from nexar.links.link import Link
 from nexar.transport.foreign_text import one_line, several_lines
-from nexar.types import NodeId, Rank, format_seconds
+from nexar.types import NodeId, format_seconds
 from nexar.wire.bulletin import Bulletin
 from nexar.wire.messages import (
     MAX_CAUSE_CHARACTERS,
@@ -58,8 +59,6 @@ from nexar.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-
-_ASK_AGAIN: Final = 1.0  # seconds
 
 
 class Presence:
@@ -86,6 +85,8 @@ class Presence:
         self.recovery: Final = Recovery(
             node, mesh, membership, heir=self, probe=self._lookout.probe, tell_seed=self._say_to_seed
         )
+        self.demand: Final = Demand(self.lineage, self.recovery, self._lookout)
+        """For what comes after a communicator."""
         self.wishes: Final = Wishes()
         """For the next checkpoint."""
         self.has_left = False
@@ -309,40 +310,6 @@ class Presence:
     def is_gone(self, node: NodeId) -> bool:
         """Whether it is no member any more."""
         return self.recovery.membership.rank_of(node) is None
-
-    def succeed(self, branch: Branch, deadline: float, timeout: float) -> Any:
-        """The communicator after this one: without who is lost; if nobody is, the same members once more."""
-        while not self.lineage.is_barred(branch):
-            self._ask_for_successor(branch)
-            found = self.lineage.wait_for_successor(branch, min(deadline, time.monotonic() + _ASK_AGAIN))
-            if found is not None:
-                return found
-            if time.monotonic() >= deadline:
-                break
-        if self.lineage.is_barred(branch) or branch.is_stalled:
-            branch.fate.check()
-        raise RecoveryTimeout(missing_votes=self.missing(branch), timeout=timeout)
-
-    def missing(self, branch: Branch) -> tuple[Rank, ...]:
-        """Whom the next membership, or what is made of it, waits for, so far as is known here: by their ranks."""
-        made = self.lineage.missing(branch)
-        if made:
-            return made
-        ranks = {branch.membership.rank_of(node) for node in self.recovery.missing()}
-        known = tuple(sorted(rank for rank in ranks if rank is not None))
-        return known or tuple(rank for rank in range(branch.group.size) if rank != branch.group.rank)
-
-    def _ask_for_successor(self, branch: Branch) -> None:
-        """Again and again: what was asked for in one epoch is forgotten in the next, which may come for other reasons
-        and not concern this communicator.
-        """
-        epoch = self.recovery.membership.epoch  # before the look at what has come: a change between them is not missed
-        if branch.successor is not None or self.lineage.is_concerned(branch):
-            return
-        if self.recovery.suspects().keys() & branch.nodes:
-            self.recovery.put(Recover())
-        else:
-            self.recovery.put(Wanted(renewed=(branch.communicator,), epoch=epoch))
 
     # -- the end -----------------------------------------------------------------------------------------------
 

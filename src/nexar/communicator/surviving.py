@@ -83,7 +83,7 @@ class Surviving(ABC):
         over then: every later call on it says so.
         """
         seconds = self._allowed(timeout)
-        made: Communicator = self._presence.succeed(self._branch, deadline_after(seconds), seconds)
+        made: Communicator = self._presence.demand.succeed(self._branch, deadline_after(seconds), seconds)
         return made
 
     def revoke(self, reason: str = "") -> None:

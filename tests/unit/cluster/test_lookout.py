@@ -243,6 +243,19 @@ def test_many_hints_at_once_are_one_examination(scene: Scene) -> None:
     assert scene.told == [Lost(PEER, f"connection reset; {SILENT}")]
 
 
+def test_a_member_is_looked_into_until_what_was_found_is_told(scene: Scene) -> None:
+    scene.reachable = SILENT
+    told_while: list[bool] = []
+    scene.lookout._tell = lambda _: told_while.append(scene.lookout.looks_into([OTHER, PEER]))
+    assert not scene.lookout.looks_into([PEER])
+    scene.lose_link()
+    assert scene.lookout.looks_into([PEER])
+    assert not scene.lookout.looks_into([OTHER])
+    scene.work()
+    assert told_while == [True]
+    assert not scene.lookout.looks_into([PEER])
+
+
 def test_nobody_looks_into_strangers_or_itself(scene: Scene) -> None:
     scene.lookout.line_ended(STRANGER, "gone")
     scene.lookout.told_of(ME, "somebody lost me")

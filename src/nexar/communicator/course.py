@@ -60,9 +60,14 @@ class Course:
     def end_of(self, group: Group) -> NexarError | None:
         """Why what is still being made will not be: a change concerns it, or it lacks a member."""
         if self.overtakes(group):
-            return LinkClosed(owner="the communicator that was being made")
+            return overtaken()
         return self.loss_in(group.membership)
 
     def overtakes(self, group: Group) -> bool:
         """Whether a change concerns what is still being made."""
         return self.following(group.communicator, group.membership) is not None
+
+
+def overtaken() -> LinkClosed:
+    """What whoever makes a generation hears that nobody is to make any more."""
+    return LinkClosed(owner="the communicator that was being made")

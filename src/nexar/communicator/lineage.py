@@ -24,14 +24,13 @@ from nexar.cluster.membership import Membership
 from nexar.communicator.absences import Absence, Absences
 from nexar.communicator.attempts import Attempts, missed_in
 from nexar.communicator.branch import Branch
-from nexar.communicator.course import Course
+from nexar.communicator.course import Course, overtaken
 from nexar.communicator.judging import Judging
 from nexar.communicator.maker import Maker
 from nexar.communicator.needs import Needs
 from nexar.communicator.settling import ANYTHING, NOTHING, Completed
 from nexar.communicator.workshop import Workshop
 from nexar.errors import (
-    LinkClosed,
     NexarError,
     PeerLost,
     RecoveryTimeout,
@@ -339,7 +338,7 @@ class Lineage(Judging):
                 raise
             if end is not None:
                 raise end(over[0]) from error
-            raise LinkClosed(owner="the communicator that was being made") from error
+            raise overtaken() from error
         finally:
             with self._changed:
                 for group in begun:

@@ -22,20 +22,6 @@ from tests.unit.cluster.ring import NUMBERED, TALK, Ring
 LARGE = 3_000_000
 
 
-@pytest.fixture
-def four() -> Iterator[Ring]:
-    made = Ring(4)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def six() -> Iterator[Ring]:
-    made = Ring(6)
-    yield made
-    made.close()
-
-
 # ---------------------------------------------------------------- how it comes about
 
 

@@ -1,6 +1,5 @@
 """Whoever on the way closes or dies: those that stay hear everything, over a connection where no way is left."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -13,20 +12,6 @@ from nexar.wire.frame import Space
 from tests.ranks import on_every
 from tests.unit.cluster.memory_mesh import eventually, soon
 from tests.unit.cluster.ring import NUMBERED, Ring
-
-
-@pytest.fixture
-def four() -> Iterator[Ring]:
-    made = Ring(4)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def six() -> Iterator[Ring]:
-    made = Ring(6)
-    yield made
-    made.close()
 
 
 def test_without_any_way_the_two_connect_and_nothing_is_lost_or_doubled(four: Ring) -> None:

@@ -1,0 +1,21 @@
+"""Rings, for all that is told of nodes over other nodes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.cluster.ring import Ring
+
+
+@pytest.fixture
+def four() -> Iterator[Ring]:
+    made = Ring(4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def six() -> Iterator[Ring]:
+    made = Ring(6)
+    yield made
+    made.close()

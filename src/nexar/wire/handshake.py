@@ -19,7 +19,7 @@ import msgspec
 from nexar.errors import VersionMismatch
 from nexar.security.proof import NONCE_BYTES
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_HELLO_BYTES: Final = 4 << 10
 """All that a stranger may say before it has authenticated."""
 MAX_CAPABILITIES: Final = 64

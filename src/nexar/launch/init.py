@@ -57,7 +57,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     seed's address and the token) in its environment. `settings` are fields of `Config` and win over `config`, which
     wins over the environment; a field of `config` that has its default counts as not given. ConfigError or UsageError
     with the remedy if nothing says how to come in; JoinRefused, SeedUnreachable or FormationTimeout if that fails. The
-    communicator is closed by whoever called this.
+    caller closes the communicator; one that is still open at interpreter exit is closed then, within 5 s.
     """
     from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from nexar.links.interrupt import interrupts
@@ -20,6 +21,7 @@ class Node(Protocol):
 
 
 _open: dict[int, Node] = {}  # written by their makers and closers
+_before_exit: list[Callable[[], None]] = []  # written at import
 
 
 def opened(node: Node) -> None:
@@ -37,7 +39,14 @@ def closed(node: Node) -> None:
         interrupts.leave()
 
 
+def before_exit(action: Callable[[], None]) -> None:
+    """At exit call this while the open nodes still work: a hook of its own may run too late."""
+    _before_exit.append(action)
+
+
 def _close_all() -> None:
+    for action in _before_exit:
+        action()
     for node in list(_open.values()):
         node.close()
 

@@ -20,6 +20,7 @@ from nexar.transport.registry import load
 from nexar.transport.sleep import PollSleeper
 from nexar.types import UNKNOWN_NODE
 from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.handshake import PROTOCOL_VERSION, add_prefix
 from nexar.wire.joining import MAX_JOIN_BYTES, MAX_STRANGER_BYTES, Apply, Leave, Refused, Renew, Reserve, decode_join
 from tests.cluster.guests import END, PATIENCE, Knocker, Line, wait_for_event
 
@@ -103,7 +104,7 @@ def test_both_sides_learn_both_versions(seed: Seed, knocker: Knocker) -> None:
     line.hello(version=9)
     refused = line.hear(Refused)  # its prefix has the seed's version: a guest of version 9 reads that much
     assert "protocol 9" in refused.reason
-    assert "protocol 1" in refused.reason
+    assert f"protocol {PROTOCOL_VERSION}" in refused.reason
     wait_for_event(seed, "refused", "protocol 9")
 
 
@@ -117,7 +118,7 @@ def test_a_guest_of_another_version_recognises_the_seeds(
     monkeypatch.setattr("nexar.wire.handshake.PROTOCOL_VERSION", 9)
     with pytest.raises(VersionMismatch) as raised:
         decode_join(body, MAX_JOIN_BYTES)
-    assert (raised.value.ours, raised.value.theirs) == (9, 1)
+    assert (raised.value.ours, raised.value.theirs) == (9, PROTOCOL_VERSION)
 
 
 # ---------------------------------------------------------------- nonsense
@@ -125,7 +126,11 @@ def test_a_guest_of_another_version_recognises_the_seeds(
 
 @pytest.mark.parametrize(
     ("first", "reason"),
-    [(b"", "bytes"), (b"GET / HTTP/1.1\r\n\r\n", "not a message of nexar"), (b"nx\x01\0\xc1", "malformed hello")],
+    [
+        (b"", "bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not a message of nexar"),
+        (add_prefix(b"\xc1", 99), "malformed hello"),
+    ],
     ids=["nothing", "another protocol", "garbage"],
 )
 def test_what_is_no_hello_is_refused(seed: Seed, knocker: Knocker, first: bytes, reason: str) -> None:

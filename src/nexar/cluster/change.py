@@ -17,10 +17,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from nexar.cluster.membership import Member, Membership, MembershipError
+from nexar.cluster.membership import Member, Membership, MembershipError, check_size
 from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
-from nexar.wire.messages import Cause
+from nexar.wire.messages import MAX_VALUE_BYTES, Cause
 
 WORLD: Final = 0
 """The id of a cluster's first communicator."""
@@ -51,14 +51,19 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """Communicators that go on as they are, but with a successor."""
 
     def apply(self, membership: Membership) -> Membership:
-        """The next membership. MembershipError if this is no change of that one, or nobody would be left."""
+        """The next membership. MembershipError if this is no change of that one, if nobody would be left, or if the
+        result has more members or more bytes than a membership may have.
+        """
         if self.epoch != membership.epoch + 1:
             raise MembershipError(f"a change to epoch {self.epoch} of a membership of epoch {membership.epoch}")
         gone = self.gone
         if not gone <= {member.node for member in membership.members}:
             raise MembershipError("a change that removes who is no member")
         stay = tuple(member for member in membership.members if member.node not in gone)
-        return Membership(membership.cluster, self.epoch, stay + self.joined, membership.attendants, membership.seed)
+        after = Membership(membership.cluster, self.epoch, stay + self.joined, membership.attendants, membership.seed)
+        if self.joined:  # without joiners it only gets smaller
+            check_size(after)
+        return after
 
     @property
     def gone(self) -> frozenset[NodeId]:
@@ -106,7 +111,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> Change:
-        """The change that `encode` wrote. MembershipError for anything else."""
+        """The change that `encode` wrote. MembershipError for anything else, and for more than a ballot can carry."""
+        if len(data) > MAX_VALUE_BYTES:
+            raise MembershipError(f"a change of {len(data)} bytes; allowed are {MAX_VALUE_BYTES}")
         try:
             return _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -4,6 +4,9 @@ Law: events are put to admission one at a time, under the lock, and its actions 
 after the lock was released, by whichever thread finds nobody doing it. So no thread waits for another one's I/O, and
 nobody hears of a decision before the one that was made earlier.
 
+Law: an event that raises, while it is decided on or while what follows from it is done, ends the connection that it
+came from, and nothing else. Only what comes from no connection (time passing) may raise: that is a bug of ours alone.
+
 A line that ends politely waits for the other side, for a second at most, so that the last word arrives; there are never
 more of these than strangers may wait.
 """
@@ -47,6 +50,7 @@ from nexar.cluster.notice_board import NoticeBoard
 from nexar.cluster.outcome import Outcome
 from nexar.errors import FormationTimeout, InternalError, UsageError
 from nexar.transport.base import Carrier
+from nexar.transport.unhandled import unhandled
 from nexar.types import describe_peer
 from nexar.wire.joining import MAX_REFUSALS, Committed, FormationFailed, Refused, Welcome, encode_join
 
@@ -83,7 +87,7 @@ class Doorway:
         self._kept = admission.membership  # by whoever performs
         self._max_lingering = max_lingering
         self._lock = threading.Lock()
-        self._errands = Errands(self._do)  # filled under the lock
+        self._errands = Errands(self._do)  # actions with the connection that caused them; filled under the lock
         self._strangers = Refusals()  # turned away by the transports; under the lock
         self._numbers = itertools.count(1)
         self._few = threading.Condition()
@@ -119,7 +123,7 @@ class Doorway:
         """See Acceptor."""
         with self._lock:
             self._strangers.add(describe_peer(None, None, address), reason)
-            self._errands.add([Note("refused", address, reason=brief(reason))])
+            self._errands.add([(None, Note("refused", address, reason=brief(reason)))])
         self._perform()
 
     # -- what is known -----------------------------------------------------------------------------------
@@ -143,12 +147,27 @@ class Doorway:
 
     def _put(self, event: Event) -> None:
         """Put an event to admission, and see that what follows from it is done."""
-        now = time.monotonic()
-        with self._lock:
-            self._errands.add(self._admission.step(event, now))
-            due = self._admission.due(now)
+        now, cause = time.monotonic(), None if isinstance(event, Tick) else event.connection
+        try:
+            with self._lock:
+                self._errands.add([(cause, action) for action in self._admission.step(event, now)])
+                due = self._admission.due(now)
+        except Exception as fault:
+            if cause is None or isinstance(event, Gone):  # the end of a connection is the last that is heard of it
+                raise
+            self._blame(cause, fault)
+            return
         self._perform()
         self._alarm.ring_by(due)
+
+    def _blame(self, connection: int, fault: Exception) -> None:
+        """End the connection whose event raised."""
+        line = self._line(connection)
+        who = describe_peer(None, line.node if line and line.hello else None, line.address if line else None)
+        reason = unhandled(who, fault)
+        if line is not None:
+            line.abort("the seed could not handle your message")
+            self._put(Gone(connection, reason))
 
     def _perform(self) -> None:
         try:
@@ -157,7 +176,16 @@ class Doorway:
             self._outcome.failed(InternalError(f"the seed cannot go on: {fault!r}"))
             raise
 
-    def _do(self, action: Action) -> None:
+    def _do(self, errand: tuple[int | None, Action]) -> None:
+        cause, action = errand
+        try:
+            self._act(action)
+        except Exception as fault:
+            if cause is None:
+                raise
+            self._blame(cause, fault)
+
+    def _act(self, action: Action) -> None:
         match action:
             case Note():
                 self._chronicle.add(action)

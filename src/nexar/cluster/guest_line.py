@@ -17,7 +17,8 @@ from nexar.security.identity import fingerprint
 from nexar.security.proof import Role, make_nonce
 from nexar.security.request import RequestedKey, RequestRefused, read_request
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.types import NodeId
+from nexar.transport.unhandled import unhandled
+from nexar.types import NodeId, describe_peer
 from nexar.wire import messages
 from nexar.wire.bulletin import decode_bulletin
 from nexar.wire.frame import Frame, Kind, Lane, control_header
@@ -158,6 +159,9 @@ class GuestLine:
             event = self._bad(f"it speaks protocol {mismatch.theirs}, the seed speaks protocol {mismatch.ours}")
         except (HandshakeError, RequestRefused, UsageError, _Nonsense) as error:
             event = self._bad(str(error))
+        except Exception as fault:  # noqa: BLE001 - the boundary of reading; that of deciding and doing is in Doorway
+            node = None if self.hello is None else self.hello.node
+            event = self._bad(unhandled(describe_peer(None, node, self.address), fault))
         if event is not None:
             self._report(event)
 

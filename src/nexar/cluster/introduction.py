@@ -20,6 +20,8 @@ from enum import Enum
 from typing import Final
 
 from nexar.transport.base import Carrier, CarrierLost
+from nexar.transport.unhandled import unhandled
+from nexar.types import describe_peer
 from nexar.wire.frame import Frame, Kind, Lane, control_header
 from nexar.wire.messages import Declined, Introduce, Introduced, Message, MessageError, Unknown
 from nexar.wire.messages import decode as decode_message
@@ -57,10 +59,13 @@ class Dialed:
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""
         answer = _read(frame, body)
-        if isinstance(answer, (Introduced, Declined)):
-            self._tell(carrier, answer)
-        else:
-            self._tell(carrier, CarrierLost("misbehaved", f"it answered an introduction with {_name(answer)}"))
+        try:
+            if isinstance(answer, (Introduced, Declined)):
+                self._tell(carrier, answer)
+            else:
+                self._tell(carrier, CarrierLost("misbehaved", f"it answered an introduction with {_name(answer)}"))
+        except Exception as fault:  # noqa: BLE001 - the boundary of what an answer can do here
+            carrier.abort(unhandled(_who(carrier), fault))
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
         """See Sink. None is expected."""
@@ -126,6 +131,12 @@ class Answering:
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""
+        try:
+            self._take(frame, body)
+        except Exception as fault:  # noqa: BLE001 - the boundary of what a dialer's frame can do here
+            self._end(unhandled(_who(carrier), fault))
+
+    def _take(self, frame: Frame, body: memoryview) -> None:
         if self._stage is _Stage.NEW:
             self._read_introduction(frame, body)
         elif self._stage is _Stage.WELCOME:
@@ -173,6 +184,10 @@ def _read(frame: Frame, body: memoryview) -> Message | Unknown | None:
         return decode_message(body)
     except MessageError:
         return None
+
+
+def _who(carrier: Carrier) -> str:
+    return describe_peer(None, carrier.peer.node, carrier.peer.address)
 
 
 def _name(message: Message | Unknown | None) -> str:

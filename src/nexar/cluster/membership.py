@@ -184,6 +184,13 @@ def decode_member(data: bytes) -> Member:
     return member
 
 
+def check_size(membership: Membership) -> None:
+    """MembershipError if it has more members than a cluster may have, or more bytes than a join message carries."""
+    if membership.size > MAX_MEMBERS:
+        raise MembershipError(f"a membership of {membership.size} members; allowed are {MAX_MEMBERS}")
+    membership.encode()
+
+
 def share_bytes(member: Member) -> int:
     """What this member adds to the size of an encoded membership."""
     return len(encode_member(member))

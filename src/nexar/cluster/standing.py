@@ -27,6 +27,7 @@ from nexar.cluster.worker import take_certificate
 from nexar.errors import JoinRefused, NexarError
 from nexar.security.renewal import read_validity, renew_at
 from nexar.security.request import make_request
+from nexar.transport.unhandled import unhandled
 from nexar.types import NodeId
 from nexar.wire import messages
 from nexar.wire.bulletin import Bulletin, encode_bulletin
@@ -202,7 +203,12 @@ class Standing:
                 self._line.send(Renew(request=make_request(self._node.id, self._node.key)))
                 self._asked, self._answer_by = True, time.monotonic() + _PATIENCE
             return
-        self._heard(message)
+        try:
+            self._heard(message)
+        except (LineLost, RefusedBySeed, NexarError):
+            raise
+        except Exception as fault:
+            raise LineLost(unhandled("the seed", fault)) from fault
 
     def _tell_news(self) -> None:
         """If it is time. What a busy line does not take is not told: the next bulletin says more."""

@@ -27,7 +27,9 @@ from nexar.links.router import Router
 from nexar.links.sending import Sending
 from nexar.links.sidecar import Sidecar
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.types import NodeId, Rank, format_node
+from nexar.transport.foreign import TransportBroke
+from nexar.transport.unhandled import unhandled
+from nexar.types import NodeId, Rank, describe_peer, format_node
 from nexar.wire.frame import VERSION, Frame, FrameError, Kind, Lane, pack_header
 from nexar.wire.messages import Message, MessageError, Unknown
 from nexar.wire.messages import decode as decode_message
@@ -280,6 +282,10 @@ class Link:
                 self._protocol(frame, body)
         except (Misbehaviour, FrameError, MessageError) as fault:
             self._misbehaved(str(fault))
+        except TransportBroke:
+            raise  # not the fault of this peer
+        except Exception as fault:  # noqa: BLE001 - the boundary of what a peer's frame can do here
+            self._misbehaved(unhandled(describe_peer(self._line.rank, self.peer), fault))
         if self._answers:
             self._outbox.flush()
 

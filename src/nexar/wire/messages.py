@@ -16,7 +16,13 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_CAUSE_CHARACTERS: Final = 4096
 """Of why a node is gone: with its traceback, if it left one."""
 
+MAX_VALUE_BYTES: Final = MAX_MESSAGE_BYTES - (4 << 10)
+"""Of a value that is agreed on, so that every message of a ballot that carries it can be sent."""
+
 Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
+Value: TypeAlias = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Never NaN or infinite: whoever shows it can turn it into a whole number."""
 Instance: TypeAlias = tuple[int, int, int]
 """What is agreed on: communicator, generation, sequence. Sequence 0 of communicator 0 chooses who comes after the
 membership whose epoch is the generation."""
@@ -102,7 +108,7 @@ class Culprit(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     missing: str = ""
     last_operation: str | None = None
-    last_heard: float | None = None
+    last_heard: Seconds | None = None
     current_operation: str | None = None
 
 
@@ -114,7 +120,7 @@ class GaveUp(_Base, frozen=True, tag="gave_up"):
     sequence: int
     rank: int
     reason: str
-    timeout: float = 0.0
+    timeout: Seconds = 0.0
     """Seconds, if it did not want to wait any longer."""
     culprits: tuple[Culprit, ...] = ()
     """Whose fault it was, if not its own."""
@@ -145,13 +151,13 @@ class Report(_Base, frozen=True, tag="report"):
     state: Literal["absent", "in", "done", "failed"]
     """Of the collective that was asked for. Absent: not called yet."""
     step: int = 0
-    progress_age: float = 0.0
+    progress_age: Seconds = 0.0
     """Seconds since its last step, for one that is in it."""
     doing: str = ""
     """Another collective that it is in."""
     finished: str | None = None
     """The last one that it finished."""
-    since: float = 0.0
+    since: Seconds = 0.0
     """Seconds since it began what it is doing; or since it finished that last one, if it is in none."""
 
 
@@ -162,7 +168,7 @@ class Doing(msgspec.Struct, frozen=True, array_like=True):
     operation: str
     sequence: int
     step: int = 0
-    age: float = 0.0
+    age: Seconds = 0.0
     """Seconds since its last step."""
 
 
@@ -206,7 +212,7 @@ class Promise(_Base, frozen=True, tag="promise"):
     instance: Instance
     ballot: Number
     accepted: Number | None = None
-    value: bytes = b""
+    value: Value = b""
 
 
 class Accept(_Base, frozen=True, tag="accept"):
@@ -214,7 +220,7 @@ class Accept(_Base, frozen=True, tag="accept"):
 
     instance: Instance
     ballot: Number
-    value: bytes
+    value: Value
     inherited: bool = False
     """The proposer found it in the promises: it may have been chosen already, so no other can be."""
 
@@ -240,7 +246,7 @@ class Chosen(_Base, frozen=True, tag="chosen"):
     """What was chosen, from who knows it."""
 
     instance: Instance
-    value: bytes
+    value: Value
 
 
 class Revoke(_Base, frozen=True, tag="revoke"):

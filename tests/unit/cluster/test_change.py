@@ -6,9 +6,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nexar.cluster.change import WORLD, Change, Departure, following
-from nexar.cluster.membership import MembershipError
+from nexar.cluster.membership import MAX_MEMBERS, MembershipError
+from nexar.wire.messages import MAX_VALUE_BYTES
 from tests.unit.cluster.decisions.parliament import a_member, a_membership
 
 FOUR = a_membership(4)
@@ -126,3 +128,18 @@ def test_other_bytes_are_a_change_or_an_error_and_nothing_else(data: bytes) -> N
 def test_a_story_that_is_too_long_is_refused() -> None:
     with pytest.raises(MembershipError, match="not a change"):
         Change.decode(Change(2, left=(Departure(1, "x" * 5000),)).encode())
+
+
+def test_a_change_beyond_what_a_membership_may_hold_is_refused() -> None:
+    many = tuple(a_member(1000 + number) for number in range(MAX_MEMBERS))
+    with pytest.raises(MembershipError, match="allowed are 4096"):
+        Change(2, joined=many).apply(FOUR)
+    long = {"tls": tuple(f"{'h' * 60}.{'h' * 60}.example:{port}" for port in range(1, 60))}
+    large = tuple(replace(member, addresses=long) for member in many[:200])
+    with pytest.raises(MembershipError, match=r"takes \d+ bytes"):
+        Change(2, joined=large).apply(FOUR)
+
+
+def test_a_change_of_more_bytes_than_a_ballot_carries_is_refused() -> None:
+    with pytest.raises(MembershipError, match="allowed are"):
+        Change.decode(bytes(MAX_VALUE_BYTES + 1))

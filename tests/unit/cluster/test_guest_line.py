@@ -12,7 +12,7 @@ from nexar.security.proof import make_nonce, prove
 from nexar.security.request import make_request
 from nexar.wire import messages
 from nexar.wire.frame import Kind
-from nexar.wire.handshake import Hello, encode_hello
+from nexar.wire.handshake import PROTOCOL_VERSION, Hello, encode_hello
 from nexar.wire.joining import (
     MAX_JOIN_BYTES,
     Apply,
@@ -178,7 +178,7 @@ def test_frames_of_other_kinds_are_bad_messages(scene: Scene) -> None:
 
 def test_another_version_is_named_with_ours(scene: Scene) -> None:
     scene.carrier.say(encode_hello(HELLO, version=9))
-    assert scene.said() == events.BadMessage(3, "it speaks protocol 9, the seed speaks protocol 1")
+    assert scene.said() == events.BadMessage(3, f"it speaks protocol 9, the seed speaks protocol {PROTOCOL_VERSION}")
 
 
 def test_a_large_message_needs_admission(scene: Scene) -> None:

@@ -398,3 +398,21 @@ def test_closing_while_somebody_knocks_calls_it_back(scene: Scene) -> None:
     assert not standing._thread.is_alive()
     with pytest.raises(Recalled):
         scene.node.recall.pause(0)
+
+
+def test_a_word_whose_handler_raises_costs_the_line_and_nothing_else(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    new = Line()
+    scene.again = lambda: new
+    with monkeypatch.context() as patch, caplog.at_level("CRITICAL"):
+        patch.setattr(Standing, "_members", broken)
+        scene.stand()
+        scene.seed.say_message(Waiting())
+        assert scene.next_told()[0] == "on_lost"
+        assert scene.next_told()[0] == "on_back"
+    new.say_message(Died(5, 1, "gone"))
+    assert scene.next_told() == ("on_died", 5, 1, "gone")

@@ -42,7 +42,7 @@ from nexar.wire.messages import (
 
 numbers = st.integers(-(2**63), 2**64 - 1)
 texts = st.text(max_size=200)
-seconds = st.floats(allow_nan=False)
+seconds = st.floats(0.0, 1e12)
 culprits = st.builds(Culprit, numbers, texts, st.none() | texts, st.none() | seconds)
 instances = st.tuples(numbers, numbers, numbers)
 ballots = st.builds(Number, numbers, numbers)

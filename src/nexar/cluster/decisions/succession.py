@@ -53,7 +53,7 @@ from nexar.cluster.decisions.wishes import Wishes
 from nexar.cluster.membership import Membership
 from nexar.errors import InternalError
 from nexar.types import NodeId, Rank
-from nexar.wire.messages import Accept, Chosen, Prepare, Rejected, Suspect
+from nexar.wire.messages import Accept, Chosen, Number, Prepare, Promise, Rejected, Suspect
 
 _STALLED_PAUSE: Final = 5.0
 
@@ -276,7 +276,7 @@ class Succession:
         return []
 
     def _hear_ballot(self, sender: NodeId, word: Word, now: float) -> list[Action]:
-        if isinstance(word, Chosen) and read_change(word.value, self.membership) is None:
+        if not self._is_sound(word):
             return []
         if isinstance(word, Prepare | Accept):
             self._turns.heard(sender, now)
@@ -284,6 +284,15 @@ class Succession:
         if isinstance(word, Rejected) and self._disputes.look(self._instance(), now):
             self._changed()
         return [*said]
+
+    def _is_sound(self, word: Word) -> bool:
+        """Whether a value that this node may come to adopt is a change of its membership. A voter that lies about what
+        it accepted must not bind an honest proposer to a value that nobody can adopt.
+        """
+        match word:
+            case Chosen() | Promise(accepted=Number()):
+                return read_change(word.value, self.membership) is not None
+        return True
 
     def _hear_suspect(self, sender: NodeId, word: Suspect, now: float) -> list[Action]:
         """Somebody cannot reach somebody. If it is me, look for who complains; else look for the suspect, and let it

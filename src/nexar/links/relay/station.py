@@ -33,7 +33,8 @@ from nexar.links.relay.ways import Step, Ways
 from nexar.links.relay.words import Route, Words
 from nexar.transport.base import CarrierLost
 from nexar.transport.foreign_text import one_line
-from nexar.types import NodeId
+from nexar.transport.unhandled import unhandled
+from nexar.types import NodeId, describe_peer
 from nexar.wire.frame import Frame, FrameError, Kind
 from nexar.wire.relay import (
     RelayHeader,
@@ -267,6 +268,18 @@ class Station:
         self._ways.thank(came, hops, size_bytes)
 
     def _arrived(self, header: RelayHeader, carried: memoryview) -> None:
+        """Take it in. What raises here costs its source the relayed connection, and who brought it nothing."""
+        try:
+            self._take(header, carried)
+        except Exception as fault:  # noqa: BLE001 - the boundary of what a relayed frame can do here
+            reason = unhandled(describe_peer(None, header.source), fault)
+            with self.lock:
+                self.dropped += 1
+                carrier = self._carriers.get(header.source)
+            if carrier is not None:
+                carrier.fail(CarrierLost("misbehaved", reason))
+
+    def _take(self, header: RelayHeader, carried: memoryview) -> None:
         if header.kind == RelayKind.BROKEN:
             self._hear_of_break(header.source, carried)
             return

@@ -1,11 +1,15 @@
 """Members that die, are cut off, leave and come: the others agree, and nobody is removed on one word."""
 
+from random import Random
+
 import pytest
 
 from nexar.cluster.change import Departure
-from nexar.cluster.decisions.succession_events import Found, Lost, Recover, Resign, Wanted
+from nexar.cluster.decisions.succession import Succession
+from nexar.cluster.decisions.succession_events import Found, Heard, Lost, Recover, Resign, Say, Tick, Wanted
 from nexar.cluster.decisions.turns import WILLING_DELAY
-from tests.unit.cluster.decisions.parliament import SEED, Parliament, a_member
+from nexar.wire.messages import Accepted, Number, Prepare, Promise
+from tests.unit.cluster.decisions.parliament import SEED, Parliament, a_member, a_membership
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
@@ -362,3 +366,18 @@ def test_chosen_changes_bring_others_up_to_date() -> None:
     assert len(house.member(1).changes_since(1)) == 2
     assert len(house.member(1).changes_since(2)) == 1
     assert house.member(1).changes_since(3) == []
+
+
+def test_a_voter_that_claims_to_have_accepted_what_is_no_change_binds_nobody() -> None:
+    me = Succession(1, a_membership(3), recovery_timeout=10.0, random=Random(1))
+    actions = me.step(Lost(3, "silence"), 0.0)
+    moment = 0.0
+    while not (asked := [each.word for each in actions if isinstance(each, Say) and isinstance(each.word, Prepare)]):
+        moment = me.due(moment) or moment
+        actions = me.step(Tick(), moment)
+    ballot = asked[0].ballot
+    me.step(Heard(2, Promise((0, 1, 0), ballot, Number(1, 2), b"no change")), moment)
+    me.step(Tick(), moment + 0.05)
+    me.step(Heard(2, Accepted((0, 1, 0), ballot)), moment + 0.05)
+    me.step(Tick(), moment + 0.2)
+    assert me.membership.epoch == 1

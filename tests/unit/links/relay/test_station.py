@@ -300,3 +300,20 @@ def test_whatever_is_cut_everything_arrives_once_and_in_order_or_the_carrier_is_
         assert heard == said[one, other][: len(heard)]
         if carrier.error is None:
             assert heard == said[one, other]
+
+
+def test_a_relayed_frame_that_raises_costs_its_source_the_connection_and_its_bearer_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    world = SmallWorld(4)
+    carrier = world.nodes[2].make(0)
+    station = world.nodes[2].station
+    monkeypatch.setattr(station, "_take_in", broken)
+    with caplog.at_level("CRITICAL"):
+        arrive(world, 2, 1, RelayHeader(RelayKind.FRAME, 2, 1, 1, 0, 0, (0, 1, 2)), b"x")
+    assert station.dropped == 1
+    assert carrier.error is not None
+    assert carrier.error.misbehaved

@@ -1,0 +1,199 @@
+"""A member with a valid certificate says what it likes to the seed: it loses its line, and the others go on."""
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from msgspec import msgpack
+from msgspec.structs import replace
+
+from nexar.cluster.change import Change, Departure
+from nexar.cluster.membership import MAX_MEMBERS, Member, Membership, encode_member
+from nexar.cluster.notice_board import NoticeBoard
+from nexar.cluster.seed import Seed
+from nexar.wire.frame import Kind, Lane
+from nexar.wire.handshake import add_prefix
+from nexar.wire.joining import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_WORD_BYTES, AreYouThere, Here, JoinMessage, News, Word
+from nexar.wire.messages import KNOWN, Chosen, Number, Promise
+from tests.cluster.guests import END, Knocker, Line, knocking, wait_for_event
+
+HERE = "127.0.0.1:0"
+SIZE = 3
+ODD = [None, True, -1, 0, 2**64 - 1, -(2**63), float("nan"), float("inf"), 1e300, "", "\x00", "x" * 5000, b"", [], {}]
+
+
+@pytest.fixture
+def knocker() -> Iterator[Knocker]:
+    with knocking("tls") as made:
+        yield made
+
+
+class World:
+    """A seed with three members, the first of which is hostile."""
+
+    def __init__(self, seed: Seed, knocker: Knocker) -> None:
+        self.seed = seed
+        self.lines = [knocker.knock(seed, 100 + number) for number in range(SIZE)]
+        for line in self.lines:
+            line.join()
+        memberships = [line.hear_membership() for line in self.lines]
+        self.membership = memberships[0]
+        self._knocker = knocker
+
+    @property
+    def hostile(self) -> Line:
+        return self.lines[0]
+
+    def come_back(self) -> None:
+        """The hostile member, whom the seed has sent away, or not: on a new line."""
+        again = self._knocker.knock(self.seed, self.hostile.node)
+        again.key = self.hostile.key
+        again.join()
+        again.hear_membership()
+        self.lines[0] = again
+
+    def check_others(self, number: int) -> None:
+        """The seed still answers every other member."""
+        for line in self.lines[1:]:
+            line.send(AreYouThere(number))
+            while (body := line.heard.get(timeout=20)) != END:
+                if isinstance(body, bytes) and body.endswith(bytes(_encoded(Here(number)))):
+                    break
+            assert body != END
+
+
+def _encoded(message: JoinMessage) -> bytes:
+    return msgpack.encode(message)
+
+
+def _joiners(count: int, text: int) -> tuple[Member, ...]:
+    """Members with long addresses, each as large as a member may be."""
+    address = "h" * text
+    return tuple(
+        Member(10**9 + n, "there", bytes(32), {"tls": (f"{address}.example:{10_000 + n}",)}) for n in range(count)
+    )
+
+
+def oversize(membership: Membership) -> list[Change]:
+    """Changes that a message has room for, and that make a membership too large for one, or of too many members."""
+    joiners = _joiners(4000, 220)
+    per_member = len(encode_member(joiners[0]))
+    fitting = joiners[: (MAX_WORD_BYTES - 100) // per_member]
+    room = MAX_WORD_BYTES - 100 - len(fitting) * per_member
+    fitting = (*fitting[:-1], replace(fitting[-1], host="h" * min(room, 250)))
+    return [
+        Change(membership.epoch + 1, joined=fitting),
+        Change(membership.epoch + 1, joined=_joiners(MAX_MEMBERS + 1, 1)),
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knocker: Knocker, which: int) -> None:
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        body = msgpack.encode(Chosen((0, 1, 0), oversize(world.membership)[which].encode()))
+        assert len(body) <= MAX_WORD_BYTES
+        world.hostile.say(add_prefix(msgpack.encode(Word(body)), 2 * MAX_JOIN_BYTES))
+        world.check_others(1)
+        assert seed.membership == world.membership
+
+
+def test_a_change_that_is_none_costs_nobody_but_its_sender(knocker: Knocker) -> None:
+    values = [
+        b"",
+        b"nonsense",
+        msgpack.encode({"epoch": 2}),
+        Change(2, left=(Departure(12345, "nobody"),)).encode(),
+        Change(2, left=tuple(Departure(100 + n, "all") for n in range(SIZE))).encode(),
+        Change(2**63, severed=((1, 2),)).encode(),
+    ]
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        for number, value in enumerate(values, 1):
+            for word in (Chosen((0, 1, 0), value), Promise((0, 1, 0), Number(1, 1), Number(1, 1), value)):
+                world.hostile.send(Word(msgpack.encode(word)))
+            world.check_others(number)
+
+
+def variants(kind: type[msgspec.Struct]) -> list[bytes]:
+    """One field after the other with every odd value, the rest plausible. Those that are messages come first: behind
+    one that is none nothing is read any more.
+    """
+    tag = kind.__struct_config__.tag
+    plain = {"instance": [0, 1, 0], "ballot": [1, 100], "value": b"", "body": b"x", "cause": "x", "reason": "x"}
+    fields = {name: plain.get(name, 1) for name in kind.__struct_fields__}
+    odd = [{name: value} for name in fields for value in ODD]
+    bodies = [msgpack.encode({"type": tag, **fields, **change}) for change in ({}, *odd)]
+    return sorted(bodies, key=lambda body: not _is_message(kind, body))
+
+
+def _is_message(kind: type[msgspec.Struct], body: bytes) -> bool:
+    try:
+        msgpack.decode(body, type=kind)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def test_odd_join_messages_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        for number, kind in enumerate(KNOWN_JOIN, 1):
+            for body in variants(kind):
+                _say(world, add_prefix(body, 2 * MAX_JOIN_BYTES))
+            world.check_others(number)
+
+
+def test_odd_words_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        for number, kind in enumerate(KNOWN, 1):
+            for body in variants(kind):
+                _say(world, add_prefix(msgpack.encode(Word(body)), 2 * MAX_JOIN_BYTES))
+            world.check_others(number)
+
+
+def test_oversize_messages_cost_nobody_but_their_sender(knocker: Knocker) -> None:
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        for number, kind in enumerate(KNOWN_JOIN, 1):
+            _say(world, add_prefix(msgpack.encode({"type": kind.__struct_config__.tag, "x": bytes(1 << 20)}), 1 << 22))
+            world.check_others(number)
+        for number, kind in enumerate((*Kind, 250), 100):
+            world.come_back()
+            world.hostile.say(b"x" * 100, kind=int(kind), lane=Lane.CONTROL)
+            world.check_others(number)
+
+
+def _say(world: World, body: bytes) -> None:
+    """On a new line if the last word has cost the old one."""
+    while not world.hostile.heard.empty():
+        if world.hostile.heard.get() == END:
+            world.come_back()
+    try:
+        world.hostile.say(body)
+    except Exception:  # noqa: BLE001 - it was ended meanwhile
+        world.come_back()
+
+
+def test_a_message_whose_handler_raises_costs_its_sender_the_line(
+    knocker: Knocker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong in the seed itself: decided on, and in doing what was decided."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with Seed(HERE, SIZE, transports=("tls",)) as seed, caplog.at_level(logging.CRITICAL):
+        world = World(seed, knocker)
+        with monkeypatch.context() as patch:
+            patch.setattr(NoticeBoard, "pin", broken)
+            bulletin = msgpack.encode([0, 0])
+            world.hostile.send(News(bulletin))
+            patch.setattr("nexar.cluster.decisions.seat.Seat.heard", broken)
+            world.hostile.send(Word(msgpack.encode(Chosen((0, 1, 0), b"x"))))
+            wait_for_event(seed, "gone", "ZeroDivisionError")
+        world.check_others(1)
+        world.come_back()
+        world.check_others(2)

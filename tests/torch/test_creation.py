@@ -11,40 +11,32 @@ from nexar.torch import creation
 from nexar.torch.creation import _Store, create
 
 
-class Silent:
-    """A store that has nothing to say, in the words of one of torch's."""
+class Gone:
+    """A store whose process has ended, in the words of one of torch's."""
 
-    timeout = timedelta(seconds=3)
+    def check(self, keys: list[str]) -> bool:
+        raise dist.DistNetworkError("Connection reset by peer\nException raised from recvBytes at somewhere")
 
-    def __init__(self, error: RuntimeError) -> None:
-        self._error = error
-
-    def get(self, key: str) -> bytes:
-        raise self._error
+    def set(self, key: str, text: str) -> None:
+        self.check([key])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("Timeout waiting for key: default_pg/0//cpu//nexar after 3000 ms"),
-        dist.DistStoreError("wait timeout after 3000ms, keys: /default_pg/0//cpu//nexar"),
-    ],
-    ids=["of a file", "of TCP"],
-)
-def test_a_rank_0_that_has_not_come_is_named(error):
-    with pytest.raises(nexar.OperationTimeout, match="waiting for the process of rank 0") as caught:
-        _Store(Silent(error)).read()
-    assert caught.value.timeout == 3.0
-    assert caught.value.__cause__ is error
-
-
-def test_a_store_that_has_gone_with_rank_0_sends_the_reader_there():
-    gone = dist.DistNetworkError("Connection reset by peer\nException raised from recvBytes at somewhere")
+@pytest.mark.parametrize("use", [lambda board: board.find("key"), lambda board: board.put("key", "text")])
+def test_a_store_that_has_gone_with_rank_0_sends_the_reader_there(use):
     with pytest.raises(
         nexar.SeedUnreachable, match="is gone: Connection reset by peer\\); look at what rank 0"
     ) as caught:
-        _Store(Silent(gone)).read()
+        use(_Store(Gone()))
     assert "Exception raised" not in str(caught.value)
+
+
+def test_a_store_gives_back_what_was_written_last_and_never_waits(tmp_path):
+    for store in (dist.HashStore(), dist.FileStore(str(tmp_path / "store"), 1)):
+        board = _Store(dist.PrefixStore("of this group", store))
+        assert board.find("key") is None
+        board.put("key", "first")
+        board.put("key", "second")
+        assert board.find("key") == "second"
 
 
 def test_a_torch_that_is_too_old_is_refused_with_what_to_install(monkeypatch):
@@ -56,7 +48,7 @@ def test_a_torch_that_is_too_old_is_refused_with_what_to_install(monkeypatch):
 
 
 def test_ranks_that_do_not_come_are_counted_and_the_limit_has_the_name_it_has_in_torch(monkeypatch):
-    def alone(board: object, rank: int, size: int, **settings: float) -> None:
+    def alone(board: object, rank: int, size: int, timeout: float, **settings: float) -> None:
         raise nexar.FormationTimeout(
             joined=["rank 0"], expected=size, refused={}, timeout=settings["formation_timeout"]
         )

@@ -61,6 +61,11 @@ class Config:
         "Seed addresses, the seed's key and the secret in one string.",
         secret=True,
     )
+    ticket_in_store: bool = _setting(
+        False,
+        Flag(),
+        "The torch backend may pass the ticket through torch's store: whoever reaches the store can join the cluster.",
+    )
     formation_timeout: float = _setting(60.0, Seconds(), "How long the whole cluster may take to form.")
     join_timeout: float = _setting(
         0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that lets it in."

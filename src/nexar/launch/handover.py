@@ -51,6 +51,14 @@ def take(name: str, timeout: float) -> str:
     return ticket
 
 
+def folder_identity() -> str:
+    """The same for processes of one host that offer and take in one folder, and for no others there. UsageError if the
+    folder of this user is not private.
+    """
+    status = _folder().stat()
+    return f"{status.st_dev:x}.{status.st_ino:x}"
+
+
 def _look(path: Path) -> str | None:
     try:
         note = msgspec.json.decode(read_secret_file(path), type=_Note)

@@ -1,24 +1,43 @@
-"""Joining where somebody else has brought the processes together already, and lets them leave texts for one another.
+"""Joining where somebody else has brought the processes together, and gives them a board for texts.
 
-Rank 0 opens the cluster, or names the one that this process was started for, and posts what the others need: a ticket,
-or, where all know the token, only the seed's addresses, so that no secret leaves the process. It says for how many: who
-was told another number says so at once. What rank 0 could not do it posts too: the others raise then instead of waiting
-for their deadline.
+Rank 0 waits until every rank has said hello on the board and decides how the ranks get their invitation:
+`rendezvous_messages` says why each way is safe. Then it opens the cluster, or names the one that the processes were
+started for, and answers. If it cannot do that, its answer says why, and the others raise at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+from nexar.cluster.host_id import host_id
 from nexar.config import Config
 from nexar.environment import inherited
-from nexar.errors import ConfigError, NexarError, UsageError
+from nexar.errors import ConfigError, FormationTimeout, NexarError, OperationTimeout, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import needed_token
 from nexar.launch.dump_signal import listen
+from nexar.launch.handover import folder_identity, offered, take
 from nexar.launch.init import choose_config
+from nexar.launch.rendezvous_messages import (
+    Answer,
+    Hello,
+    Round,
+    Way,
+    accepted_way,
+    chosen_way,
+    decoded,
+    encoded,
+    separation,
+    share_a_host,
+    token_needed,
+    unequal_sizes,
+)
 from nexar.launch.seed_process import SeedProcess
 from nexar.launch.start import Start
 from nexar.security.invitation import Invitation, invitation_from_token
@@ -28,34 +47,42 @@ from nexar.types import UNKNOWN_NODE, Rank
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
 
-_TICKET: Final = "ticket"
-_ADDRESSES: Final = "addresses"
-_FAILED: Final = "failed"
+_FIRST_INTERVAL: Final = 0.005
+_LAST_INTERVAL: Final = 0.1  # also how long it takes to notice that an attempt follows on another one
+_NUMBER_BYTES: Final = 16
 
 _used: set[Invitation] = set()  # of the environment, that this process has followed; written by whoever joins
+_Found = TypeVar("_Found")
 
 
 class Board(Protocol):
-    """Where the ranks leave texts for one another. Of this rendezvous alone: nobody has posted there before."""
+    """Where the ranks leave texts for one another. It may hold texts of earlier attempts of the same job."""
 
-    def post(self, text: str) -> None:
-        """Rank 0's, once."""
+    def put(self, key: str, text: str) -> None:
+        """Write it, in place of what was there. NexarError if the board is gone."""
 
-    def read(self) -> str:
-        """What rank 0 posted; waits for it, and raises a NexarError if that is in vain."""
+    def find(self, key: str) -> str | None:
+        """What was written last; None: nothing. Never waits. NexarError if the board is gone."""
 
 
-def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
+def meet(board: Board, rank: Rank, size: int, timeout: float, **settings: Any) -> Communicator:
     """Join with those who have the same board; all call it. Returns when everybody is there; the caller closes.
 
-    `settings` are as for `init`, whose errors it raises; UsageError tells the other ranks why rank 0 could not open.
+    `timeout`: seconds that the ranks may take to come to the board. `settings` and errors are those of `init`; besides,
+    FormationTimeout at rank 0 and OperationTimeout at the others tell who did not come to the board, UsageError tells
+    the others why rank 0 could not open the cluster, and ConfigError that a token is needed.
     """
     from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
 
     config = choose_config(None, settings)
     start = _started()
     listen()
-    with _invited(board, rank, size, config, start) as invitation:
+    hello = _hello(size, config)
+    with ExitStack() as opened:
+        if rank:
+            invitation = _follow(_answered(board, rank, hello, timeout), config, timeout)
+        else:
+            invitation = opened.enter_context(_opened(board, hello, config, start, timeout))
         launcher = UNKNOWN_NODE
         if invitation == _of_environment(config):
             _used.add(invitation)
@@ -64,33 +91,151 @@ def meet(board: Board, rank: Rank, size: int, **settings: Any) -> Communicator:
         return join(config, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 
-@contextmanager
-def _invited(board: Board, rank: Rank, size: int, config: Config, start: Start | None) -> Iterator[Invitation]:
-    if rank:
-        yield understood(board.read(), config, size)
-        return
-    try:
-        with _opened(board, size, config, start) as invitation:
-            yield invitation
-    except NexarError as error:
-        board.post(f"{_FAILED} {error}")  # whoever has read the first post does not look again
-        raise
+def _hello(size: int, config: Config) -> Hello:
+    folder = "" if config.cluster_token is not None else folder_identity()
+    return Hello(secrets.token_hex(_NUMBER_BYTES), size, host_id(Config()), folder)
+
+
+# -- rank 0 --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _opened(board: Board, size: int, config: Config, start: Start | None) -> Iterator[Invitation]:
-    """The cluster this process was started for, once; then, and otherwise, one of its own."""
-    fits = start is None or start.size == size
-    given = _of_environment(config)
-    if given is not None and given not in _used and fits:
-        board.post(_said(given, config, config.ticket, size))
-        yield given
-        return
-    here = start is not None and start.on_one_host and fits
-    with SeedProcess(size, "127.0.0.1:0" if here else ":0", config, config.formation_timeout) as seed:
-        invitation = parse_ticket(seed.ticket)
-        board.post(_said(invitation, config, seed.ticket, size))
+def _opened(board: Board, hello: Hello, config: Config, start: Start | None, timeout: float) -> Iterator[Invitation]:
+    """What rank 0 itself follows. What it opened for that stays open until the block ends."""
+    number = secrets.token_hex(_NUMBER_BYTES)
+    board.put(_ROUND, encoded(Round(number, hello.size)))
+    hellos = [hello, *_hellos(board, number, hello.size, timeout)]
+    heard = [each.number for each in hellos[1:]]
+    with ExitStack() as opened:
+        try:
+            way, content, invitation = _invite(hellos, config, start, opened)
+        except NexarError as error:
+            board.put(_answer_key(number), encoded(Answer(heard, "failed", str(error))))
+            raise
+        board.put(_answer_key(number), encoded(Answer(heard, way, content)))
+        if invitation is None:
+            raise token_needed(content)
         yield invitation
+
+
+def _invite(
+    hellos: Sequence[Hello], config: Config, start: Start | None, opened: ExitStack
+) -> tuple[Way | Literal["token_needed"], str, Invitation | None]:
+    """The way and the content of the answer, and the invitation for rank 0 itself; None: a token is needed."""
+    given = _given(config, start, len(hellos))
+    way = chosen_way(config, hellos, has_invitation=given is not None)
+    if way == "token_needed":
+        return way, separation(hellos), None
+    if given is not None:
+        return way, ",".join(given.addresses), given
+    listen_on = "127.0.0.1:0" if share_a_host(hellos) else ":0"
+    seed = opened.enter_context(SeedProcess(len(hellos), listen_on, config, config.formation_timeout))
+    invitation = parse_ticket(seed.ticket)
+    if way == "file":
+        name = secrets.token_hex(_NUMBER_BYTES)
+        opened.enter_context(offered(name, seed.ticket, seed.pid))
+        return way, name, invitation
+    return way, seed.ticket if way == "ticket" else ",".join(invitation.addresses), invitation
+
+
+def _given(config: Config, start: Start | None, size: int) -> Invitation | None:
+    """To the cluster this process was started for, once. Later, and for another number of ranks, rank 0 opens one."""
+    given = _of_environment(config)
+    fits = start is None or start.size == size
+    return given if fits and given not in _used else None
+
+
+def _hellos(board: Board, number: str, size: int, timeout: float) -> Iterator[Hello]:
+    """Of ranks 1, 2, …, in this order."""
+    deadline = time.monotonic() + timeout
+    for rank in range(1, size):
+        text = _awaited(partial(board.find, _hello_key(number, rank)), deadline)
+        if text is None:
+            came = [f"rank {each}" for each in range(size) if not each or board.find(_hello_key(number, each))]
+            raise FormationTimeout(joined=came, expected=size, refused={}, timeout=timeout)
+        yield decoded(text, Hello)
+
+
+# -- the others ----------------------------------------------------------------------------------------------------
+
+
+def _answered(board: Board, rank: Rank, hello: Hello, timeout: float) -> Answer:
+    """Rank 0's answer to this hello, which is said again in every round that rank 0 begins."""
+    said: Round | None = None
+
+    def look() -> Answer | None:
+        nonlocal said
+        text = board.find(_ROUND)
+        if text is None:
+            return None
+        current = decoded(text, Round)
+        if current != said:
+            board.put(_hello_key(current.number, rank), encoded(hello))
+            said = current
+        found = board.find(_answer_key(current.number))
+        answer = None if found is None else decoded(found, Answer)
+        return answer if answer is not None and hello.number in answer.heard else None
+
+    answer = _awaited(look, time.monotonic() + timeout)
+    if answer is not None:
+        return answer
+    if said is not None and said.size != hello.size:
+        raise UsageError(unequal_sizes(said.size, rank, hello.size))
+    raise OperationTimeout(
+        operation='init_process_group("nexar")',
+        waiting_for="the process of rank 0, which opens the cluster and says so in torch's store",
+        timeout=timeout,
+    )
+
+
+def _follow(answer: Answer, config: Config, timeout: float) -> Invitation:
+    """The invitation that the answer leads to. ConfigError, UsageError as `accepted_way`."""
+    way = accepted_way(answer, config)
+    if way == "ticket":
+        return parse_ticket(answer.content)
+    if way == "file":
+        return parse_ticket(take(_file_name(answer.content), timeout))
+    if way == "environment" and (given := _of_environment(config)) is not None:
+        return given
+    if way == "environment" and config.cluster_token is None:
+        allowed = "the ticket that rank 0 joins with, the same on all ranks"
+        raise ConfigError(variable="NEXAR_TICKET", value="", allowed=allowed, hint="or unset it on rank 0")
+    return invitation_from_token(needed_token(config, "rank 0, which has it"), answer.content.split(","))
+
+
+def _file_name(content: str) -> str:
+    """UsageError for what `_invite` would not make: the board must not lead out of the private folder."""
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * _NUMBER_BYTES}}}", content):
+        raise UsageError("the answer in torch's store names no file of rank 0; somebody else has written there")
+    return content
+
+
+# -- both ----------------------------------------------------------------------------------------------------------
+
+
+_ROUND: Final = "nexar/round"
+
+
+def _hello_key(number: str, rank: Rank) -> str:
+    return f"nexar/{number}/{rank}"
+
+
+def _answer_key(number: str) -> str:
+    return f"nexar/{number}/answer"
+
+
+def _awaited(look: Callable[[], _Found | None], deadline: float) -> _Found | None:
+    """What `look` returns once that is not None; None at the deadline. The board is polled: no store can tell of a new
+    round and of an answer at once, and a wait inside a store cannot be interrupted by Ctrl-C.
+    """
+    interval = _FIRST_INTERVAL
+    while (found := look()) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(interval, left))
+        interval = min(2 * interval, _LAST_INTERVAL)
+    return found
 
 
 def _started() -> Start | None:
@@ -108,29 +253,3 @@ def _of_environment(config: Config) -> Invitation | None:
     if config.seed is not None:
         return invitation_from_token(needed_token(config, "NEXAR_SEED"), [config.seed])
     return None
-
-
-def _said(invitation: Invitation, config: Config, ticket: str | None, size: int) -> str:
-    if ticket is None or config.cluster_token is not None:
-        return f"{_ADDRESSES} {size} {','.join(invitation.addresses)}"
-    return f"{_TICKET} {size} {ticket}"
-
-
-def understood(text: str, config: Config, size: int) -> Invitation:
-    """What rank 0 has posted. UsageError if it failed, speaks another language, or opened for another number of ranks;
-    ConfigError without its token.
-    """
-    kind, _, rest = text.partition(" ")
-    if kind == _FAILED:
-        raise UsageError(f"rank 0 could not open the cluster: {rest}")
-    opened_for, _, content = rest.partition(" ")
-    if kind not in (_TICKET, _ADDRESSES) or not opened_for.isdecimal():
-        raise UsageError("rank 0 has posted what no version of nexar posts that this process knows; use one everywhere")
-    if int(opened_for) != size:
-        raise UsageError(
-            f"rank 0 has opened a cluster for {opened_for} ranks, and this process was told that they are {size}; give "
-            "all of them one world size"
-        )
-    if kind == _TICKET:
-        return parse_ticket(content)
-    return invitation_from_token(needed_token(config, "rank 0, which has it"), content.split(","))

@@ -1,14 +1,16 @@
 """From torch's wish for a process group to one that stands on a communicator.
 
-The default group joins a cluster, which rank 0 opens: the ticket travels through torch's store. Every other group is a
-part of the default one, made without another word; where the default group is not of nexar, it joins a cluster of its
-own in the same way.
+The default group joins a cluster, which rank 0 opens: the ranks meet through torch's store (`launch.rendezvous`).
+Every other group is a part of the default one, made without another word; where the default group is not of nexar, it
+joins a cluster of its own in the same way.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from nexar.communicator.communicator import Communicator
-from nexar.errors import FormationTimeout, NexarError, OperationTimeout, SeedUnreachable, UsageError
+from nexar.errors import FormationTimeout, SeedUnreachable, UsageError
 from nexar.launch.rendezvous import meet
 from nexar.torch.calls import calls_of
 from nexar.torch.ground import GROUND, Footing
@@ -25,7 +27,6 @@ from nexar.torch.parts import part_of
 
 OLDEST: Final = (2, 13)
 """The torch that `nexar[torch]` asks for; who has installed nexar without that may have any."""
-_KEY: Final = "nexar"
 
 
 def create(options: Any, _backend_options: object) -> Any:
@@ -102,6 +103,7 @@ def _joined(options: Any, timeout: float) -> tuple[Communicator, Footing]:
             _Store(options.store),
             options.group_rank,
             options.group_size,
+            timeout,
             collective_timeout=timeout,
             barrier_timeout=timeout,
             formation_timeout=timeout,
@@ -134,27 +136,27 @@ class _Store:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def post(self, text: str) -> None:
-        self._store.set(_KEY, text)
+    def put(self, key: str, text: str) -> None:
+        with _gone_with_rank_0():
+            self._store.set(key, text)
 
-    def read(self) -> str:
-        try:
-            posted: bytes = self._store.get(_KEY)
-        except RuntimeError as error:  # every store has its own words for it, and all are of this kind
-            raise self._in_vain(error) from error
-        return posted.decode()
+    def find(self, key: str) -> str | None:
+        with _gone_with_rank_0():
+            if not self._store.check([key]):
+                return None
+            found: bytes = self._store.get(key)
+        return found.decode(errors="replace")
 
-    def _in_vain(self, error: RuntimeError) -> NexarError:
-        if isinstance(error, dist.DistNetworkError):
-            words = str(error).partition("\n")[0]
-            return SeedUnreachable(
-                addresses=[],
-                attempts=1,
-                cause=f"torch's store, through which rank 0 tells the address, is gone: {words}",
-                remedy="look at what rank 0 has said before it ended",
-            )
-        return OperationTimeout(
-            operation='init_process_group("nexar")',
-            waiting_for="the process of rank 0, which opens the cluster and says so in torch's store",
-            timeout=self._store.timeout.total_seconds(),
-        )
+
+@contextmanager
+def _gone_with_rank_0() -> Iterator[None]:
+    """SeedUnreachable for a store that does not answer: it runs in the process of rank 0, or of its launcher."""
+    try:
+        yield
+    except RuntimeError as error:  # DistNetworkError, DistStoreError: every store has its own
+        raise SeedUnreachable(
+            addresses=[],
+            attempts=1,
+            cause=f"torch's store, through which rank 0 tells the address, is gone: {str(error).partition(chr(10))[0]}",
+            remedy="look at what rank 0 has said before it ended",
+        ) from error

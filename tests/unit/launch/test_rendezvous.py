@@ -1,49 +1,110 @@
+"""The ranks but the first one, and rank 0 until it opens the cluster, on a board that is a dictionary."""
+
+from collections.abc import Callable
+
 import pytest
 
 from nexar.config import Config
-from nexar.errors import ConfigError, UsageError
-from nexar.launch.rendezvous import _said, understood
+from nexar.errors import ConfigError, FormationTimeout, OperationTimeout, UsageError
+from nexar.launch.rendezvous import _answer_key, _answered, _follow, _hello_key, _hellos, _opened
+from nexar.launch.rendezvous_messages import Answer, Hello, Round, decoded, encoded
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
 
 TOKEN = "0123456789abcdef" * 4
-INVITATION = Invitation(("127.0.0.1:4000",), bytes(32), bytes(range(32)))
-TICKET = format_ticket(INVITATION)
-SIZE = 4
+TICKET = format_ticket(Invitation(("127.0.0.1:4000",), bytes(32), bytes(range(32))))
+HELLO = Hello("mine", 2, "one", "8.1")
+LONG, SHORT = 60.0, 0.001
 
 
-def test_a_ticket_says_all_there_is_to_know() -> None:
-    said = _said(INVITATION, Config(), TICKET, SIZE)
-    assert understood(said, Config(), SIZE) == INVITATION
+class Board:
+    """Calls `react` after each text that is written: what another process would do then."""
+
+    def __init__(self, texts: dict[str, str] | None = None, react: Callable[[str, str], None] | None = None) -> None:
+        self.texts = texts or {}
+        self._react = react
+
+    def put(self, key: str, text: str) -> None:
+        self.texts[key] = text
+        if self._react is not None:
+            self._react(key, text)
+
+    def find(self, key: str) -> str | None:
+        return self.texts.get(key)
 
 
-def test_where_all_know_the_token_no_secret_is_posted() -> None:
+def of_an_earlier_attempt() -> dict[str, str]:
+    """A rendezvous that ended well."""
+    return {
+        "nexar/round": encoded(Round("old", 2)),
+        _hello_key("old", 1): encoded(Hello("earlier", 2, "one", "8.1")),
+        _answer_key("old"): encoded(Answer(["earlier"], "addresses", "10.0.0.1:4000")),
+    }
+
+
+def test_the_answer_of_an_earlier_attempt_is_not_followed() -> None:
+    def rank_0(key: str, text: str) -> None:
+        if key == _hello_key("old", 1):  # the next attempt begins only now
+            board.texts["nexar/round"] = encoded(Round("new", 2))
+        if key == _hello_key("new", 1):
+            heard = [decoded(text, Hello).number]
+            board.texts[_answer_key("new")] = encoded(Answer(heard, "addresses", "10.0.0.2:4000"))
+
+    board = Board(of_an_earlier_attempt(), rank_0)
+    assert _answered(board, 1, HELLO, LONG) == Answer(["mine"], "addresses", "10.0.0.2:4000")
+
+
+def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() -> None:
+    with pytest.raises(OperationTimeout, match="waiting for the process of rank 0"):
+        _answered(Board(of_an_earlier_attempt()), 1, HELLO, SHORT)
+
+
+def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
+    board = Board({"nexar/round": encoded(Round("new", 2))})
+    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 5 was told that they are 6"):
+        _answered(board, 5, Hello("mine", 6, "one", "8.1"), SHORT)
+
+
+def test_rank_0_counts_those_who_came_to_the_board() -> None:
+    board = Board({_hello_key("new", 2): encoded(HELLO)})
+    with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*joined: rank 0, rank 2"):
+        list(_hellos(board, "new", 3, SHORT))
+
+
+def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:
+    def rank_1(key: str, text: str) -> None:
+        if key == "nexar/round":
+            number = decoded(text, Round).number
+            board.texts[_hello_key(number, 1)] = encoded(Hello("theirs", 2, "another", "8.1"))
+
+    board = Board(react=rank_1)
+    with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"), _opened(board, HELLO, Config(), None, LONG):
+        pytest.fail("nothing was opened")
+    answer = decoded(board.texts[_answer_key(decoded(board.texts["nexar/round"], Round).number)], Answer)
+    assert (answer.heard, answer.way) == (["theirs"], "token_needed")
+
+
+def test_with_a_token_only_addresses_are_followed() -> None:
     config = Config(cluster_token=TOKEN)
-    given = invitation_from_token(TOKEN, ["10.0.0.1:4000", "10.0.0.2:4000"])
-    said = _said(given, config, TICKET, SIZE)
-    assert TICKET not in said
-    assert TOKEN not in said
-    assert understood(said, config, SIZE) == given
+    followed = _follow(Answer([], "addresses", "10.0.0.1:4000,10.0.0.2:4000"), config, SHORT)
+    assert followed == invitation_from_token(TOKEN, ["10.0.0.1:4000", "10.0.0.2:4000"])
+    with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"):
+        _follow(Answer([], "ticket", TICKET), config, SHORT)
 
 
 def test_a_rank_that_does_not_know_the_token_is_told_what_to_set() -> None:
-    said = _said(INVITATION, Config(cluster_token=TOKEN), TICKET, SIZE)
     with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"):
-        understood(said, Config(), SIZE)
+        _follow(Answer([], "addresses", "10.0.0.1:4000"), Config(), SHORT)
 
 
-def test_what_rank_0_could_not_do_is_raised_by_the_others_too() -> None:
-    with pytest.raises(UsageError, match="rank 0 could not open the cluster: no port is free"):
-        understood("failed no port is free", Config(), SIZE)
+def test_where_rank_0_has_a_ticket_each_rank_follows_its_own() -> None:
+    answer = Answer([], "environment", "10.6.6.6:4000")
+    assert _follow(answer, Config(ticket=TICKET), SHORT).addresses == ("127.0.0.1:4000",)
+    with pytest.raises(ConfigError, match="NEXAR_TICKET"):
+        _follow(answer, Config(), SHORT)
 
 
-def test_who_was_told_another_number_of_ranks_says_both() -> None:
-    said = _said(INVITATION, Config(), TICKET, SIZE)
-    with pytest.raises(UsageError, match="for 4 ranks, and this process was told that they are 3"):
-        understood(said, Config(), SIZE - 1)
-
-
-@pytest.mark.parametrize("text", ["something else", "", "ticket", f"ticket {TICKET}", "addresses 10.0.0.1:4000"])
-def test_a_post_of_another_version_is_refused(text) -> None:
-    with pytest.raises(UsageError, match="use one everywhere"):
-        understood(text, Config(), SIZE)
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "0" * 31, "0" * 32 + "/x", "G" * 32])
+def test_the_store_cannot_lead_out_of_the_private_folder(name) -> None:
+    with pytest.raises(UsageError, match="somebody else has written there"):
+        _follow(Answer([], "file", name), Config(), SHORT)

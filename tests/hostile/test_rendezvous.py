@@ -1,0 +1,43 @@
+"""Somebody who can write to the board on which ranks meet (torch's store) and poses as rank 0."""
+
+import pytest
+
+import nexar
+from nexar.launch.rendezvous import _answer_key, _hello_key, meet
+from nexar.launch.rendezvous_messages import Answer, Hello, Round, decoded, encoded
+
+TOKEN = "0123456789abcdef" * 4
+PATIENCE = 30.0
+
+
+class HostileBoard:
+    """Answers a hello with a ticket of a cluster of its own."""
+
+    def __init__(self, ticket: str) -> None:
+        self._texts = {"nexar/round": encoded(Round("1f", 2))}
+        self._ticket = ticket
+
+    def put(self, key: str, text: str) -> None:
+        assert key == _hello_key("1f", 1)
+        heard = [decoded(text, Hello).number]
+        self._texts[_answer_key("1f")] = encoded(Answer(heard, "ticket", self._ticket))
+
+    def find(self, key: str) -> str | None:
+        return self._texts.get(key)
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable"),
+    [
+        ({"cluster_token": TOKEN}, "NEXAR_CLUSTER_TOKEN"),
+        ({"cluster_token": TOKEN, "ticket_in_store": True}, "NEXAR_CLUSTER_TOKEN"),
+        ({}, "NEXAR_TICKET_IN_STORE"),
+    ],
+    ids=["with a token", "with a token and the permission", "without a token"],
+)
+def test_a_writer_of_the_board_cannot_steer_a_rank_into_its_own_cluster(settings, variable):
+    with nexar.Seed(listen="127.0.0.1:0", size=1) as hostile:
+        with pytest.raises(nexar.ConfigError) as caught:
+            meet(HostileBoard(hostile.ticket), 1, 2, PATIENCE, **settings)
+        assert not hostile.membership
+    assert caught.value.variable == variable

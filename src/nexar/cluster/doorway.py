@@ -37,6 +37,7 @@ from nexar.cluster.decisions.admission_events import (
     Refuse,
     SendChallenge,
     Show,
+    Start,
     Tell,
     Tick,
 )
@@ -52,7 +53,7 @@ from nexar.errors import FormationTimeout, InternalError, UsageError
 from nexar.transport.base import Carrier
 from nexar.transport.unhandled import unhandled
 from nexar.types import describe_peer
-from nexar.wire.joining import MAX_REFUSALS, Committed, FormationFailed, Refused, Welcome, encode_join
+from nexar.wire.joining import MAX_REFUSALS, Committed, FormationFailed, Refused, Started, Welcome, encode_join
 
 LINGER: Final = 1.0
 """Seconds for the other side to take in the last word and close its half."""
@@ -72,10 +73,11 @@ class Doorway:
         *,
         keep: Callable[[Membership], None],
         keep_vote: Callable[[Vote], None],
+        discard: Callable[[], None] = lambda: None,
         max_lingering: int = 256,
     ) -> None:
         """`keep` brings a membership to the disk, `keep_vote` a vote, before anybody hears of it; UsageError if it
-        cannot.
+        cannot. `discard` removes the first membership from the disk: the cluster did not start.
         """
         self._admission = admission  # under the lock
         self._notary = notary
@@ -84,6 +86,7 @@ class Doorway:
         self._board = board
         self._keep = keep
         self._keep_vote = keep_vote
+        self._discard = discard
         self._kept = admission.membership  # by whoever performs
         self._max_lingering = max_lingering
         self._lock = threading.Lock()
@@ -193,6 +196,8 @@ class Doorway:
                 self._board.noted(action)
             case Commit():
                 self._commit(action)
+            case Start():
+                self._start(action)
             case Tell():
                 self._tell(action)
             case KeepVote():
@@ -252,7 +257,15 @@ class Doorway:
         body = encode_join(Committed(action.membership.encode()))
         for line in self._open_lines(action.connections):
             line.send_body(body)
+        if action.starts:
+            self._outcome.moved(action.membership, action.present)
+
+    def _start(self, action: Start) -> None:
+        """Whoever waits for the formation hears of it before the members can leave again."""
         self._outcome.moved(action.membership, action.present)
+        body = encode_join(Started())
+        for line in self._open_lines(action.connections):
+            line.send_body(body)
 
     def _tell(self, action: Tell) -> None:
         body = encode_join(action.message)
@@ -275,11 +288,17 @@ class Doorway:
         with self._lock:
             refused = _newest(self._strangers.listed() | dict(action.refused))
             count = action.refused_count + self._strangers.count
-        joined, expected, timeout = action.joined, action.expected, action.timeout
+        joined, expected, timeout, reason = action.joined, action.expected, action.timeout, action.reason
+        if self._kept is not None:
+            self._or_give_up(self._discard)
+            self._kept = None
+        body = encode_join(FormationFailed(joined, expected, refused, timeout, count, reason))
         for line in self._open_lines(action.connections):
-            line.send(FormationFailed(joined, expected, refused, timeout, count))
+            line.send_body(body)
             self._part(line)
-        self._outcome.failed(FormationTimeout(joined=joined, expected=expected, refused=refused, timeout=timeout))
+        self._outcome.failed(
+            FormationTimeout(joined=joined, expected=expected, refused=refused, timeout=timeout, reason=reason)
+        )
 
     # -- lines -------------------------------------------------------------------------------------------
 

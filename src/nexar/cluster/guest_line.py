@@ -6,6 +6,7 @@ line reads nothing any more once its end has begun.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -29,7 +30,9 @@ from nexar.wire.joining import (
     Apply,
     AreYouThere,
     ChildDied,
+    Connected,
     Here,
+    Inquire,
     JoinMessage,
     Leave,
     Look,
@@ -39,6 +42,7 @@ from nexar.wire.joining import (
     Renewed,
     Reserve,
     Shown,
+    StartFailed,
     Watch,
     Word,
     decode_join,
@@ -66,8 +70,9 @@ class GuestLine:
         board: NoticeBoard,
         report: _Report,
         ended: Callable[[GuestLine], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Reads nothing before `open`."""
+        """Reads nothing before `open`. `clock`: seconds since 1970."""
         self.connection: Final = connection
         self.address: Final = carrier.peer.address
         self.hello: Hello | None = None  # written by the driving thread
@@ -78,6 +83,7 @@ class GuestLine:
         self._watches = False  # written by `show`
         self._report = report
         self._ended = ended
+        self._clock = clock
         self._nonce: Final = make_nonce()
         self._key: RequestedKey | None = None  # of a request whose sender has proven itself; by the driving thread
         self._parting = False  # by whoever ends it
@@ -195,7 +201,8 @@ class GuestLine:
         message = decode_join(body, MAX_JOIN_BYTES if self.admitted or self._watches else MAX_STRANGER_BYTES)
         match message:
             case Apply():
-                return events.Applied(self.connection, message, *self._examine(message, "candidate", self.hello))
+                examined = self._examine(message, "candidate", self.hello)
+                return events.Applied(self.connection, message, *examined, self._clock())
             case Reserve():
                 return events.Reserved(self.connection, message, *self._examine(message, "launcher", self.hello))
             case Watch():
@@ -206,8 +213,8 @@ class GuestLine:
     def _read_insider(self, message: JoinMessage) -> events.Event | None:
         """What only those say who are in; admission refuses it from the others."""
         match message:
-            case Ready():
-                return events.Ready(self.connection)
+            case Ready() | Connected() | StartFailed() | Inquire():
+                return self._read_candidate(message)
             case Leave():
                 return events.Left(self.connection, message.reason)
             case ChildDied():
@@ -220,6 +227,17 @@ class GuestLine:
                 self._answer(message)
                 return None
         raise _Nonsense(f"it said {type(message).__name__}, which only a seed says")
+
+    def _read_candidate(self, message: Ready | Connected | StartFailed | Inquire) -> events.Event:
+        match message:
+            case Ready():
+                return events.Ready(self.connection)
+            case Connected():
+                return events.Connected(self.connection)
+            case StartFailed():
+                return events.StartFailed(self.connection, message.reason)
+            case Inquire():
+                return events.Inquired(self.connection)
 
     def _read_word(self, message: Word) -> events.Said | None:
         """None for a word that this version does not know."""

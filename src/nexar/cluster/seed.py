@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nexar.cluster.chronicle import Chronicle
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_events import Note
+from nexar.cluster.decisions.compatibility import ClockLimits
 from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.doorway import Doorway
@@ -33,7 +34,7 @@ from nexar.cluster.seed_state import SeedIdentity, SeedState, make_identity
 from nexar.config import Config
 from nexar.errors import FormationTimeout, NexarError, UsageError
 from nexar.links.progress import Progress
-from nexar.security.authority import AUTHORITY_LIFETIME, make_credentials
+from nexar.security.authority import AUTHORITY_LIFETIME, CLOCK_SKEW, make_credentials
 from nexar.security.credentials import Trust
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
@@ -102,6 +103,10 @@ class Seed:
             auth_timeout=config.join_auth_timeout,
             elastic=config.elastic_enabled,
             most=config.elastic_max_world_size,
+            clocks=ClockLimits(
+                behind=CLOCK_SKEW.total_seconds(),
+                ahead=min(CLOCK_SKEW.total_seconds(), config.certificate_lifetime),
+            ),
         )
         if membership is not None:
             vote = None if self._state is None else self._state.load_vote()
@@ -129,12 +134,17 @@ class Seed:
             self._board,
             keep=self._keep_membership,
             keep_vote=self._keep_vote,
+            discard=self._discard_membership,
             max_lingering=config.join_max_pending,
         )
 
     def _keep_membership(self, membership: Membership) -> None:
         if self._state is not None:
             self._state.keep_membership(membership)
+
+    def _discard_membership(self) -> None:
+        if self._state is not None:
+            self._state.discard_membership()
 
     def _keep_vote(self, vote: Vote) -> None:
         if self._state is not None:

@@ -122,6 +122,14 @@ class SeedState:
         """When this returns, a restart finds it."""
         self._write(_MEMBERSHIP, membership.encode())
 
+    def discard_membership(self) -> None:
+        """When this returns, a restart finds none."""
+        try:
+            self._path(_MEMBERSHIP).unlink(missing_ok=True)
+        except OSError as error:
+            path = self._path(_MEMBERSHIP)
+            raise UsageError(f"the seed's state {path} cannot be removed: {error.strerror}") from error
+
     def load_vote(self) -> Vote | None:
         """What `keep_vote` wrote; None if it never voted."""
         content = self._read(_VOTE)

@@ -37,11 +37,13 @@ from nexar.wire.joining import (
     AreYouThere,
     Committed,
     Died,
+    FormationFailed,
     Here,
     JoinMessage,
     News,
     Renew,
     Renewed,
+    Started,
     Waiting,
     Welcome,
     Word,
@@ -76,6 +78,10 @@ class Listeners:
     """All who would like to become members now, and can be dialed."""
     on_committed: Callable[[], None] = _ignore
     """The cluster has formed: told to a launcher."""
+    on_started: Callable[[], None] = _ignore
+    """Every member of the first membership is connected."""
+    on_failed: Callable[[FormationFailed], None] = _ignore
+    """The first membership did not start."""
     on_lost: Callable[[str], None] = _ignore
     """The line to the seed is gone, and why."""
     on_back: Callable[[int], None] = _ignore
@@ -240,10 +246,19 @@ class Standing:
                 self._pass_on(message.body)
             case Died():
                 listeners.on_died(message.node, message.epoch, message.cause)
-            case Committed():
-                listeners.on_committed()
+            case Committed() | Started() | FormationFailed():
+                self._heard_of_formation(message)
             case Waiting():
                 listeners.on_waiting(self._members(message))
+
+    def _heard_of_formation(self, message: Committed | Started | FormationFailed) -> None:
+        match message:
+            case Committed():
+                self._listeners.on_committed()
+            case Started():
+                self._listeners.on_started()
+            case FormationFailed():
+                self._listeners.on_failed(message)
 
     def _pass_on(self, body: bytes) -> None:
         try:

@@ -21,6 +21,7 @@ from cryptography import x509
 from nexar.cluster.join_line import Impostor, JoinLine, LineLost, RefusedBySeed
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.cluster.node import Node
+from nexar.config import agreed_settings
 from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable
 from nexar.links.redial import pause_before
 from nexar.security.authority import make_credentials
@@ -67,6 +68,10 @@ class Place:
     launcher: NodeId = UNKNOWN_NODE
     epoch: int = 0
     """Of the membership that it is in already; 0: of none."""
+    size: int = 0
+    """Of the world, as its environment says; 0: its environment does not say."""
+    confirms: bool = False
+    """It will tell the seed when it is connected to the other members of the first membership."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,17 @@ class Worker:
         timeout: float,
         join_timeout: float = 0.0,
         random: Random | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit."""
+        """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit.
+        `clock`: seconds since 1970.
+        """
         self._node = node
         self._invitation = invitation
         self._timeout = timeout
         self._join_timeout = join_timeout or math.inf
         self._random = random or Random()
+        self._clock = clock
         self.attempts = 0
 
     def join(self, place: Place, on_current: OnCurrent | None = None) -> Joined:
@@ -239,6 +248,10 @@ class Worker:
             rank=place.rank,
             launcher=place.launcher,
             epoch=place.epoch,
+            size=place.size,
+            clock=self._clock(),
+            settings=agreed_settings(node.config),
+            confirms=place.confirms,
         )
 
     def _complete(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Joined:
@@ -264,12 +277,7 @@ class Worker:
                     on_current(_read_membership(line, message))
                     deadline = began + self._join_timeout
                 case FormationFailed():
-                    raise FormationTimeout(
-                        joined=message.joined,
-                        expected=message.expected,
-                        refused=dict(message.refused),
-                        timeout=message.timeout,
-                    )
+                    raise formation_error(message)
                 case _:
                     raise LineLost(f"the seed said {type(message).__name__} where the membership was due")
 
@@ -288,6 +296,17 @@ class Worker:
             )
         waiting_for = "a checkpoint of the members, which would let this node in (NEXAR_JOIN_TIMEOUT_SECS)"
         return OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=self._join_timeout)
+
+
+def formation_error(failed: FormationFailed) -> FormationTimeout:
+    """What `init()` raises when the seed says that the cluster did not form."""
+    return FormationTimeout(
+        joined=failed.joined,
+        expected=failed.expected,
+        refused=dict(failed.refused),
+        timeout=failed.timeout,
+        reason=failed.reason,
+    )
 
 
 def _nobody(_: Membership) -> None:

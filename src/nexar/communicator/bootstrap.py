@@ -13,19 +13,23 @@ from nexar.cluster.join_line import JoinLine
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
+from nexar.cluster.recall import Recalled
 from nexar.cluster.standing import Listeners, Standing
 from nexar.cluster.switchboard import Switchboard
-from nexar.cluster.worker import Joined, Place, Worker
+from nexar.cluster.worker import Joined, Place, Worker, formation_error
 from nexar.communicator.branch import Branch
 from nexar.communicator.communicator import Communicator
+from nexar.communicator.lineage import Lineage
 from nexar.communicator.presence import Presence
 from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
+from nexar.communicator.start_gate import StartGate
 from nexar.communicator.state_transfer import StateReceiver
 from nexar.config import Config
-from nexar.errors import LinkClosed, PeerLost, UsageError
+from nexar.errors import InternalError, JoinRefused, LinkClosed, NexarError, PeerLost, UsageError
 from nexar.group import deadline_after
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
+from nexar.wire.joining import FormationFailed
 from nexar.wire.messages import Offer
 
 
@@ -42,7 +46,8 @@ def bootstrap(
 
     `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
     node once it is in; what it returns is called first when all is closed. JoinRefused, SeedUnreachable,
-    FormationTimeout, PeerLost; nothing is left behind then.
+    FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a cluster that forms has all its
+    members, or this raises FormationTimeout on every one of them.
     """
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
@@ -52,12 +57,13 @@ def bootstrap(
         undo.callback(mesh.close)
         receiver = StateReceiver(node, mesh)
         board.connect(receiver.offered, Offer)
-        place = Place(rank, launcher)
+        place = Place(rank, launcher, size=size or 0, confirms=True)
         worker = Worker(node, invitation, timeout=config.formation_timeout, join_timeout=config.join_timeout)
         joined = worker.join(place, mesh.adopt)
         presence = Presence(node, mesh, board, joined.membership)
         presence.state = receiver.state
-        standing = _stand(presence, invitation, place, joined)
+        gate = _gate(presence, joined) if joined.membership.epoch == 1 else None
+        standing = _stand(presence, invitation, place, joined, gate)
         presence.tell_seed = standing.say
         presence.seed_answers = standing.answers
         undo.callback(standing.close)
@@ -70,7 +76,10 @@ def bootstrap(
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
         catch_up(presence, joined)
-        world = begin_world(presence, joined.membership, deadline)
+        if gate is None:
+            world = begin_world(presence, joined.membership, deadline)
+        else:
+            world = start_world(presence.lineage, joined.membership, gate, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
     if beside is not None:
@@ -124,11 +133,24 @@ def catch_up(presence: Presence, joined: Joined) -> None:
         presence.lineage.renew((WORLD,), 0)
 
 
-def begin_world(presence: Presence, membership: Membership, deadline: float) -> Branch:
-    """The first communicator. Whoever dies while it is made is removed like anybody else, under the automatic policy,
-    and the others begin with the next membership. So does who finds that a change has come first.
+def start_world(lineage: Lineage, membership: Membership, gate: StartGate, deadline: float) -> Branch:
+    """The first communicator of a cluster that forms, with every member of it, when all of them have made it. Raises
+    FormationTimeout on every member, or what else the gate was told, if one of them cannot, or is lost.
     """
-    completed, config = NEWCOMER if membership.epoch > 1 else None, presence.node.config
+    try:
+        world = lineage.begin(membership, WORLD, deadline)
+    except (NexarError, Recalled) as error:
+        raise gate.give_up(error) from error
+    gate.connected(deadline)
+    return world
+
+
+def begin_world(presence: Presence, membership: Membership, deadline: float) -> Branch:
+    """The first communicator of a node that joins a cluster which has formed. Whoever dies while it is made is removed
+    like anybody else, under the automatic policy, and the others begin with the next membership. So does who finds that
+    a change has come first.
+    """
+    completed, config = NEWCOMER, presence.node.config
     while True:
         try:
             return presence.lineage.begin(membership, WORLD, deadline, completed=completed)
@@ -146,7 +168,24 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
             deadline = max(deadline, deadline_after(config.recovery_timeout))
 
 
-def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joined) -> Standing:
+def _gate(presence: Presence, joined: Joined) -> StartGate:
+    """What tells it to the seed is known when that is listened to."""
+    rank = joined.membership.rank_of(presence.node.id)
+    if rank is None:
+        raise InternalError("the seed committed a membership to a node that is not in it")
+    gate = StartGate(joined.membership, rank)
+
+    def interrupt(error: NexarError) -> None:
+        presence.lineage.end_all(lambda _: error)
+        presence.node.recall.make()  # who opens links for it waits in dials
+
+    gate.interrupt = interrupt
+    return gate
+
+
+def _stand(
+    presence: Presence, invitation: Invitation, place: Place, joined: Joined, gate: StartGate | None
+) -> Standing:
     node = presence.node
 
     def knock() -> JoinLine:
@@ -161,7 +200,29 @@ def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joi
         on_back=presence.seed_back,
         on_refused=presence.seed_refused,
     )
-    return Standing(node, joined.line, joined.welcome, knock, listeners=listeners, news=presence.bulletin)
+    if gate is not None:
+        listeners = _through_gate(gate, listeners)
+    standing = Standing(node, joined.line, joined.welcome, knock, listeners=listeners, news=presence.bulletin)
+    if gate is not None:
+        gate.tell = standing.send
+    return standing
+
+
+def _through_gate(gate: StartGate, listeners: Listeners) -> Listeners:
+    """What concerns the start of the cluster is told to the gate as well."""
+
+    def back(epoch: int) -> None:
+        listeners.on_back(epoch)
+        gate.seed_back()
+
+    def refused(reason: str, expelled: int) -> None:
+        listeners.on_refused(reason, expelled)
+        gate.failed(JoinRefused(reason=reason, address="the seed", expelled=expelled))
+
+    def failed(message: FormationFailed) -> None:
+        gate.failed(formation_error(message))
+
+    return replace(listeners, on_started=gate.started, on_failed=failed, on_back=back, on_refused=refused)
 
 
 def _check_size(joined: Joined, size: int | None) -> None:

@@ -30,6 +30,9 @@ class Setting:
     doc: str
     unit: str
     secret: bool
+    agrees: bool
+    """It must be the same on every rank: ranks with other values would take part in other schedules, or expect another
+    topology or membership. The seed compares it."""
 
     def show(self, value: object) -> object:
         """The value as it may be printed."""
@@ -40,9 +43,9 @@ class Setting:
         return ConfigError(variable=self.variable, value=self.show(value), allowed=self.kind.allowed, hint=hint)
 
 
-def _setting(default: _Value, kind: Kind, doc: str, *, secret: bool = False) -> _Value:
+def _setting(default: _Value, kind: Kind, doc: str, *, secret: bool = False, agrees: bool = False) -> _Value:
     """A field with its description; typed as its default, the way `dataclasses.field` is."""
-    described: Any = field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret})
+    described: Any = field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret, "agrees": agrees})
     return cast("_Value", described)
 
 
@@ -100,7 +103,7 @@ class Config:
 
     # -- transports
     transports: tuple[str, ...] = _setting(("shm", "quic", "tls"), Schemes(), "Transports in order of preference.")
-    topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.")
+    topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", agrees=True)
     enable_tcp_bulk_sidecar: bool | Literal["auto"] = _setting(
         AUTO, Or(AUTO, AUTO, Flag()), "Large payloads on a TCP connection of their own; auto: where it wins."
     )
@@ -126,12 +129,12 @@ class Config:
     # -- collectives
     collective_timeout: float = _setting(30.0, Seconds(), "Deadline of a collective without progress.")
     barrier_timeout: float = _setting(30.0, Seconds(), "Deadline of a barrier without progress.")
-    large_msg_bytes: int = _setting(8_388_608, _POSITIVE, "From this size on, schedules for throughput.")
-    pipeline_segment_bytes: int = _setting(2_097_152, _POSITIVE, "Segment of a pipelined schedule.")
-    ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.")
-    bucket_bytes: int = _setting(26_214_400, _POSITIVE, "Cap of one fused bucket of all_reduce_bucketed.")
+    large_msg_bytes: int = _setting(8_388_608, _POSITIVE, "From this size on, schedules for throughput.", agrees=True)
+    pipeline_segment_bytes: int = _setting(2_097_152, _POSITIVE, "Segment of a pipelined schedule.", agrees=True)
+    ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.", agrees=True)
+    bucket_bytes: int = _setting(26_214_400, _POSITIVE, "Cap of one fused bucket of all_reduce_bucketed.", agrees=True)
     compressed_allreduce_max_bytes: int = _setting(
-        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take."
+        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take.", agrees=True
     )
 
     # -- remote calls
@@ -139,8 +142,8 @@ class Config:
     rpc_concurrency: int = _setting(64, _POSITIVE, "Remote calls served at once; more are turned away.")
 
     # -- failure and recovery
-    heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.")
-    heartbeat_timeout: float = _setting(5.0, Seconds(), "Silence after which a peer counts as dead.")
+    heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.", agrees=True)
+    heartbeat_timeout: float = _setting(5.0, Seconds(), "Silence after which a peer counts as dead.", agrees=True)
     stuck_timeout: float = _setting(
         60.0, Seconds(), "Time without a beat after which a peer that sends packets is expelled."
     )
@@ -149,12 +152,17 @@ class Config:
         "automatic",
         Choice(("automatic", "manual", "abort"), aliases=((AUTO, "automatic"),)),
         "What follows the loss of a member.",
+        agrees=True,
     )
 
     # -- growing and shrinking
     elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
-    elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
-    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are refused.")
+    elastic_min_world_size: int = _setting(
+        1, _POSITIVE, "With fewer members than this a checkpoint waits for more.", agrees=True
+    )
+    elastic_max_world_size: int = _setting(
+        0, Whole(zero="unlimited"), "More members than this are refused.", agrees=True
+    )
     elastic_checkpoint_timeout: float = _setting(
         60.0, Seconds(), "Deadline of a checkpoint that changes the membership."
     )
@@ -190,6 +198,11 @@ class Config:
         return f"Config({', '.join(f'{setting.name}={setting.show(value)!r}' for setting, value in changed)})"
 
 
+def agreed_settings(config: Config) -> dict[str, str]:
+    """Name and value, as text, of each setting that must be the same on every rank."""
+    return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.agrees}
+
+
 def settings() -> tuple[Setting, ...]:
     """Every setting, in the order of this file."""
     return _SETTINGS
@@ -199,8 +212,8 @@ def _describe(described: Field[Any]) -> Setting:
     name, kind = described.name, described.metadata["kind"]
     unit = _unit(name, kind)
     variable = f"NEXAR_{name.upper()}" + ("_SECS" if unit == "seconds" else "")
-    doc, secret = described.metadata["doc"], described.metadata["secret"]
-    return Setting(name, variable, kind, described.default, doc, unit, secret)
+    doc, secret, agrees = (described.metadata[key] for key in ("doc", "secret", "agrees"))
+    return Setting(name, variable, kind, described.default, doc, unit, secret, agrees)
 
 
 def _unit(name: str, kind: Kind) -> str:

@@ -41,7 +41,7 @@ class SeedUnreachable(NexarError, ConnectionError):
 
 @facts
 class FormationTimeout(NexarError, TimeoutError):
-    """The cluster did not form in time."""
+    """The cluster did not form in time, or it cannot form; then `reason` says why. Raised on every rank."""
 
     joined: Sequence[str]
     """Who came, as text."""
@@ -49,11 +49,15 @@ class FormationTimeout(NexarError, TimeoutError):
     refused: Mapping[str, str]
     """Who was turned away, and why."""
     timeout: float
+    reason: str = ""
+    """What made it fail; empty: the time was up."""
 
     def _message(self) -> str:
         refused = "; ".join(f"{who}: {why}" for who, why in self.refused.items()) or "nobody"
-        return (
+        facts = (
             f"{len(self.joined)} of {self.expected} nodes joined in {format_seconds(self.timeout)} "
-            f"(joined: {', '.join(self.joined) or 'nobody'}; refused: {refused}); "
-            "start the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"
+            f"(joined: {', '.join(self.joined) or 'nobody'}; refused: {refused})"
         )
+        if self.reason:
+            return f"the cluster did not form: {self.reason}\n{facts}"
+        return f"{facts}; start the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"

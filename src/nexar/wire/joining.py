@@ -8,7 +8,11 @@
     Ready ─────────────────────────────────→              a candidate shows its certificate: others may dial it
           ←───────────────────────────────── Current      to who comes after the cluster has formed: whom it will join;
                                                           again whenever that changes
+    Inquire ───────────────────────────────→              of a candidate that waits for the others
+          ←───────────────────────────────── Progress     who is there, and who was refused
           ←───────────────────────────────── Committed or FormationFailed
+    Connected or StartFailed ──────────────→              of a member of the first membership: it has its links, or not
+          ←───────────────────────────────── Started      all of them have; else FormationFailed
     Renew, ChildDied, Leave ───────────────→
           ←───────────────────────────────── Renewed
           ←───────────────────────────────── Waiting      to members: who would like to come in
@@ -59,6 +63,8 @@ MAX_RANKS: Final = 1 << 20
 MAX_ADDRESSES: Final = 64
 MAX_REFUSALS: Final = 256
 """As many are told to those whose formation failed, the newest."""
+MAX_LISTED: Final = 8
+"""As many ranks and refusals are told to a candidate that asks."""
 MAX_REASON_CHARACTERS: Final = 1000
 MAX_CAUSE_CHARACTERS: Final = 64 << 10
 
@@ -73,6 +79,8 @@ _Number: TypeAlias = Annotated[int, Meta(ge=0)]
 _Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 _Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
 _Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=ONE_LINE)]
+_SettingName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
+_SettingText: TypeAlias = Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
 
 Node: TypeAlias = Annotated[int, Meta(ge=1)]
 Host: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255, pattern=ONE_LINE)]
@@ -122,6 +130,14 @@ class Apply(_Base, frozen=True, tag="apply"):
     """Who started it, if that is known to the seed; 0: nobody."""
     epoch: _Epoch = 0
     """Of the membership that it is in already, and lost its line; 0: of none."""
+    size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0
+    """How many ranks the world has, as its environment says; 0: its environment does not say."""
+    clock: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds since 1970 on its clock; 0: it did not say."""
+    settings: Annotated[Mapping[_SettingName, _SettingText], Meta(max_length=64)] = {}
+    """Those that must be the same on every rank, by name of the field of Config."""
+    confirms: bool = False
+    """It will say Connected or StartFailed when it is in the first membership, and waits for Started."""
 
     def __post_init__(self) -> None:
         """Called on the way in as well: the counts that no single field shows."""
@@ -177,8 +193,40 @@ class Current(_Base, frozen=True, tag="current"):
     """As `cluster.membership` encodes it."""
 
 
+class Connected(_Base, frozen=True, tag="connected"):
+    """A member of the first membership has its links. It waits for Started."""
+
+
+class StartFailed(_Base, frozen=True, tag="start_failed"):
+    """A member of the first membership cannot make the first communicator."""
+
+    reason: _Line
+    """Names the pair of ranks, where two of them cannot connect."""
+
+
+class Started(_Base, frozen=True, tag="started"):
+    """Every member of the first membership has its links."""
+
+
+class Inquire(_Base, frozen=True, tag="inquire"):
+    """A candidate asks for whom the formation waits. The answer is Progress."""
+
+
+class Progress(_Base, frozen=True, tag="progress"):
+    """For whom the formation waits."""
+
+    joined: Annotated[int, Meta(ge=0)]
+    expected: _Count
+    missing: Annotated[tuple[_Rank, ...], Meta(max_length=MAX_LISTED)] = ()
+    """The lowest ranks that nobody has claimed, where all candidates have claimed one."""
+    refused: Annotated[Mapping[_Line, _Line], Meta(max_length=MAX_LISTED)] = {}
+    """Who was refused, and why: the newest."""
+    reports: bool = True
+    """The hearer is the first of its host: it tells the user, the others need not."""
+
+
 class FormationFailed(_Base, frozen=True, tag="formation_failed"):
-    """Not everybody came in time. The line is closed behind it."""
+    """The cluster did not form, or did not start. The line is closed behind it."""
 
     joined: tuple[_Line, ...]
     expected: _Count
@@ -187,6 +235,8 @@ class FormationFailed(_Base, frozen=True, tag="formation_failed"):
     timeout: Annotated[float, Meta(ge=0)]
     refused_count: Annotated[int, Meta(ge=0)] = 0
     """All of them, also those that are no longer listed."""
+    reason: _Line = ""
+    """What made it fail; empty: the time was up."""
 
 
 class Refused(_Base, frozen=True, tag="refused"):
@@ -289,11 +339,13 @@ class News(_Base, frozen=True, tag="news"):
 
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
-    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News,
+    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News, Connected, StartFailed, Started,
+    Inquire, Progress,
 ]  # fmt: skip
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
-    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News,
+    Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News, Connected, StartFailed, Started,
+    Inquire, Progress,
 )  # fmt: skip
 
 _FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Watch, Refused)

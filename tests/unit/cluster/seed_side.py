@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from nexar.cluster.node import Node
 from nexar.cluster.recall import Recall
+from nexar.config import Config
 from nexar.security.authority import Authority, make_key
 from nexar.security.credentials import Credentials, Trust
 from nexar.security.invitation import Invitation
@@ -130,6 +131,7 @@ class FakeNode:
     def __init__(self, *answers: Callable[[], FakeCarrier]) -> None:
         self.key = make_key()
         self.recall = Recall()
+        self.config = Config()
         self.dialer = self
         self.dials: list[tuple[Mapping[str, Sequence[str]], Expected]] = []
         self.certified: list[tuple[Credentials, Trust]] = []

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -5,14 +6,18 @@ import pytest
 
 from nexar.cluster.change import WORLD
 from nexar.cluster.membership import Member, Membership
-from nexar.communicator.bootstrap import begin_world, catch_up
+from nexar.cluster.recall import Recalled
+from nexar.communicator.bootstrap import begin_world, catch_up, start_world
 from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
+from nexar.communicator.start_gate import StartGate
 from nexar.config import Config
-from nexar.errors import LinkClosed, NexarError, PeerLost
+from nexar.errors import FormationTimeout, LinkClosed, NexarError, PeerLost
 from nexar.group import deadline_after
+from nexar.wire.joining import Connected, JoinMessage, StartFailed
 from tests.ranks import PATIENCE
 
 FIRST = Membership(b"c" * 16, 1, (Member(1, "host", bytes(32), {}),))
+LATER = replace(FIRST, epoch=4)
 OVERTAKEN = LinkClosed(owner="the communicator that was being made")
 LOST = PeerLost(rank=2, node=3, cause="it was killed")
 
@@ -20,7 +25,7 @@ LOST = PeerLost(rank=2, node=3, cause="it was killed")
 class Script:
     """A lineage in which making goes as it is written, once for each try."""
 
-    def __init__(self, *tries: NexarError | None, chosen: int = 1) -> None:
+    def __init__(self, *tries: NexarError | None, chosen: int = 4) -> None:
         self._tries = list(tries)
         self._world = replace(FIRST, epoch=chosen)
         self.needed: list[tuple[int, int]] = []
@@ -40,7 +45,7 @@ class Script:
         return self._world if self._world.epoch > membership.epoch else None
 
 
-def begin(script: Script, membership: Membership = FIRST, **settings: object) -> object:
+def begin(script: Script, membership: Membership = LATER, **settings: object) -> object:
     presence = SimpleNamespace(lineage=script, node=SimpleNamespace(config=Config(**settings)))
     return begin_world(presence, membership, deadline_after(PATIENCE))  # type: ignore[arg-type]
 
@@ -60,24 +65,105 @@ def test_who_came_in_before_it_heard_so_begins_with_a_membership_that_is_new_to_
 
 def test_who_is_overtaken_by_a_change_begins_with_the_next_membership() -> None:
     script = Script(OVERTAKEN, None, chosen=5)
-    assert begin(script, replace(FIRST, epoch=4)) == "the world of epoch 5"
+    assert begin(script) == "the world of epoch 5"
     assert script.begun == [(4, NEWCOMER), (5, Completed(4, NOTHING))]
 
 
-def test_who_loses_a_member_while_the_first_is_made_begins_without_it() -> None:
-    script = Script(LOST, None, chosen=2)
-    assert begin(script) == "the world of epoch 2"
-    assert script.begun == [(1, None), (2, Completed(1, NOTHING))]
-    assert script.needed == [(1, 3)], "it may have left of its own will: then nobody else asks for the next"
+def test_a_joiner_that_loses_a_member_while_its_first_is_made_begins_without_it() -> None:
+    script = Script(LOST, None, chosen=5)
+    assert begin(script) == "the world of epoch 5"
+    assert script.begun == [(4, NEWCOMER), (5, Completed(4, NOTHING))]
+    assert script.needed == [(4, 3)], "it may have left of its own will: then nobody else asks for the next"
 
 
 def test_under_the_manual_policy_a_loss_is_told_and_being_overtaken_is_not() -> None:
     with pytest.raises(PeerLost):
-        begin(Script(LOST, chosen=2), recovery_policy="manual")
-    assert begin(Script(OVERTAKEN, None, chosen=2), recovery_policy="manual") == "the world of epoch 2"
+        begin(Script(LOST, chosen=5), recovery_policy="manual")
+    assert begin(Script(OVERTAKEN, None, chosen=5), recovery_policy="manual") == "the world of epoch 5"
 
 
 def test_what_happened_is_raised_when_there_is_no_later_membership() -> None:
     for error in (LOST, OVERTAKEN):
         with pytest.raises(type(error)):
             begin(Script(error))
+
+
+# -- the first membership: all members, or none ------------------------------------------------------------------------
+
+
+class Starting:
+    """A lineage that makes the first communicator, or raises; and a seed that hears what the gate says."""
+
+    def __init__(self, outcome: Exception | None = None, answer: Callable[[StartGate], None] | None = None) -> None:
+        self.said: list[JoinMessage] = []
+        self.interrupted: list[NexarError] = []
+        self._outcome, self._answer = outcome, answer
+        self.gate = StartGate(THREE, 1)
+        self.gate.tell = self.hear
+        self.gate.interrupt = self.interrupted.append
+
+    def hear(self, message: JoinMessage) -> bool:
+        self.said.append(message)
+        if self._answer is not None:
+            self._answer(self.gate)
+        return self._answer is not None
+
+    def begin(self, membership: Membership, communicator: int, deadline: float) -> str:
+        if self._outcome is not None:
+            raise self._outcome
+        return "the first communicator"
+
+    def start(self, patience: float = PATIENCE) -> object:
+        return start_world(self, THREE, self.gate, deadline_after(patience))  # type: ignore[arg-type]
+
+
+THREE = Membership(b"c" * 16, 1, tuple(Member(node, "host", bytes(32), {}) for node in (1, 2, 3)))
+VERDICT = FormationTimeout(joined=(), expected=3, refused={}, timeout=1.0, reason="what the seed says")
+
+
+def test_the_first_communicator_is_returned_when_the_seed_says_that_all_are_connected() -> None:
+    scene = Starting(answer=StartGate.started)
+    assert scene.start() == "the first communicator"
+    assert scene.said == [Connected()]
+    scene.gate.failed(VERDICT)  # too late: it has started
+    assert scene.interrupted == []
+
+
+def test_who_is_connected_raises_what_the_seed_says_of_the_others() -> None:
+    scene = Starting(answer=lambda gate: gate.failed(VERDICT))
+    with pytest.raises(FormationTimeout, match="what the seed says"):
+        scene.start()
+    assert scene.interrupted == [VERDICT]
+
+
+def test_who_cannot_connect_names_the_pair_to_the_seed_and_raises_what_that_says_to_all() -> None:
+    scene = Starting(PeerLost(node=3, address="10.0.0.3:1", cause="refused"), lambda gate: gate.failed(VERDICT))
+    with pytest.raises(FormationTimeout, match="what the seed says"):
+        scene.start()
+    (said,) = scene.said
+    assert isinstance(said, StartFailed)
+    assert said.reason.startswith("rank 1 cannot connect to rank 2 at 10.0.0.3:1: refused; check NEXAR_ADVERTISE")
+
+
+def test_who_cannot_connect_and_has_lost_the_seed_says_why_itself() -> None:
+    with pytest.raises(FormationTimeout, match=r"rank 1 cannot connect to rank 2: refused"):
+        Starting(PeerLost(node=3, cause="refused")).start()
+
+
+def test_what_the_seed_says_counts_more_than_the_interrupted_making() -> None:
+    scene = Starting(Recalled())
+    scene.gate.failed(VERDICT)
+    with pytest.raises(FormationTimeout, match="what the seed says"):
+        scene.start()
+    assert scene.said == []
+
+
+def test_a_seed_that_came_back_is_told_again_who_is_connected() -> None:
+    told: list[JoinMessage] = []
+
+    def come_back(gate: StartGate) -> None:
+        gate.tell = lambda message: (told.append(message), gate.started()) is not None
+        gate.seed_back()
+
+    assert Starting(answer=come_back).start() == "the first communicator"
+    assert told == [Connected()]

@@ -12,7 +12,8 @@ Laws:
   membership pins: that node has lost its old line, though we may not have noticed.
 - The first membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
   whoever hears of it can dial everybody in it. Launchers do not count, nor those who came too early and wait to join.
-  From then on it is the members who decide who is here, and `FormedCluster` that follows.
+  From then on it is the members who decide who is here, and `FormedCluster` that follows. Until all of them are
+  connected (`Starting`), the loss of one of them is the end of the whole cluster.
 - Every event costs the same however large the world is, but for a change of the membership, which is paid for once.
 """
 
@@ -27,12 +28,14 @@ from nexar.cluster.decisions.admission_events import (
     BadMessage,
     ChildDied,
     Commit,
+    Connected,
     Drop,
     Event,
     Fail,
     Gone,
     Greeted,
     Heard,
+    Inquired,
     Knocked,
     Left,
     Note,
@@ -43,17 +46,22 @@ from nexar.cluster.decisions.admission_events import (
     Said,
     SendChallenge,
     Show,
+    Start,
+    StartFailed,
+    Tell,
     Tick,
     Watched,
 )
 from nexar.cluster.decisions.authenticating import Joining, Onlookers, authenticate, greet
+from nexar.cluster.decisions.compatibility import Compatibility
 from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.formed_cluster import FormedCluster
 from nexar.cluster.decisions.forming import Forming
 from nexar.cluster.decisions.guest import Guest
-from nexar.cluster.decisions.refusals import Refusal, Refusals, brief
+from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.register import Register
+from nexar.cluster.decisions.starting import Starting
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.decisions.witness import Witness
@@ -61,7 +69,10 @@ from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.errors import InternalError, UsageError
 from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.handshake import Hello
+from nexar.wire.joining import MAX_LISTED, Progress, Started
 
+_MAX_REASON: Final = 900
+"""Characters of the reason why a cluster did not start."""
 _CROWDED: Final = "too many connections wait to authenticate; try again"
 
 
@@ -91,6 +102,8 @@ class Admission:
         self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
         self._formed: FormedCluster | None = None  # once it has
+        self._starting: Starting | None = None  # from the commit until every member is connected
+        self._compatibility = Compatibility(self._rules.clocks)
         self._guests: dict[int, Guest] = {}
         self._pending = WaitingRoom(self._rules.max_pending, self._rules.auth_timeout)
         self._members: dict[NodeId, Guest] = {}
@@ -104,6 +117,7 @@ class Admission:
             members=self._members,
             launchers=self._launchers,
             refusals=self._refusals,
+            compatibility=self._compatibility,
             note=self._note,
         )
 
@@ -123,7 +137,9 @@ class Admission:
     def _form(self, membership: Membership, vote: Vote | None = None) -> FormedCluster:
         register = Register(membership, elastic=self._rules.elastic, most=self._rules.most)
         witness = Witness(membership, vote=vote)
-        self._formed = FormedCluster(register, witness, self._members, self._launchers, self._end)
+        self._formed = FormedCluster(
+            register, witness, self._members, self._launchers, self._end, compatibility=self._compatibility
+        )
         return self._formed
 
     @property
@@ -154,8 +170,9 @@ class Admission:
     def due(self, now: float) -> float | None:
         """When the next Tick is needed, not before `now`; None: not before another event."""
         formation = None if self._forming is None else self._deadline
+        start = None if self._starting is None else self._starting.deadline
         formed = None if self._formed is None else self._formed.due(now)
-        deadlines = [each for each in (formation, formed, self._pending.next_deadline) if each is not None]
+        deadlines = [each for each in (formation, start, formed, self._pending.next_deadline) if each is not None]
         return max(now, min(deadlines)) if deadlines else None
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -164,6 +181,9 @@ class Admission:
         Events of a connection that has ended are ignored: they were under way when it did.
         """
         self._now = now
+        return [*self._told(event, now), *self._settle_start(now)]
+
+    def _told(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Knocked):
             return self._knocked(event, now)
         if isinstance(event, Tick):
@@ -183,8 +203,8 @@ class Admission:
                 actions = self._greeted(guest, event.hello)
             case Applied():
                 actions = self._applied(guest, event)
-            case Ready():
-                actions = self._ready(guest)
+            case Ready() | Connected() | StartFailed() | Inquired():
+                actions = self._candidate_said(guest, event)
             case Reserved():
                 actions = self._reserved(guest, event)
             case Watched():
@@ -198,6 +218,15 @@ class Admission:
             case Said() | Answered():
                 actions = self._spoke(guest, event)
         return actions
+
+    def _candidate_said(self, guest: Guest, event: Ready | Connected | StartFailed | Inquired) -> list[Action]:
+        match event:
+            case Ready():
+                return self._ready(guest)
+            case Inquired():
+                return self._inquired(guest)
+            case Connected() | StartFailed():
+                return self._confirmed(guest, event)
 
     def _went(self, guest: Guest, event: Gone | Left) -> list[Action]:
         if isinstance(event, Gone):
@@ -245,8 +274,8 @@ class Admission:
     def _applied(self, guest: Guest, event: Applied) -> list[Action]:
         hello = self._prove(guest, "candidate", event)
         if self._forming is None:
-            return self._after().applied(guest, hello, event.application)
-        return [*self._forming.applied(guest, hello, event.application), *self._settle(self._forming)]
+            return self._after().applied(guest, hello, event)
+        return [*self._forming.applied(guest, hello, event), *self._settle(self._forming)]
 
     def _ready(self, guest: Guest) -> list[Action]:
         if self._forming is None:
@@ -262,7 +291,10 @@ class Admission:
 
     def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
         if self._forming is None:
-            return self._after().child_died(guest, event)
+            actions = self._after().child_died(guest, event)
+            if self._starting is not None and not event.well:
+                self._starting.lose(event.rank, last_line(event.cause))
+            return actions
         return [*self._forming.child_died(guest, event), *self._settle(self._forming)]
 
     def _after(self) -> FormedCluster:
@@ -279,8 +311,62 @@ class Admission:
     def _commit(self, forming: Forming) -> list[Action]:
         self._forming = None
         formed = self._form(forming.formation.make_membership())
-        commit = Commit(formed.membership, self._insiders(), frozenset(self._members))
+        confirming = [node for node in self._members if node in forming.confirming]
+        if confirming:
+            self._starting = Starting(formed.membership, confirming, self._now, self._deadline)
+        commit = Commit(formed.membership, self._insiders(), frozenset(self._members), starts=not confirming)
         return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(forming.early)]
+
+    def _inquired(self, guest: Guest) -> list[Action]:
+        """Of who is no candidate, or after the commit, it is no news."""
+        if self._forming is None or guest.node is None or self._members.get(guest.node) is not guest:
+            return []
+        listed = dict(list(self._refusals.listed().items())[-MAX_LISTED:])
+        missing, reports = self._forming.formation.missing(MAX_LISTED), self._forming.formation.is_first(guest.node)
+        progress = Progress(len(self._members), self.size, missing, listed, reports)
+        return [Tell(progress, (guest.connection,))]
+
+    # ------------------------------------------------------------ starting
+
+    def _confirmed(self, guest: Guest, event: Connected | StartFailed) -> list[Action]:
+        """A member says whether it is connected. Refusal from who is none. Who comes back later is told again."""
+        if self._formed is None or guest.node is None or self._members.get(guest.node) is not guest:
+            raise Refusal("it spoke like a member, and is none")
+        if self._starting is None:
+            return [Tell(Started(), (guest.connection,))] if isinstance(event, Connected) else []
+        if isinstance(event, Connected):
+            self._starting.connected(guest.node)
+        else:
+            self._starting.fail(event.reason)
+        return []
+
+    def _settle_start(self, now: float) -> list[Action]:
+        """See to it that the cluster has started, or never will; nothing while neither is so."""
+        starting, formed = self._starting, self._formed
+        if starting is None or formed is None:
+            return []
+        if formed.membership.epoch > 1:
+            starting.fail("its members went on without one of them before the cluster had started")
+        starting.expire(now)
+        if starting.failure:
+            return self._fail_start(starting.failure)
+        if not starting.complete:
+            return []
+        self._starting = None
+        connections = tuple(guest.connection for guest in self._members.values())
+        start = Start(formed.membership, connections, frozenset(self._members))
+        return [start, Note("started", reason=f"{self.size} members")]
+
+    def _fail_start(self, reason: str) -> list[Action]:
+        """Everybody is told, also who waits to join: there is no cluster any more."""
+        self._failure = brief(reason, _MAX_REASON)
+        joined = tuple(self._who(guest) for guest in self._members.values())
+        self._starting = self._formed = None
+        strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
+        insiders = tuple(guest.connection for guest in self._guests.values() if guest.fingerprint)
+        refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
+        self._forget_all()
+        return [*refused, *self._failed(joined, insiders, self._failure)]
 
     def _fail(self, forming: Forming) -> list[Action]:
         """Everybody is told: those who are in, the facts; the others, and who only looks, that it is over."""
@@ -291,13 +377,19 @@ class Admission:
         self._forming = None  # nobody takes the place of those who go now
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
         refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
+        self._forget_all()
+        return [*refused, *self._failed(joined, insiders, "" if forming.expired else self._failure)]
+
+    def _forget_all(self) -> None:
         self._guests.clear()
         self._members.clear()
         self._launchers.clear()
+
+    def _failed(self, joined: tuple[str, ...], insiders: tuple[int, ...], reason: str) -> list[Action]:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
-        fail = Fail(joined, self.size, listed, count, elapsed, insiders)
-        return [*refused, fail, Note("failed", reason=f"{self._failure}, {len(joined)} of {self.size} joined")]
+        fail = Fail(joined, self.size, listed, count, elapsed, insiders, reason)
+        return [fail, Note("failed", reason=f"{self._failure}, {len(joined)} of {self.size} joined")]
 
     # ------------------------------------------------------------ time
 
@@ -323,6 +415,8 @@ class Admission:
 
     def _end(self, guest: Guest, kind: NoteKind, reason: str) -> list[Action]:
         note = self._note(kind, guest, reason)
+        if self._starting is not None and guest.node is not None and self._members.get(guest.node) is guest:
+            self._starting.lose(note.rank, reason or "it left")
         del self._guests[guest.connection]
         self._pending.leave(guest.connection)
         self._onlookers.leave(guest)

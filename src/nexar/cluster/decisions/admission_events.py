@@ -46,6 +46,8 @@ class Applied:
     proof_ok: bool
     fingerprint: bytes
     """Of the key in its request, whose signature has been checked."""
+    clock: float = 0.0
+    """Seconds since 1970 on the seed's clock when it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,28 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """A member of the first membership has its links."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A member of the first membership cannot make the first communicator."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inquired:
+    """A candidate asks for whom the formation waits."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """It takes its leave."""
 
@@ -130,7 +154,20 @@ class Tick:
 
 
 Heard: TypeAlias = (
-    Greeted | Applied | Ready | Reserved | Watched | BadMessage | Gone | ChildDied | Said | Answered | Left
+    Greeted
+    | Applied
+    | Ready
+    | Reserved
+    | Watched
+    | BadMessage
+    | Gone
+    | ChildDied
+    | Said
+    | Answered
+    | Connected
+    | StartFailed
+    | Inquired
+    | Left
 )
 """What happens on a connection that has knocked."""
 Event: TypeAlias = Knocked | Heard | Tick
@@ -195,6 +232,17 @@ class Commit:
     """The members that are connected."""
     willing: frozenset[NodeId] = frozenset()
     """Those that are members no longer because they wanted to leave."""
+    starts: bool = True
+    """The cluster has formed by it. False: its members confirm first that they are connected, and Start follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Every member of the first membership is connected: send Started on these connections."""
+
+    membership: Membership
+    connections: tuple[int, ...]
+    present: frozenset[NodeId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +262,9 @@ class KeepVote:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The time for forming is over: send FormationFailed on these connections, then close them."""
+    """The cluster will not form: send FormationFailed on these connections, then close them. A membership that was
+    kept is not kept any longer: nobody goes on with it.
+    """
 
     joined: tuple[str, ...]
     expected: int
@@ -223,11 +273,13 @@ class Fail:
     refused_count: int
     timeout: float
     connections: tuple[int, ...]
+    reason: str = ""
+    """What made it fail; empty: the time was up."""
 
 
 NoteKind: TypeAlias = Literal[
     "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
-    "failed", "moved on", "watching",
+    "failed", "moved on", "watching", "started",
 ]  # fmt: skip
 
 
@@ -242,4 +294,4 @@ class Note:
     reason: str = ""
 
 
-Action: TypeAlias = SendChallenge | Admit | Show | Refuse | Drop | Commit | Tell | KeepVote | Fail | Note
+Action: TypeAlias = SendChallenge | Admit | Show | Refuse | Drop | Commit | Start | Tell | KeepVote | Fail | Note

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from nexar.cluster.decisions.compatibility import ClockLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +17,5 @@ class DoorRules:
     """Others may come in after it has formed."""
     most: int = 0
     """Members and those who wait to be: not more; 0: any number."""
+    clocks: ClockLimits = field(default_factory=ClockLimits)
+    """By how much a candidate's clock may differ from the seed's."""

@@ -6,6 +6,7 @@ is there, which one it is.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from nexar.cluster.decisions.ranks import Block, Places
@@ -74,6 +75,20 @@ class Formation:
         order = self._places.assign((node, member.host) for node, member in self._candidates.items())
         members = tuple(self._candidates[node] for node in order)
         return Membership(self._cluster, _FIRST_EPOCH, members, tuple(self._launchers.values()), self._seed)
+
+    def missing(self, most: int) -> tuple[Rank, ...]:
+        """The lowest ranks that no candidate holds; none of them where a candidate waits for any rank."""
+        if any(self._places.rank_of(node) is None for node in self._candidates):
+            return ()
+        free = (rank for rank in range(self._places.size) if self._places.holder(rank) is None)
+        return tuple(islice(free, most))
+
+    def is_first(self, node: NodeId) -> bool:
+        """Whether this candidate was the first of its host, of those that are here."""
+        member = self._candidates.get(node)
+        others = (each for each in self._candidates.values() if member is not None and each.host == member.host)
+        first = next(others, None)
+        return first is not None and first.node == node
 
     def rank_of(self, node: NodeId) -> Rank | None:
         """The rank this candidate will have, if that is settled."""

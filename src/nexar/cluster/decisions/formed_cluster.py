@@ -19,6 +19,7 @@ from nexar.cluster.decisions.admission_events import (
     Action,
     Admit,
     Answered,
+    Applied,
     ChildDied,
     Commit,
     Drop,
@@ -28,6 +29,7 @@ from nexar.cluster.decisions.admission_events import (
     Said,
     Tell,
 )
+from nexar.cluster.decisions.compatibility import Compatibility
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, brief, last_line
@@ -38,7 +40,7 @@ from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import Member, Membership, encode_member
 from nexar.types import NodeId, Rank, format_node
 from nexar.wire.handshake import Hello
-from nexar.wire.joining import Apply, Current, Died, JoinMessage, Reserve, Waiting
+from nexar.wire.joining import Current, Died, JoinMessage, Reserve, Waiting
 
 LINE_BROKE: Final = "its line to the seed broke"
 """The seed's own hint that a member may be gone: who knows more, says more."""
@@ -61,8 +63,11 @@ class FormedCluster:
         members: dict[NodeId, Guest],
         launchers: dict[NodeId, Guest],
         end: End,
+        *,
+        compatibility: Compatibility | None = None,
     ) -> None:
         """`members`, `launchers`: those that are connected."""
+        self._compatibility = compatibility or Compatibility()
         self._register = register
         self._witness = witness
         self._members = members
@@ -89,17 +94,20 @@ class FormedCluster:
 
     # ------------------------------------------------------------ coming
 
-    def applied(self, guest: Guest, hello: Hello, asked: Apply) -> list[Action]:
+    def applied(self, guest: Guest, hello: Hello, event: Applied) -> list[Action]:
         """A candidate with the secret: a member that is back, or a joiner. Refusal for all others."""
+        asked = event.application
         rank = self._register.check_member(hello.node, guest.fingerprint)
         if rank is not None:
+            member = self.membership.member(rank)
+            self._compatibility.add(member, asked, guest.address)
             return self._returned(guest, hello.node, rank)
         why = self._register.why_former(hello.node, asked.epoch)
         if why is not None:
             raise Refusal(why.reason, expelled=why.expelled)
         if asked.epoch:  # of a membership that this seed does not know: whoever has a line tells it
             return [Drop(guest.connection, _BEHIND), *self._end(guest, "dropped", _BEHIND)]
-        return self._joined(guest, hello, asked)
+        return self._joined(guest, hello, event)
 
     def _returned(self, guest: Guest, node: NodeId, rank: Rank) -> list[Action]:
         replaced = self._replace(self._members, node)
@@ -112,7 +120,8 @@ class FormedCluster:
         asked = self._do(self._seat.returned(node))
         return [*replaced, admit, note, self._commit([guest]), *waiting, *asked]
 
-    def _joined(self, guest: Guest, hello: Hello, asked: Apply) -> list[Action]:
+    def _joined(self, guest: Guest, hello: Hello, event: Applied) -> list[Action]:
+        asked = event.application
         self._check_stranger(hello.node, asked.rank)
         self._check_anybody()
         old = self._joiners.get(hello.node)
@@ -121,7 +130,9 @@ class FormedCluster:
         replaced = self._replace(self._joiners, hello.node)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
+        self._compatibility.check(member, asked, event.clock, guest.address)
         self._expect(guest, member)
+        self._compatibility.add(member, asked, guest.address)
         admit = Admit(guest.connection, hello.node, guest.address, self.membership.size)
         return [*replaced, admit, _note("admitted", guest, None, "it waits to come in")]
 
@@ -196,6 +207,7 @@ class FormedCluster:
             del self._launchers[node]
         elif self._joiners.get(node) is guest:
             del self._joiners[node]
+            self._compatibility.remove(node)
             return self._waiting(self._members.values()) if self._register.withdraw(node) else []
         elif self._members.get(node) is guest:
             del self._members[node]
@@ -272,6 +284,8 @@ class FormedCluster:
     def _follow(self, change: Change) -> list[Action]:
         before = self._register.waiting
         self._register.follow(change)
+        for departure in change.left:
+            self._compatibility.remove(departure.node)
         new = [self._joiners.pop(member.node) for member in change.joined if member.node in self._joiners]
         self._members |= {guest.node: guest for guest in new if guest.node is not None}
         self._awaited &= {member.node for member in self.membership.members}

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from nexar.cluster.addresses import add_seen
-from nexar.cluster.decisions.admission_events import Action, Admit, ChildDied, Note, NoteKind
+from nexar.cluster.decisions.admission_events import Action, Admit, Applied, ChildDied, Note, NoteKind
 from nexar.cluster.decisions.children import Children
+from nexar.cluster.decisions.compatibility import Compatibility, Incompatible
 from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.formation import Formation
@@ -43,6 +44,7 @@ class Forming:
         members: dict[NodeId, Guest],
         launchers: dict[NodeId, Guest],
         refusals: Refusals,
+        compatibility: Compatibility,
         note: Noting,
     ) -> None:
         """`members` and `launchers` are those that are in, by node: written here until it ends."""
@@ -52,22 +54,57 @@ class Forming:
         """Everybody is there, and can be dialed."""
         self.failure = ""
         """Why the cluster will never form; empty: it may."""
+        self.expired = False
+        """The time is up: that is why."""
+        self.confirming: Final[set[NodeId]] = set()
+        """Candidates that will say when they are connected."""
         self._size = size
         self._members = members
         self._launchers = launchers
         self._children = Children(launchers)
         self._refusals = refusals
+        self._compatibility = compatibility
         self._note = note
 
     def expire(self, timeout: float) -> None:
         """Its time is over."""
         self.failure = f"the cluster did not form within {format_seconds(timeout)}"
+        self.expired = True
 
-    def applied(self, guest: Guest, hello: Hello, asked: Apply) -> list[Action]:
+    def applied(self, guest: Guest, hello: Hello, event: Applied) -> list[Action]:
         """A candidate. Refusal."""
+        asked = event.application
         self._check_new(hello.node, asked.epoch)
         addresses = add_seen(asked.addresses, guest.address)
         member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
+        self._check_size(asked)
+        self._check_compatible(guest, member, event)
+        actions = self._admit(guest, hello, member, asked)
+        self._compatibility.add(member, asked, guest.address)
+        if asked.confirms:
+            self.confirming.add(member.node)
+        return actions
+
+    def _check_size(self, asked: Apply) -> None:
+        """Refusal for who was started as a rank of a world of another size."""
+        if asked.rank is not None and asked.size not in (0, self._size):
+            raise Refusal(
+                f"rank {asked.rank} was started as one of {asked.size}, and this cluster forms with {self._size}; "
+                "give the seed and all launchers the same size"
+            )
+
+    def _check_compatible(self, guest: Guest, member: Member, event: Applied) -> None:
+        """Refusal for who cannot work with those that are in. Nobody else may have a rank that was given to it, so all
+        would wait for that rank in vain: then the cluster does not form.
+        """
+        try:
+            self._compatibility.check(member, event.application, event.clock, guest.address)
+        except Incompatible as why:
+            if event.application.rank is not None:
+                self.failure = self.failure or str(why)
+            raise
+
+    def _admit(self, guest: Guest, hello: Hello, member: Member, asked: Apply) -> list[Action]:
         admit = Admit(guest.connection, hello.node, guest.address, self._size, rank=asked.rank)
         if not self.early.admit(self.formation, guest, member, asked.rank):
             return [admit, self._note("admitted", guest, "it waits to come in")]
@@ -103,13 +140,20 @@ class Forming:
 
     def withdrawn(self, guest: Guest) -> None:
         """Its connection has ended: what its node has claimed is free again, for who waits."""
+        if guest.node is not None and self.early.find(guest.node) is guest:
+            self._leave(guest.node)
         self.early.withdraw(guest)
         for circle in (self._members, self._launchers):
             if guest.node is not None and circle.get(guest.node) is guest:
                 del circle[guest.node]
                 self._children.forget(guest.node)
                 self.formation.withdraw(guest.node)
+                self._leave(guest.node)
         self._promote()
+
+    def _leave(self, node: NodeId) -> None:
+        self.confirming.discard(node)
+        self._compatibility.remove(node)
 
     def _seat(self, guest: Guest, node: NodeId) -> None:
         """It has a place, and waits: also for children that ended well, and will never come."""

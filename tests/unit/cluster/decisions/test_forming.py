@@ -2,7 +2,8 @@
 
 import pytest
 
-from nexar.cluster.decisions.admission_events import Admit, ChildDied, Note, NoteKind
+from nexar.cluster.decisions.admission_events import Admit, Applied, ChildDied, Note, NoteKind
+from nexar.cluster.decisions.compatibility import Compatibility
 from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.forming import Forming
@@ -30,6 +31,7 @@ class Scene:
             members=self.members,
             launchers=self.launchers,
             refusals=self.refusals,
+            compatibility=Compatibility(),
             note=note,
         )
 
@@ -38,7 +40,7 @@ class Scene:
 
     def apply(self, node: int, *, ready: bool = True, epoch: int = 0) -> Guest:
         guest = self.guest(node)
-        self.forming.applied(guest, hello(node), application(epoch=epoch))
+        self.forming.applied(guest, hello(node), Applied(node, application(epoch=epoch), True, key(node)))
         if ready:
             self.forming.ready(guest)
         return guest

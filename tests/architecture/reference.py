@@ -43,7 +43,7 @@ def pages() -> dict[Path, str]:
 
 def configuration() -> str:
     """Every setting."""
-    rows = [f"| `{s.variable}` | {_shown(s)} | {_cell(s.kind.allowed)} | {_cell(s.doc)} |" for s in settings()]
+    rows = [f"| `{s.variable}` | {_shown(s)} | {_cell(s.kind.allowed)} | {_cell(_doc(s))} |" for s in settings()]
     return "\n".join([_SETTINGS, "| Variable | Default | Allowed | What for |", "|---|---|---|---|", *rows, ""])
 
 
@@ -61,6 +61,10 @@ def _branch(kind: type, depth: int) -> list[str]:
     for below in sorted(ours, key=lambda each: each.__name__):
         lines += _branch(below, depth + 1)
     return lines
+
+
+def _doc(setting: Setting) -> str:
+    return f"{setting.doc} Must be the same on every rank." if setting.agrees else setting.doc
 
 
 def _shown(setting: Setting) -> str:

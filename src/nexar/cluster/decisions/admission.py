@@ -346,7 +346,7 @@ class Admission:
         if starting is None or formed is None:
             return []
         if formed.membership.epoch > 1:
-            starting.fail("its members went on without one of them before the cluster had started")
+            starting.fail("the membership changed before the cluster had started")
         starting.expire(now)
         if starting.failure:
             return self._fail_start(starting.failure)

@@ -135,9 +135,10 @@ def linear(case: Case, wanted: list[NDArray[Any]], sent: list[NDArray[Any]], ter
         return array.astype(case.dtype).astype(terms.work)
 
     values = [np.where(each != 0, rounded(whole), 0) for whole, each in zip(wanted, sent, strict=True)]
-    whole = rounded(reduce(np.add, values))
+    whole = reduce(np.add, values)
     if case.op == "avg" and len(sent) > 1:
-        whole = rounded(whole / terms.work.type(len(sent)))
+        whole = whole / terms.work.type(len(sent))
+    whole = rounded(whole)
     count = case.elements
     scaled = isinstance(case.compressor, RandomK) and not case.feedback and count > 0
     scale = terms.work.type(count / int(np.ceil(count * 0.3)) if scaled else 1)

@@ -36,7 +36,10 @@ def sample(size: int, hosts: int) -> list[Case]:
         ways = ("two_level", "ring", "recursive_doubling")
         counts = (1, size + 1, 200_001)
         cases += [Case("all_reduce", "int32", "sum", (n,), more=(("algorithm", way),)) for way in ways for n in counts]
-        cases.append(Case("all_reduce", "float64", "avg", (100_001,), more=(("algorithm", "two_level"),)))
+        cases += [
+            Case("all_reduce", dtype, "avg", (100_001,), more=(("algorithm", "two_level"),))
+            for dtype in ("float64", "float16", "bfloat16")
+        ]
     return cases + random_cases(size)
 
 

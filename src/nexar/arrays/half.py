@@ -1,4 +1,8 @@
-"""Reducing the types narrower than f32: widen, compute in f32, round once to nearest even. In cache-sized blocks."""
+"""Reducing the types narrower than f32: widen, compute in f32, round once to nearest even. In cache-sized blocks.
+
+`fold_half` does all of it in one go. Where partial results pass from rank to rank, `fold_wide` keeps them in f32 and
+`round_half` rounds the total at the end.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +80,44 @@ def fold_half(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor
             _fold_by_conversion(arithmetic, out[block], pieces, divisor)
 
 
+def fold_wide(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
+    """out = ((in0 ⊕ in1) ⊕ in2) …, not rounded: `out` is an f32 array that shares no memory with the inputs."""
+    widen = _widening(inputs[0].dtype, out.size)
+    for start in range(0, out.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        total = out[block]
+        widen(inputs[0][block], total)
+        for one in inputs[1:]:
+            operand = _scratch.operand[: total.size]
+            widen(one[block], operand)
+            arithmetic(total, operand, out=total)
+
+
+def round_half(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1) -> None:
+    """out = total / divisor, rounded once. `total` is f32, the result of `arithmetic` on numbers of out's type, and is
+    overwritten.
+    """
+    bits = _bits_of(out.dtype)
+    by_bits = out.size > _FEW and bits.can(arithmetic, 2 * divisor)  # twice: the quotient and its scaling both round
+    for start in range(0, out.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        piece = total[block]
+        if divisor != 1:
+            np.divide(piece, np.float32(divisor), piece)
+        if not (by_bits and bits.round(piece, out[block])):
+            np.copyto(out[block], piece, casting="unsafe")
+
+
+def _widening(dtype: np.dtype[Any], count: int) -> Callable[[Array, Array], None]:
+    if count <= _FEW or dtype == ml_dtypes.bfloat16:  # whose conversion to f32 is quick
+        return _convert
+    return _bits_of(dtype).to_float
+
+
+def _convert(source: Array, into: Array) -> None:
+    np.copyto(into, source)
+
+
 def _way(arithmetic: np.ufunc, out: Array, inputs: int, divisor: int) -> Callable[..., bool]:
     if out.size <= _FEW:
         return _fold_by_conversion
@@ -143,6 +185,9 @@ class _Bits:
         self._sign_shift = np.array(32 - width, np.int32)
         self._sign = np.array(1 << (width - 1), np.int32)
         self._beyond = layout.beyond or 0
+        # The exponent of 1 is 127 in f32, and half of its range in the narrow type.
+        exponent = 127 - ((1 << (width - 2 - (23 - layout.shift))) - 1)
+        self._scale, self._unscale = np.array(2.0**-exponent, np.float32), np.array(2.0**exponent, np.float32)
         self._doubled = 1 << (23 - layout.shift)  # what twice a magnitude has more, as bits
 
     def can(self, arithmetic: np.ufunc, divisor: int) -> bool:
@@ -169,6 +214,25 @@ class _Bits:
         # n numbers sum up to at most n times the largest, and that is at most 2ᵏ times it.
         bound = largest + self._doubled * (len(inputs) - 1).bit_length()
         return self._round(total.view(np.int32), out.view(self._layout.signed), careful=bound >= self._beyond)
+
+    def to_float(self, source: Array, into: Array) -> None:
+        """The same numbers as f32."""
+        if self._largest(source) >= self._beyond:
+            np.copyto(into, source)
+            return
+        self._widen(source, into)
+        np.multiply(into, self._unscale, into)  # exact: a power of two, and what was subnormal becomes normal
+
+    def round(self, total: Array, out: Array) -> bool:
+        """`out` = `total`, an f32 row; False, and both untouched, if there are infinities, NaN, or numbers too large.
+
+        Where the result is subnormal, scaling rounds first, to 2⁻ˢ of a last place. `can` says when that is harmless.
+        """
+        if not self.scaled:
+            return self._round(total.view(np.int32), out.view(self._layout.signed), careful=False)
+        wide = _scratch.operand[: out.size]
+        np.multiply(total, self._scale, wide)
+        return self._round(wide.view(np.int32), out.view(self._layout.signed), careful=True)
 
     def _largest(self, source: Array) -> int:
         """The largest magnitude, as bits."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import kind_of
-from nexar.arrays.half import HALF_TYPES, fold_half
+from nexar.arrays.half import HALF_TYPES, fold_half, fold_wide, round_half
 from nexar.arrays.operations import ReduceCode, ReduceFunction, Reduction, check
 from nexar.arrays.quiet import quiet, quiet_ufunc
 from nexar.errors import UsageError
@@ -41,31 +41,59 @@ _UFUNCS: Final = {
     ReduceCode.LOR: np.logical_or,
     ReduceCode.LXOR: np.logical_xor,
 }
+_ROUNDING: Final = (ReduceCode.SUM, ReduceCode.PROD, ReduceCode.AVG)
 _LOGIC: Final = (np.logical_and, np.logical_or, np.logical_xor)
 _LOGICAL: Final = (ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR)
 
 
-def combiner(reduction: Reduction, dtype: np.dtype[Any]) -> Combiner:
+def rounds(reduction: Reduction, dtype: np.dtype[Any]) -> bool:
+    """Whether partial results lose digits that float32 keeps: sums, products and averages of narrow floats. Minima,
+    maxima and logic are exact, and a user's function works on the dtype itself.
+    """
+    return dtype in HALF_TYPES and reduction.code in _ROUNDING
+
+
+def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combiner:
     """What combines two flat contiguous arrays of `dtype`; `out` may be one of them. UsageError if it is not defined.
 
     Any thread may call it, several at a time. Nothing is warned of, whatever np.seterr says: overflow is infinity, as
-    in IEEE 754, and integers wrap. An error of a user's function comes out as it is, with `out` untouched.
+    in IEEE 754, and integers wrap. An error of a user's function comes out as it is, with `out` untouched. `size` as
+    for `folder`.
     """
     check(reduction, dtype)
     if reduction.function is not None:
         return _user_combiner(reduction.name, reduction.function)
+    if _divides(reduction, size):
+        return _dividing_combiner(dtype, size)
     return _combiner(_UFUNCS[reduction.code], dtype)
 
 
-def folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
+def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
     """What folds one or more flat contiguous arrays of `dtype`, from the left; `out` may be any of them.
 
-    Half types accumulate in f32 over all inputs and are rounded once. Else as `combiner`.
+    An average is divided by `size`. Half types accumulate in f32 over all inputs, are divided there, and are rounded
+    once. Else as `combiner`.
     """
     check(reduction, dtype)
     if reduction.function is not None:
         return _user_folder(_user_combiner(reduction.name, reduction.function))
+    if _divides(reduction, size):
+        return _dividing_folder(dtype, size)
     return _folder(_UFUNCS[reduction.code], dtype)
+
+
+def wide_folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
+    """What folds arrays of a half type into a float32 array, without rounding; an average is not divided yet."""
+    check(reduction, dtype)
+    ufunc = _UFUNCS[reduction.code]
+    return lambda out, inputs: _fold_wide_quietly(ufunc, out, inputs)
+
+
+def round_total(reduction: Reduction, out: Array, total: Array, size: int) -> None:
+    """`out`, of a half type, becomes the float32 `total` of `size` ranks, rounded once; an average is divided before.
+    Overwrites `total`.
+    """
+    _round_half_quietly(_UFUNCS[reduction.code], out, total, size if reduction.code is ReduceCode.AVG else 1)
 
 
 def combine(reduction: Reduction, out: Array, left: Array, right: Array) -> None:
@@ -81,6 +109,8 @@ def fold(reduction: Reduction, out: Array, inputs: Sequence[Array]) -> None:
 def finish(reduction: Reduction, array: Array, size: int) -> None:
     """What is left to do with the total of `size` ranks, in place: avg divides by it, what one rank alone brought to a
     logical operation becomes zeros and ones too, the others are done.
+
+    The total of a half type is rounded already: to divide before that, give `size` to the folder, or use round_total.
     """
     if size == 1:
         if reduction.code in _LOGICAL:
@@ -114,6 +144,36 @@ def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
             run(np.logical_or, out, (inputs[0], inputs[0]))  # one array alone becomes zeros and ones too
         else:
             run(ufunc, out, inputs)
+
+    return call
+
+
+def _divides(reduction: Reduction, size: int) -> bool:
+    return reduction.code is ReduceCode.AVG and size > 1
+
+
+@cache
+def _dividing_combiner(dtype: np.dtype[Any], size: int) -> Combiner:
+    if dtype in HALF_TYPES:
+        return lambda out, left, right: _fold_half_quietly(np.add, out, (left, right), size)
+    add, divisor = _combiner(np.add, dtype), dtype.type(size)
+
+    def call(out: Array, left: Array, right: Array) -> None:
+        add(out, left, right)
+        _divide_quietly(out, out, divisor)
+
+    return call
+
+
+@cache
+def _dividing_folder(dtype: np.dtype[Any], size: int) -> Folder:
+    if dtype in HALF_TYPES:
+        return lambda out, inputs: _fold_half_quietly(np.add, out, inputs, size)
+    divisor = dtype.type(size)
+
+    def call(out: Array, inputs: Sequence[Array]) -> None:
+        _fold_plain_quietly(np.add, out, inputs)
+        _divide_quietly(out, out, divisor)
 
     return call
 
@@ -158,6 +218,8 @@ _scratch: Final = _Scratch()
 
 _fold_plain_quietly: Final = quiet(_fold_plain)
 _fold_half_quietly: Final = quiet(fold_half)
+_fold_wide_quietly: Final = quiet(fold_wide)
+_round_half_quietly: Final = quiet(round_half)
 _divide_quietly: Final = quiet_ufunc(np.divide)
 
 

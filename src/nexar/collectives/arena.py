@@ -35,6 +35,7 @@ from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
 from nexar.collectives import shared_memory
 from nexar.collectives.arena_memory import ArenaMemory
+from nexar.collectives.arena_plans import Fold, folding
 from nexar.collectives.arena_queue import ArenaQueue, Members
 from nexar.collectives.arena_records import Announcement
 from nexar.collectives.fingerprint import Fingerprint
@@ -145,11 +146,15 @@ class Arena:
         spans: Sequence[Span],
         reduction: Reduction,
         *,
+        fold: Fold | None = None,
         announcement: Announcement | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`out`, which may lie in `array`, becomes this rank's span of the reduction of all arrays."""
-        rounds = shared_memory.reduce_scatter(self._slots, array, out, spans, reduction)
+        """`out`, which may lie in `array`, becomes this rank's span of the reduction of all arrays. `fold`: to be used
+        in place of the reduction's own, where `out` has another dtype or the ranks of this host are not all.
+        """
+        fold = fold or folding(self.size, array.dtype, reduction)
+        rounds = shared_memory.reduce_scatter(self._slots, array, out, spans, fold)
         return self._queue.start("reduce_scatter", slip, announcement, rounds, spin)
 
     def all_gather(

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from nexar.arrays.operations import ReduceCode, Reduction
+from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import split
-from nexar.arrays.reduce import combiner, finish, folder
+from nexar.arrays.reduce import combiner, folder
 from nexar.collectives.arena_slots import Slots
 
 SMALL_BYTES: Final = 32 << 10
@@ -138,19 +138,11 @@ class Plans:
 
 
 def folding(size: int, dtype: Any, reduction: Reduction) -> Fold:
-    """What folds the inputs of all ranks, and does what remains to be done with the total."""
-    fold: Fold = _fold_two(dtype, reduction) if size == 2 else folder(reduction, dtype)
-    if reduction.code is not ReduceCode.AVG:
-        return fold
-
-    def fold_and_divide(out: Row, inputs: list[Row]) -> None:
-        fold(out, inputs)
-        finish(reduction, out, size)
-
-    return fold_and_divide
+    """What folds the inputs of all ranks. It divides an average too, before a half type is rounded."""
+    return _fold_two(dtype, reduction) if size == 2 else folder(reduction, dtype, size)
 
 
 def _fold_two(dtype: Any, reduction: Reduction) -> Fold:
     """Without a loop."""
-    combine = combiner(reduction, dtype)
+    combine = combiner(reduction, dtype, 2)
     return lambda out, inputs: combine(out, inputs[0], inputs[1])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
+from nexar.arrays.reduce import rounds
 from nexar.collectives.arena import Arena
 from nexar.collectives.call import Call, Turn
 from nexar.collectives.choose import SHARED_MEMORY, Facts, choose
@@ -95,11 +96,12 @@ class Assembly:
         """The algorithm: the same on every rank that makes the same call."""
         size_bytes = count * (1 if dtype is None else dtype.itemsize)
         commutative = reduction is None or reduction.commutative
-        key = operation, count, size_bytes, manner, commutative
+        narrow = reduction is not None and dtype is not None and rounds(reduction, dtype)
+        key = operation, count, size_bytes, manner, commutative, narrow
         name = self._chosen.get(key)
         if name is None:
             facts = self._facts(operation, count, size_bytes, tuple(map(len, self.hosts)))
-            facts = replace(facts, deterministic=manner.deterministic, commutative=commutative)
+            facts = replace(facts, deterministic=manner.deterministic, commutative=commutative, rounds=narrow)
             name = choose(facts, manner.algorithm)
             if len(self._chosen) >= _KEPT:
                 self._chosen.clear()
@@ -107,11 +109,18 @@ class Assembly:
         return name
 
     def choose_schedule(
-        self, operation: OperationCode, count: int, dtype: np.dtype[Any], size: int | None = None
+        self,
+        operation: OperationCode,
+        count: int,
+        dtype: np.dtype[Any],
+        size: int | None = None,
+        reduction: Reduction | None = None,
     ) -> str:
         """For a part of a call that cannot run in shared memory, among `size` ranks (default: all)."""
         hosts = (1,) * (self.group.size if size is None else size)
-        return choose(self._facts(operation, count, count * dtype.itemsize, hosts), None)
+        facts = self._facts(operation, count, count * dtype.itemsize, hosts)
+        narrow = reduction is not None and rounds(reduction, dtype)
+        return choose(replace(facts, rounds=narrow), None)
 
     def _facts(self, operation: OperationCode, count: int, size_bytes: int, hosts: tuple[int, ...]) -> Facts:
         config = self.config

@@ -53,6 +53,8 @@ class Facts:
     """The ranks of every host share memory that collectives may use."""
     deterministic: bool = False
     commutative: bool = True
+    rounds: bool = False
+    """Partial results lose digits: a sum, product or average of floats narrower than float32."""
     large_msg_bytes: int = 8 * 1024 * 1024
     pipeline_segment_bytes: int = 2 * 1024 * 1024
     ring_max_world: int = 8
@@ -97,6 +99,15 @@ class Facts:
         return self.topology == HYPERCUBE
 
     @property
+    def suits_direct(self) -> bool:
+        """Each rank may get everybody's contribution to its share: n - 1 messages at a time, which are few, or long
+        enough to be worth it; and none is relayed.
+        """
+        if self.is_small or self.is_sparse:
+            return False
+        return self.size <= self.ring_max_world or self.is_large or self.size_bytes >= self.size * _SMALL_BYTES
+
+    @property
     def suits_a_pipeline(self) -> bool:
         """Large, and round a ring of neighbours."""
         return self.is_large and not self.is_cube
@@ -112,6 +123,8 @@ def choose(facts: Facts, algorithm: str | None) -> str:
         return TWO_LEVEL
     if facts.deterministic or not facts.commutative:
         return _keeping_order(facts)
+    if facts.rounds and facts.size > 2:
+        return _rounding_once(facts)
     return _DEFAULTS[facts.kind](facts)
 
 
@@ -178,6 +191,22 @@ def _keeping_order(facts: Facts) -> str:
             return "direct"
         case OperationCode.SCAN | OperationCode.EXCLUSIVE_SCAN if facts.deterministic:
             return "chain"
+        case kind:
+            return _DEFAULTS[kind](facts)
+
+
+def _rounding_once(facts: Facts) -> str:
+    """The default where partial results would be rounded: while they are few they travel as float32, at twice or four
+    times the bytes; otherwise a rank gets all contributions to its share, which costs no more bytes than a ring does.
+    Of two ranks any algorithm combines an element once.
+    """
+    match facts.kind:
+        case OperationCode.REDUCE if facts.is_small and facts.size < 4:
+            return "gather_fold"
+        case OperationCode.REDUCE if not facts.is_small and not facts.is_sparse:
+            return "direct"
+        case OperationCode.ALL_REDUCE | OperationCode.REDUCE_SCATTER if facts.suits_direct:
+            return "direct"
         case kind:
             return _DEFAULTS[kind](facts)
 

@@ -93,16 +93,14 @@ def _by_reducing(assembly: Assembly, brought: Compressed) -> Work:
     dtype, reduction = brought.array.dtype, brought.reduction
     values = np.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
     name = assembly.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
-    call = assembly.begin(
-        _fingerprint(brought, name, values.nbytes), all_reduce.turns(assembly, name, values, reduction)
-    )
-    return assembly.work(call, _reduce(assembly, call, name, brought, values))
+    reducing = all_reduce.Prepared(assembly, name, values, reduction)
+    call = assembly.begin(_fingerprint(brought, name, values.nbytes), reducing.turns)
+    return assembly.work(call, _reduce(call, reducing, brought, values, _terms(assembly, call, brought)))
 
 
-def _reduce(assembly: Assembly, call: Call, name: str, brought: Compressed, values: NDArray[Any]) -> Run:
-    terms = _terms(assembly, call, brought)
+def _reduce(call: Call, reducing: all_reduce.Prepared, brought: Compressed, values: NDArray[Any], terms: Terms) -> Run:
     residual = _compress(brought, terms, values.view(np.uint8))
-    yield from all_reduce.run(assembly, call, name, values, brought.reduction)
+    yield from reducing.run(call)
     return Outcome(decompressed(brought.compressor, values.view(np.uint8), terms), residual)
 
 

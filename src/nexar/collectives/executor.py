@@ -43,18 +43,18 @@ class Arithmetic(NamedTuple):
     fold: Callable[[NDArray[Any], Sequence[NDArray[Any]]], None]
 
     @classmethod
-    def of(cls, reduction: Reduction, dtype: np.dtype[Any]) -> Self:
-        """For elements of this dtype."""
+    def of(cls, reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Self:
+        """For elements of this dtype. An average is divided by `size` with each combination and each fold."""
         if reduction.function is not None:
             return cls(combiner(reduction, dtype), folder(reduction, dtype))
-        key = reduction.code, dtype
+        key = reduction.code, dtype, size
         found = _ARITHMETIC.get(key)
         if found is None:
-            found = _ARITHMETIC[key] = cls(combiner(reduction, dtype), folder(reduction, dtype))
+            found = _ARITHMETIC[key] = cls(combiner(reduction, dtype, size), folder(reduction, dtype, size))
         return found
 
 
-_ARITHMETIC: Final[dict[tuple[int, np.dtype[Any]], Any]] = {}  # of the reductions that have a name: few
+_ARITHMETIC: Final[dict[tuple[int, np.dtype[Any], int], Any]] = {}  # of the reductions that have a name: few
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 PHASE: Final = 1 << 24
 """Tags of a call that runs several schedules one after the other: each gets its own block of this many."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction, check, reduction_of
-from nexar.arrays.reduce import finish
+from nexar.arrays.reduce import finish, round_total, wide_folder
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call
@@ -24,6 +24,7 @@ from nexar.collectives.executor import Arithmetic, Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program
+from nexar.collectives.reducing import WIDE, Rounding, rounding_of
 from nexar.collectives.ways import way_of
 from nexar.links.operation import Operation
 
@@ -37,6 +38,7 @@ class _Plan(NamedTuple):
     size_bytes: int
     arena: Arena | None
     program: Program | None
+    rounding: Rounding
     arithmetic: Arithmetic
 
 
@@ -64,9 +66,7 @@ class Quick:
         assembly, reduction = self._assembly, reduction_of(op)
         check(reduction, array.dtype)
         name = assembly.choose(_CODE, array.size, array.dtype, reduction=reduction)
-        program = None
-        if name not in (SHARED_MEMORY, TWO_LEVEL):
-            program = assembly.program(name, _CODE, array.size, array.dtype)
+        program, rounding = self._program(name, array, reduction)
         if len(self._plans) >= _KEPT:
             self._plans.clear()
         plan = self._plans[op, array.dtype, array.size] = _Plan(
@@ -75,17 +75,39 @@ class Quick:
             array.nbytes,
             assembly.arena if name == SHARED_MEMORY else None,
             program,
-            Arithmetic.of(reduction, array.dtype),
+            rounding,
+            self._arithmetic(rounding, reduction, array.dtype),
         )
         return plan
+
+    def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, Rounding]:
+        assembly, dtype = self._assembly, array.dtype
+        if name in (SHARED_MEMORY, TWO_LEVEL):
+            return None, Rounding.NATURAL
+        large = array.nbytes >= assembly.config.large_msg_bytes
+        rounding = rounding_of(name, _CODE, reduction, dtype, size=assembly.group.size, large=large)
+        if rounding is Rounding.EACH:
+            return None, rounding  # a large array has no use for a short way
+        return assembly.program(name, _CODE, array.size, WIDE if rounding is Rounding.AT_THE_END else dtype), rounding
+
+    def _arithmetic(self, rounding: Rounding, reduction: Reduction, dtype: np.dtype[Any]) -> Arithmetic:
+        size = self._assembly.group.size if rounding is Rounding.ONCE else 1
+        return Arithmetic.of(reduction, WIDE if rounding is Rounding.AT_THE_END else dtype, size)
 
     # -- through links -----------------------------------------------------------------------------------
 
     def _by_links(self, plan: _Plan, program: Program, row: NDArray[Any]) -> None:
-        assembly = self._assembly
+        assembly, reduction = self._assembly, plan.reduction
         call = assembly.begin(plan.fingerprint)
-        self._perform(call, execute(assembly.ground(call), program, (row,), plan.arithmetic))
-        finish(plan.reduction, row, assembly.group.size)
+        work = row
+        if plan.rounding is Rounding.AT_THE_END:
+            work = np.empty(len(row), WIDE)
+            wide_folder(reduction, row.dtype)(work, (row,))
+        self._perform(call, execute(assembly.ground(call), program, (work,), plan.arithmetic))
+        if plan.rounding is Rounding.AT_THE_END:
+            round_total(reduction, row, work, assembly.group.size)
+        elif plan.rounding is Rounding.NATURAL:
+            finish(reduction, row, assembly.group.size)
 
     # -- through memory ----------------------------------------------------------------------------------
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
-from nexar.arrays.reduce import finish
+from nexar.arrays.partition import Span
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
-from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.reducing import Job, reduce_by
 from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
@@ -47,14 +47,7 @@ def _run(assembly: Assembly, call: Call, name: str, job: Reducing) -> Run:
         yield (call.take_turn(),)
         return
     array, out, reduction, root = job
-    memory = assembly.scratch.take(array.nbytes) if out is None else None
-    work = out if memory is None else memory[: array.nbytes].view(array.dtype)
-    assert work is not None
-    if work is not array:
-        np.copyto(work, array)
-    arithmetic = Arithmetic.of(reduction, array.dtype)
-    yield from assembly.execute(call, name, _CODE, work, arithmetic=arithmetic, root=root)
-    if memory is not None:
-        assembly.scratch.give_back(memory)
-    else:
-        finish(reduction, work, assembly.group.size)
+    into = out if assembly.group.rank == root else None
+    yield from reduce_by(
+        assembly, call, name, _CODE, Job(array, into, reduction, assembly.group.size, Span(0, len(array))), root=root
+    )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
-from nexar.arrays.reduce import finish
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY
-from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, counted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.reducing import Job, reduce_by
 from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
@@ -49,12 +48,5 @@ def _run(assembly: Assembly, call: Call, name: str, job: Scattering) -> Run:
         yield (call.take_turn(),)
         return
     array, out, spans, reduction = job
-    memory = assembly.scratch.take(array.nbytes)
-    work = memory[: array.nbytes].view(array.dtype)
-    np.copyto(work, array)
-    arithmetic = Arithmetic.of(reduction, array.dtype)
-    yield from assembly.execute(call, name, _CODE, work, arithmetic=arithmetic, spans=spans)
-    mine = spans[assembly.group.rank]
-    np.copyto(out, work[mine.start : mine.stop])
-    finish(reduction, out, assembly.group.size)
-    assembly.scratch.give_back(memory)
+    whole = Job(array, out, reduction, assembly.group.size, spans[assembly.group.rank])
+    yield from reduce_by(assembly, call, name, _CODE, whole, spans=spans)

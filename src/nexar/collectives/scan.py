@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction, identity
-from nexar.arrays.reduce import finish
+from nexar.arrays.partition import Span
 from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.call import Call
-from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.reducing import Job, reduce_by
 from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
@@ -29,9 +30,8 @@ def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, manner: Ma
 
 def _run(assembly: Assembly, call: Call, name: str, out: NDArray[Any], reduction: Reduction) -> Run:
     code = OperationCode(call.fingerprint.operation)
-    yield from assembly.execute(call, name, code, out, arithmetic=Arithmetic.of(reduction, out.dtype))
     operands = assembly.group.rank + (code is OperationCode.SCAN)
-    if operands:
-        finish(reduction, out, operands)
-    else:
+    job = Job(out, out, reduction, operands, Span(0, len(out)))
+    yield from reduce_by(assembly, call, name, code, job)
+    if not operands:
         np.copyto(out, identity(reduction, out.dtype))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays.operations import Reduction
 from nexar.arrays.partition import Span
-from nexar.collectives.arena_plans import Plans, TwoRounds, folding
+from nexar.collectives.arena_plans import Fold, Plans, TwoRounds, folding
 from nexar.collectives.arena_slots import Slots
 
 Row = NDArray[Any]
@@ -80,9 +80,9 @@ def _part(out: Row | None, chunk: slice) -> Row | None:
 # -- pieces of an array for each rank --------------------------------------------------------------------------------
 
 
-def reduce_scatter(slots: Slots, array: Row, out: Row, spans: Sequence[Span], reduction: Reduction) -> Rounds:
-    """`out`, which may lie in `array`, becomes this rank's span of the reduction."""
-    return _tiles(spans, _piece(slots, array)), _reduce_pieces(slots, array, out, spans, reduction)
+def reduce_scatter(slots: Slots, array: Row, out: Row, spans: Sequence[Span], fold: Fold) -> Rounds:
+    """`out` becomes this rank's span of the reduction. It may lie in `array`; else its dtype is what `fold` writes."""
+    return _tiles(spans, _piece(slots, array)), _reduce_pieces(slots, array, out, spans, fold)
 
 
 def _piece(slots: Slots, array: Row) -> int:
@@ -90,9 +90,8 @@ def _piece(slots: Slots, array: Row) -> int:
     return slots.capacity(array.dtype) // slots.size
 
 
-def _reduce_pieces(slots: Slots, array: Row, out: Row, spans: Sequence[Span], reduction: Reduction) -> Iterator[None]:
+def _reduce_pieces(slots: Slots, array: Row, out: Row, spans: Sequence[Span], fold: Fold) -> Iterator[None]:
     rows, parity, rank, piece = slots.of(array.dtype), slots.parity, slots.rank, _piece(slots, array)
-    fold = folding(slots.size, array.dtype, reduction)
     mine = spans[rank]
     for tile in range(_tiles(spans, piece)):
         given = rows[parity]

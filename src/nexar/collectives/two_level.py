@@ -4,22 +4,29 @@ Of S envoys per host (as many as the host with the fewest ranks has), envoy i ow
 of a host reduce it for its envoy through memory; the envoys i of all hosts reduce it among themselves; through
 memory it goes back to everybody. So each byte crosses the network as often as between single ranks, on S links at a
 time, instead of once for each rank. Each share has one way, so the result is the same everywhere.
+
+Narrow floats: the sum of a host travels as float32 and is rounded at the end. From `large_msg_bytes` on it is rounded
+to travel, after an average is divided, and once more at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.operations import ReduceCode, Reduction, reduction_of
 from nexar.arrays.partition import Span, split
-from nexar.collectives.arena import Arena
+from nexar.arrays.reduce import finish, folder, round_total, rounds, wide_folder
+from nexar.collectives.arena_plans import Fold
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call, Turn
-from nexar.collectives.executor import Arithmetic, Run
+from nexar.collectives.executor import Run
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.reducing import WIDE, Job, Rounding, reduce_by
 
 
 def shares(assembly: Assembly, count: int) -> tuple[Span, ...]:
@@ -29,29 +36,75 @@ def shares(assembly: Assembly, count: int) -> tuple[Span, ...]:
     return (*split(count, envoys), *(Span(count, count),) * others)
 
 
-def turns(assembly: Assembly, arena: Arena, array: NDArray[Any], reduction: Reduction) -> Sequence[Turn]:
-    """In the memory of this host: before and after what crosses the network."""
-    spans = shares(assembly, len(array))
-    share = array[spans[assembly.index].start : spans[assembly.index].stop]
-    summing = reduction_of("sum") if reduction.code is ReduceCode.AVG else reduction  # who calls divides, once
-    return (
-        lambda slip, about, spin: arena.reduce_scatter(
-            slip, array, share, spans, summing, announcement=about, spin=spin
-        ),
-        lambda slip, about, spin: arena.all_gather(slip, share, array, spans, announcement=about, spin=spin),
-    )
+class TwoLevel:
+    """One all-reduce of a flat array, in place."""
 
+    def __init__(self, assembly: Assembly, array: NDArray[Any], reduction: Reduction) -> None:
+        self._assembly = assembly
+        self._array = array
+        self._reduction = reduction
+        self._summing = reduction_of("sum") if reduction.code is ReduceCode.AVG else reduction
+        self._spans = shares(assembly, len(array))
+        mine = self._spans[assembly.index]
+        self._share = array[mine.start : mine.stop]
+        self._rounding = self._how_often()
+        wide = self._rounding is Rounding.AT_THE_END
+        self._partial = np.empty(len(self._share), WIDE) if wide else self._share
+        """My share: first of what this host brought, then of all."""
 
-def all_reduce(assembly: Assembly, call: Call, array: NDArray[Any], reduction: Reduction) -> Run:
-    """In place. The division of an average is the caller's."""
-    spans = shares(assembly, len(array))
-    share = array[spans[assembly.index].start : spans[assembly.index].stop]
-    if call.turns:
-        yield (call.take_turn(),)
-    if len(share):
+    def _how_often(self) -> Rounding:
+        if not rounds(self._reduction, self._array.dtype):
+            return Rounding.NATURAL
+        large = self._array.nbytes >= self._assembly.config.large_msg_bytes
+        return Rounding.EACH if large else Rounding.AT_THE_END
+
+    @cached_property
+    def _fold(self) -> Fold | None:
+        """What adds up the arrays of one host, for its envoys; None: as the arena does."""
+        dtype = self._array.dtype
+        if self._rounding is Rounding.AT_THE_END:
+            return wide_folder(self._reduction, dtype)
+        if self._rounding is Rounding.EACH:
+            return folder(self._reduction, dtype, self._assembly.group.size)
+        return None
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """In the memory of this host: before and after what crosses the network. None where a rank is alone."""
+        arena = self._assembly.arena
+        if arena is None:
+            return ()
+        array, share, spans = self._array, self._share, self._spans
+        return (
+            lambda slip, about, spin: arena.reduce_scatter(
+                slip, array, self._partial, spans, self._summing, fold=self._fold, announcement=about, spin=spin
+            ),
+            lambda slip, about, spin: arena.all_gather(slip, share, array, spans, announcement=about, spin=spin),
+        )
+
+    def run(self, call: Call) -> Run:
+        """The call that took these turns."""
+        if call.turns:
+            yield (call.take_turn(),)
+        elif self._fold is not None:
+            self._fold(self._partial, [self._share])
+        if len(self._share):
+            yield from self._between_hosts(call)
+            self._finish()
+        if call.turns:
+            yield (call.take_turn(),)
+
+    def _between_hosts(self, call: Call) -> Run:
+        assembly, partial = self._assembly, self._partial
         team = [ranks[assembly.index] for ranks in assembly.hosts]
-        name = assembly.choose_schedule(OperationCode.ALL_REDUCE, len(share), share.dtype, len(team))
-        arithmetic = Arithmetic.of(reduction, array.dtype)
-        yield from assembly.execute(call, name, OperationCode.ALL_REDUCE, share, arithmetic=arithmetic, team=team)
-    if call.turns:
-        yield (call.take_turn(),)
+        code = OperationCode.ALL_REDUCE
+        name = assembly.choose_schedule(code, len(partial), partial.dtype, len(team), self._summing)
+        job = Job(partial, partial, self._summing, len(team), Span(0, len(partial)))
+        yield from reduce_by(assembly, call, name, code, job, team=team)
+
+    def _finish(self) -> None:
+        size = self._assembly.group.size
+        if self._rounding is Rounding.AT_THE_END:
+            round_total(self._reduction, self._share, self._partial, size)
+        elif self._rounding is Rounding.NATURAL:
+            finish(self._reduction, self._share, size)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nexar.arrays.operations import ReduceCode, check, identity, reduction_of
-from nexar.arrays.reduce import finish, fold
+from nexar.arrays.reduce import finish, folder, rounds
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.schedules.catalog import CATALOG
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
-from tests.conformance.schedules.test_arithmetic import DTYPES, NAMES, assert_right, bring
+from tests.conformance.schedules.test_arithmetic import DTYPES, NAMES, assert_right, assert_rounded_once, bring
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan")
 MOVING = ("broadcast", "all_gather", "gather", "all_to_all", "scatter")
@@ -158,7 +158,7 @@ def _compare(comm: Communicator, case: Case, everyone: list[np.ndarray], got: An
     if wanted is None or got is None:
         assert (got is None) == (wanted is None), f"wanted {wanted}"
     elif case.verb in REDUCING or case.verb == "reduce_scatter_v":
-        _compare_reduced(comm, case, wanted, got)
+        _compare_reduced(comm, case, wanted, got, everyone[0].nbytes)
     else:
         pairs = zip(got, wanted, strict=True) if isinstance(wanted, list) else [(got, wanted)]
         for ours, theirs in pairs:
@@ -167,7 +167,9 @@ def _compare(comm: Communicator, case: Case, everyone: list[np.ndarray], got: An
             assert ours.tobytes() == np.ascontiguousarray(theirs).tobytes()
 
 
-def _compare_reduced(comm: Communicator, case: Case, pieces: list[np.ndarray], got: np.ndarray) -> None:
+def _compare_reduced(
+    comm: Communicator, case: Case, pieces: list[np.ndarray], got: np.ndarray, whole_bytes: int
+) -> None:
     reduction, dtype = reduction_of(case.op), np.dtype(case.dtype)
     assert got.dtype == dtype
     if not pieces:
@@ -176,12 +178,16 @@ def _compare_reduced(comm: Communicator, case: Case, pieces: list[np.ndarray], g
     assert got.shape == pieces[0].shape
     if dict(case.more).get("deterministic") and "scan" not in case.verb:
         expected = np.empty(got.size, dtype)
-        fold(reduction, expected, [np.ascontiguousarray(each).reshape(-1) for each in pieces])
-        finish(reduction, expected, comm.size)
+        folder(reduction, dtype, comm.size)(expected, [np.ascontiguousarray(each).reshape(-1) for each in pieces])
+        if comm.size == 1:
+            finish(reduction, expected, 1)
         assert expected.tobytes() == got.tobytes(), "not one fold in the order of ranks"
     if len(pieces) == 1 and reduction.name in {"land", "lor", "lxor"}:
         pieces = [pieces[0] != 0]  # NumPy's reduction of one array is that array; ours gives 0 and 1 then too
     assert_right(got, pieces, reduction, dtype)
+    forced_and_large = "algorithm" in dict(case.more) and whole_bytes >= comm._assembly.config.large_msg_bytes
+    if rounds(reduction, dtype) and not forced_and_large:
+        assert_rounded_once(got, pieces, reduction, dtype)
 
 
 class Seen(NamedTuple):

@@ -97,6 +97,18 @@ def assert_right(got, brought, reduction, dtype):
     assert (error <= rounded * half_step(dtype) * scale * 1.01).all()
 
 
+def assert_rounded_once(got, brought, reduction, dtype):
+    """Half a step of the dtype away from the exact result, and no more than float32 adds to that."""
+    wide = [each.astype(np.float64) for each in brought]
+    operation = np.multiply if reduction.code is ReduceCode.PROD else np.add
+    share = len(brought) if reduction.code is ReduceCode.AVG else 1
+    exact = reduce(operation, wide) / share
+    scale = reduce(operation, [np.abs(each) for each in wide]) / share
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    bound = half_step(dtype) * np.abs(exact) + len(brought) * 2.0**-23 * scale + smallest
+    assert (np.abs(got.astype(np.float64) - exact) <= bound).all(), "rounded more than once"
+
+
 def half_step(dtype):
     return float(ml_dtypes.finfo(dtype).eps) / 2
 

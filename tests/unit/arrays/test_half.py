@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nexar.arrays import half
-from nexar.arrays.half import BLOCK, HALF_TYPES, fold_half
+from nexar.arrays.half import BLOCK, HALF_TYPES, fold_half, fold_wide, round_half
 
 Array = NDArray[Any]
 TYPES = sorted(HALF_TYPES, key=str)
@@ -82,6 +82,30 @@ def test_a_quotient_is_that_of_f32(dtype: np.dtype[Any], divisor: int, count: in
     expected = reference(np.add, [array], divisor)
     fold_half(np.add, array, [array], divisor)
     assert same(array, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 1000, BLOCK + 5])
+@pytest.mark.parametrize("draw", [finite, every_bit_pattern])
+def test_a_wide_fold_is_that_of_f32(dtype: np.dtype[Any], count: int, draw: Any) -> None:
+    inputs = [draw(dtype, count, seed) for seed in range(3)]
+    wide = [each.astype(np.float32) for each in inputs]
+    out = np.empty(count, np.float32)
+    fold_wide(np.add, out, inputs)
+    assert same(out, (wide[0] + wide[1]) + wide[2])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 4095, 4096, 10_007])
+@pytest.mark.parametrize("count", [10, 5 * BLOCK])
+@pytest.mark.parametrize("draw", [finite, every_bit_pattern])
+def test_a_wide_total_is_rounded_as_f32_is(dtype: np.dtype[Any], divisor: int, count: int, draw: Any) -> None:
+    inputs = [draw(dtype, count, seed) for seed in range(3)]
+    for ufunc in (np.add, np.multiply):
+        total, out = np.empty(count, np.float32), np.empty(count, dtype)
+        fold_wide(ufunc, total, inputs)
+        round_half(ufunc, out, total, divisor)
+        assert same(out, reference(ufunc, inputs, divisor))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -62,6 +62,35 @@ def test_the_table_chooses_by_bytes_and_world(operation, size_bytes, size, name)
     assert choose(facts(operation, size_bytes, size), None) == name
 
 
+@pytest.mark.parametrize(
+    ("operation", "size_bytes", "size", "name"),
+    [
+        (Op.ALL_REDUCE, 8, 2, "recursive_doubling"),
+        (Op.ALL_REDUCE, 64 * MB, 2, "pipelined_ring"),
+        (Op.ALL_REDUCE, 8, 8, "recursive_doubling"),
+        (Op.ALL_REDUCE, 32 * KB, 8, "direct"),
+        (Op.ALL_REDUCE, 32 * KB, 9, "halving_doubling"),
+        (Op.ALL_REDUCE, 9 * 32 * KB, 9, "direct"),
+        (Op.ALL_REDUCE, 8 * MB, 1000, "direct"),
+        (Op.REDUCE, 8, 3, "gather_fold"),
+        (Op.REDUCE, 8, 4, "tree"),
+        (Op.REDUCE, 32 * KB, 9, "direct"),
+        (Op.REDUCE_SCATTER, 8, 8, "halving"),
+        (Op.REDUCE_SCATTER, 8 * MB, 8, "direct"),
+        (Op.REDUCE_SCATTER_V, 32 * KB, 9, "halving"),
+        (Op.SCAN, 8 * MB, 8, "chain"),
+    ],
+)
+def test_narrow_floats_take_ways_that_round_once(operation, size_bytes, size, name):
+    assert choose(facts(operation, size_bytes, size, rounds=True), None) == name
+
+
+def test_narrow_floats_go_along_the_neighbours_of_a_sparse_topology():
+    assert choose(facts(size_bytes=1 * MB, rounds=True, topology="k_regular:2"), None) == "ring"
+    assert choose(facts(size_bytes=16 * MB, rounds=True, topology="k_regular:2"), None) == "pipelined_ring"
+    assert choose(facts(size_bytes=1 * MB, rounds=True, topology="hypercube"), None) == "halving_doubling"
+
+
 @pytest.mark.parametrize("order", [{}, {"deterministic": True}, {"commutative": False}], ids=str)
 @pytest.mark.parametrize("operation", Op)
 def test_whatever_the_table_chooses_could_have_been_asked_for(operation, order):

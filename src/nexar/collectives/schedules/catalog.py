@@ -76,6 +76,10 @@ class Algorithm(NamedTuple):
     """Operands are combined in rank order: the reduction need not commute."""
     folds: bool = True
     """Each element is one left fold over all ranks: the same bits as on every other way that folds."""
+    in_one_go: bool = False
+    """One rank combines all operands of an element, by one Fold, so it is rounded once. Otherwise partial results
+    travel between ranks, and each combination rounds them, unless they travel as float32.
+    """
 
 
 def _all_ranks(s: Shape) -> tuple[int, ...]:
@@ -104,6 +108,11 @@ def _ordered(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape],
     return Algorithm(make, buffers, folds=False)
 
 
+def _folding(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape], tuple[int, ...]]) -> Algorithm:
+    """By Fold steps alone."""
+    return Algorithm(make, buffers, in_one_go=True)
+
+
 CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
     OperationCode.BARRIER: {
         "dissemination": Algorithm(lambda s: barrier.dissemination(s.rank, s.size)),
@@ -114,8 +123,8 @@ CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         "halving_doubling": _turning(lambda s: halving_doubling.all_reduce(s.rank, s.size, s.count)),
         "ring": _turning(lambda s: ring.all_reduce(s.rank, s.size, s.count)),
         "pipelined_ring": _turning(lambda s: ring.all_reduce(s.rank, s.size, s.count, segment=s.segment)),
-        "direct": Algorithm(lambda s: direct.all_reduce(s.rank, s.size, s.count, segment=s.segment), _my_share),
-        "gather_fold": Algorithm(lambda s: direct.gather_fold(s.rank, s.size, s.count), _all_ranks),
+        "direct": _folding(lambda s: direct.all_reduce(s.rank, s.size, s.count, segment=s.segment), _my_share),
+        "gather_fold": _folding(lambda s: direct.gather_fold(s.rank, s.size, s.count), _all_ranks),
     },
     OperationCode.BROADCAST: {
         "flat": Algorithm(lambda s: flat.broadcast(s.rank, s.size, s.count, s.root)),
@@ -130,8 +139,8 @@ CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         "flat": _ordered(lambda s: flat.reduce(s.rank, s.size, s.count, s.root)),
         "tree": _ordered(lambda s: tree.reduce(s.rank, s.size, s.count, s.root)),
         "reduce_scatter_gather": _turning(lambda s: scattered.reduce(s.rank, s.size, s.count, s.root)),
-        "direct": Algorithm(lambda s: scattered.fold(s.rank, s.size, s.count, s.root, segment=s.segment), _my_share),
-        "gather_fold": Algorithm(lambda s: direct.gather_fold_to(s.rank, s.size, s.count, s.root), _at_root),
+        "direct": _folding(lambda s: scattered.fold(s.rank, s.size, s.count, s.root, segment=s.segment), _my_share),
+        "gather_fold": _folding(lambda s: direct.gather_fold_to(s.rank, s.size, s.count, s.root), _at_root),
     },
     OperationCode.ALL_GATHER: {
         "direct": Algorithm(lambda s: direct.all_gather(s.rank, s.size, s.blocks)),
@@ -145,7 +154,7 @@ CATALOG: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         "ring": _turning(lambda s: ring.reduce_scatter(s.rank, s.size, s.shares)),
         "pipelined_ring": _turning(lambda s: ring.reduce_scatter(s.rank, s.size, s.shares, segment=s.segment)),
         "pairwise": _turning(lambda s: pairwise.reduce_scatter(s.rank, s.size, s.shares)),
-        "direct": Algorithm(lambda s: direct.reduce_scatter(s.rank, s.size, s.shares, segment=s.segment), _my_share),
+        "direct": _folding(lambda s: direct.reduce_scatter(s.rank, s.size, s.shares, segment=s.segment), _my_share),
     },
     OperationCode.ALL_TO_ALL: {
         "direct": Algorithm(lambda s: direct.all_to_all(s.rank, s.size, s.inputs, s.outputs), _output),

@@ -4,15 +4,19 @@ import re
 from math import ceil, log2
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nexar.arrays.operations import reduction_of
 from nexar.arrays.partition import Span
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.reducing import rounding_of
 from nexar.collectives.schedule import cost
 from nexar.collectives.schedules.catalog import CATALOG, SAME_AS, Shape, algorithms_of, buffers, steps
+from tests.conformance.schedules.cases import REDUCING
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "algorithms.md"
-ROW = re.compile(r"\| (\w+) \| (\w+) \| `(.+?)` \| `(.+?)`( \*)? \| `(.+?)` \| (yes|no) \| (yes|no) \|")
+ROW = re.compile(r"\| (\w+) \| (\w+) \| `(.+?)` \| `(.+?)`( \*)? \| `(.+?)` \| (yes|no) \| (yes|no) \| (.+?) \|")
 ROWS = ROW.findall(PAGE.read_text())
 ON_THE_WHOLE_VECTOR = {"broadcast", "scan", "exclusive_scan"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
@@ -27,7 +31,7 @@ def test_every_algorithm_is_documented_once():
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
 @pytest.mark.parametrize("n", [*range(2, 10), 16, 17, 19])
 def test_a_schedule_costs_what_the_documents_say(row, n):
-    operation, name, steps_said, sent_said, roughly, memory_said, _, _ = row
+    operation, name, steps_said, sent_said, roughly, memory_said, *_ = row
     c = n * 60
     block = c if operation in ON_THE_WHOLE_VECTOR or (operation, name) == ("all_gather", "pipelined_ring") else c // n
     known = {
@@ -62,6 +66,19 @@ def _cost(operation, name, n, c):
 def test_the_documents_say_which_algorithms_keep_order(row):
     found = CATALOG[OperationCode[row[0].upper()]][row[1]]
     assert (found.ordered, found.folds) == (row[6] == "yes", row[7] == "yes")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_the_documents_say_how_often_narrow_floats_are_rounded(row):
+    operation, name, said = OperationCode[row[0].upper()], row[1], row[8]
+    if operation not in REDUCING:
+        assert said == "never"
+        return
+    few, many = (
+        rounding_of(name, operation, reduction_of("avg"), np.dtype(np.float16), size=5, large=large)
+        for large in (False, True)
+    )
+    assert said == (few.value if few is many else f"{few.value}, or {many.value} time")
 
 
 def test_every_operation_has_algorithms():

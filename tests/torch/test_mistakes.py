@@ -63,10 +63,16 @@ def test_ranks_that_disagree_are_told_what_the_other_one_did(tmp_path):
 
 def refused() -> dict[str, Callable[[], Any]]:
     """What no rank gets through, and what its error says."""
-    one, whole = torch.ones(1), torch.ones(4, dtype=torch.int32)
+    one, flags = torch.ones(1), torch.ones(4, dtype=torch.bool)
     return {
         "bit operations are for integers": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND),
-        'or use op="sum" and divide': lambda: dist.all_reduce(whole, dist.ReduceOp.AVG),
+        'or use op="sum" and divide': lambda: dist.all_reduce(flags, dist.ReduceOp.AVG),
+        "all_gather: the output list has 1 entries for 2 ranks": lambda: dist.all_gather([one], one),
+        "gather: gather_list has 3 entries for 2 ranks": lambda: dist.gather(one, [one] * 3, dst=dist.get_rank()),
+        "scatter: scatter_list has 1 entries for 2 ranks": lambda: dist.scatter(one, [one], src=dist.get_rank()),
+        "reduce_scatter: the input list has 3 entries for 2 ranks": lambda: dist.reduce_scatter(one, [one] * 3),
+        "all_to_all: the output list has 1 entries for 2 ranks": lambda: dist.all_to_all([one], [one] * 2),
+        "all_to_all: the input list has 3 entries for 2 ranks": lambda: dist.all_to_all([one] * 2, [one] * 3),
         "give tensor.to_dense()": lambda: dist.all_reduce(torch.eye(2).to_sparse()),
         "there is no rank 7": lambda: dist.broadcast(one, 7),
         "there is no rank 8": lambda: dist.send(one, 8),

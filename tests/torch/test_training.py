@@ -9,7 +9,7 @@ from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -119,6 +119,18 @@ def test_fsdp_shards_the_model_and_learns_what_ddp_learns(tmp_path):
     expected, found = on_ranks(tmp_path / "ddp", 2, plain), on_ranks(tmp_path, 2, sharded)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_the_older_fsdp_resizes_what_it_has_gathered(tmp_path):
+    def task(rank, size):
+        torch.manual_seed(7)
+        whole = FullyShardedDataParallel(
+            nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)), device_id=torch.device("cpu")
+        )
+        return train(whole, rank)
+
+    losses = on_ranks(tmp_path, 2, task)
+    assert all(each[-1] < each[0] for each in losses)
 
 
 def test_tensors_are_cut_and_put_together(tmp_path):

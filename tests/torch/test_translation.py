@@ -11,7 +11,7 @@ ELEMENTS = PIECE_BYTES // 4
 
 
 def steps(tensor: torch.Tensor) -> list[translation.Step]:
-    return list(translation.all_reduce([tensor], dist.ReduceOp.SUM).steps)
+    return list(translation.all_reduce([tensor], dist.ReduceOp.SUM, 2).steps)
 
 
 def test_a_long_tensor_of_a_device_is_reduced_in_pieces_that_are_copied_while_others_travel() -> None:

@@ -7,6 +7,7 @@ works on the values of a tensor that requires grad, and the result of a new tens
 from __future__ import annotations
 
 import sys
+from ctypes import c_char
 from typing import Any, Final
 
 import ml_dtypes
@@ -47,9 +48,29 @@ def array_of(tensor: Any) -> NDArray[Any]:
             "package with an adapter for it"
         )
     refuse_what_has_no_memory(tensor)
-    dtype = dtype_of(tensor)
-    array: NDArray[Any] = plain(tensor).numpy()
-    return array.view(dtype)
+    return array_in_memory(tensor, dtype_of(tensor))
+
+
+def array_in_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array in the memory of a dense tensor on the CPU, with its strides; `dtype` has the size of its elements. The
+    array keeps the tensor alive.
+
+    `Tensor.numpy()` and DLPack are not used. The former makes the storage impossible to resize for as long as it lives,
+    which FSDP needs to do; what the latter returns is read-only with older versions of NumPy. As with both, an array
+    must not be used after its tensor's storage was resized. UsageError for a tensor that has no memory of its own.
+    """
+    shape, strides, length = tensor.shape, None, tensor.nbytes
+    start: int = tensor.data_ptr()
+    if not length:
+        return np.empty(shape, dtype)
+    if not start:
+        raise UsageError(f"{type(tensor).__name__} has no memory of its own; give the tensor that holds its values")
+    if not tensor.is_contiguous():
+        strides = [step * dtype.itemsize for step in tensor.stride()]
+        length = addresses(tensor)[1] - start
+    memory = (c_char * length).from_address(start)
+    memory.tensor = tensor  # the array holds `memory`
+    return np.ndarray(shape, dtype, memory, 0, strides)
 
 
 def refuse_what_has_no_memory(tensor: Any) -> None:

@@ -20,7 +20,7 @@ from nexar.errors import UsageError
 from nexar.torch import translation
 from nexar.torch.completion import Completion
 from nexar.torch.ground import GROUND, Footing
-from nexar.torch.reductions import reduction_of
+from nexar.torch.reductions import averages_integers, reduction_of
 from nexar.torch.tensors import values
 from nexar.torch.translation import Plan, Tensors
 from nexar.torch.work import DoneWork, PendingWork
@@ -101,9 +101,9 @@ class Calls:
         """In place. The call of calls, so what it needs least of is done here, and not where all others go."""
         if len(tensors) == 1 and tensors[0].is_cpu and self._seconds(opts) is None:
             reduction = reduction_of(opts.reduceOp)
-            if reduction.factor is None:
+            if reduction.factor is None and not averages_integers(reduction, tensors[0]):
                 return self._reduce(tensors, reduction.name, in_background=opts.asyncOp)
-        return self._perform(translation.all_reduce(tensors, opts.reduceOp), opts)
+        return self._perform(translation.all_reduce(tensors, opts.reduceOp, self.communicator.size), opts)
 
     def _reduce(self, tensors: Tensors, op: str, *, in_background: bool) -> AnyWork:
         array = values(tensors[0])
@@ -117,7 +117,7 @@ class Calls:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> AnyWork:
         """Many, in place."""
-        return self._perform(translation.all_reduce_coalesced(tensors, opts.reduceOp), opts)
+        return self._perform(translation.all_reduce_coalesced(tensors, opts.reduceOp, self.communicator.size), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> AnyWork:
         """In place, from `opts.rootRank`."""
@@ -125,15 +125,17 @@ class Calls:
 
     def reduce(self, tensors: Tensors, opts: Any) -> AnyWork:
         """In place, at `opts.rootRank`."""
-        return self._perform(translation.reduce(tensors, opts.reduceOp, opts.rootRank), opts)
+        root, here = opts.rootRank, self.communicator
+        plan = translation.reduce(tensors, opts.reduceOp, root, here.size, at_root=here.rank == root)
+        return self._perform(plan, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         """Into lists of tensors, one for each rank."""
-        return self._perform(translation.all_gather(outputs, inputs), opts)
+        return self._perform(translation.all_gather(outputs, inputs, self.communicator.size), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         """Into each rank's list."""
-        return self._perform(translation.all_gather_coalesced(outputs, inputs), opts)
+        return self._perform(translation.all_gather_coalesced(outputs, inputs, self.communicator.size), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> AnyWork:
         """Into one tensor."""
@@ -145,7 +147,7 @@ class Calls:
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> AnyWork:
         """Into a list of tensors at `opts.rootRank`."""
-        return self._perform(translation.gather(outputs, inputs, opts.rootRank), opts)
+        return self._perform(translation.gather(outputs, inputs, opts.rootRank, self.communicator.size), opts)
 
     def gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
         """Into one tensor at `opts.rootRank`."""
@@ -154,23 +156,24 @@ class Calls:
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> AnyWork:
         """From a list of tensors at `opts.rootRank`."""
-        return self._perform(translation.scatter(outputs, inputs, opts.rootRank), opts)
+        return self._perform(translation.scatter(outputs, inputs, opts.rootRank, self.communicator.size), opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> AnyWork:
         """From lists of tensors, one for each rank."""
-        return self._perform(translation.reduce_scatter(outputs, inputs, opts.reduceOp), opts)
+        return self._perform(translation.reduce_scatter(outputs, inputs, opts.reduceOp, self.communicator.size), opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> AnyWork:
         """From one tensor."""
-        return self._perform(translation.reduce_scatter_single([output], [given], opts.reduceOp), opts)
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> AnyWork:
         """From one tensor each."""
-        return self._perform(translation.reduce_scatter_single(outputs, inputs, opts.reduceOp), opts)
+        plan = translation.reduce_scatter_single(outputs, inputs, opts.reduceOp, self.communicator.size)
+        return self._perform(plan, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         """Of lists of tensors, of any sizes."""
-        return self._perform(translation.all_to_all(outputs, inputs), opts)
+        return self._perform(translation.all_to_all(outputs, inputs, self.communicator.size), opts)
 
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch._C._distributed_c10d import ReduceOp
 
 from nexar.errors import UsageError
@@ -39,3 +40,9 @@ def reduction_of(op: Any) -> Reduction:
     if op == ReduceOp.PREMUL_SUM:
         return Reduction("sum", op.__getstate__()[1])
     raise UsageError("the backend nexar does not know this ReduceOp; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR, BXOR")
+
+
+def averages_integers(reduction: Reduction, tensor: torch.Tensor) -> bool:
+    """Whether the elements are integers to be averaged. Booleans are not: the communicator refuses to average them."""
+    kind = tensor.dtype
+    return reduction.name == "avg" and not (kind.is_floating_point or kind.is_complex or kind is torch.bool)

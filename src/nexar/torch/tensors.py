@@ -21,31 +21,32 @@ Array: TypeAlias = NDArray[Any] | torch.Tensor
 
 PIECE_BYTES: Final = 8 << 20
 """Of a device's tensor, that are copied while others travel: large enough that a copy is at full speed."""
-_PLAIN: Final = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-     torch.bool, torch.complex64, torch.complex128}
-)  # fmt: skip
+_PLAIN: Final = {
+    dtype: np.dtype(str(dtype).removeprefix("torch."))
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+                  torch.uint8, torch.bool, torch.complex64, torch.complex128)
+}  # fmt: skip
 """Types that NumPy has too: nearly always, so they take a short way."""
 _FOREIGN: Final = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the size of an element: as what elements travel whose type no array has."""
 
 
 def values(tensor: torch.Tensor) -> Array:
     """To reduce: an array in the tensor's memory, with its strides. UsageError where there is none."""
-    if tensor.dtype in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_conj():
-        plain: NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-        return plain
+    dtype = _PLAIN.get(tensor.dtype)
+    if dtype is not None and tensor.is_cpu and tensor.layout is torch.strided and not _is_lazy(tensor):
+        return torch_adapter.array_in_memory(tensor, dtype)
     _refuse_sparse(tensor)
     return torch_adapter.array_of(tensor) if tensor.is_cpu else tensor.detach()
 
 
 def content(tensor: torch.Tensor) -> Array:
-    """To move: as `values`, and bytes where the numbers have a type that no array has."""
+    """To move: as `values`, and integers of the same size where the elements have a type that no array has."""
     if tensor.dtype in _PLAIN or tensor.dtype in _FOREIGN:
         return values(tensor)
     _refuse_sparse(tensor)
-    if not tensor.is_contiguous():
-        raise UsageError(f"a tensor of {tensor.dtype} can be moved only if it is contiguous; give tensor.contiguous()")
-    return values(tensor.detach().view(torch.uint8))
+    return values(tensor.detach().view(_INTEGERS[tensor.element_size()]))
 
 
 def to_fill(tensor: torch.Tensor) -> Array:
@@ -101,6 +102,17 @@ def pour(parts: Sequence[Any], into: Sequence[Any]) -> None:
             np.copyto(room, part.reshape(room.shape))
 
 
+def divide(array: Array, by: int) -> None:
+    """Divide integers in place, rounding toward zero."""
+    if isinstance(array, torch.Tensor):
+        array.copy_(array.to(torch.int64).div(by, rounding_mode="trunc"))
+    elif array.dtype == np.uint64:
+        np.floor_divide(array, np.uint64(by), out=array)
+    else:  # in 64 bits: `by` may be more than the type can hold
+        quotient, rest = np.divmod(array.astype(np.int64), by)
+        np.copyto(array, quotient + ((quotient < 0) & (rest != 0)), casting="unsafe")  # a quotient fits
+
+
 def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], object]:
     """The same, to be run by any thread, on the stream that is current now where the array's device has streams: what
     the caller begins there afterwards sees what it did.
@@ -114,6 +126,11 @@ def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], ob
             return finish(result)
 
     return run
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the elements in memory are not the values, but their conjugates or negatives."""
+    return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

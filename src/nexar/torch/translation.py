@@ -17,8 +17,21 @@ import torch
 from nexar.arrays.compression.compressor import Compressor
 from nexar.errors import UsageError
 from nexar.torch.amendments import Received
-from nexar.torch.reductions import Reduction, reduction_of
-from nexar.torch.tensors import PIECE_BYTES, Array, content, count, flat, on_stream, pieces, pour, row, to_fill, values
+from nexar.torch.reductions import Reduction, averages_integers, reduction_of
+from nexar.torch.tensors import (
+    PIECE_BYTES,
+    Array,
+    content,
+    count,
+    divide,
+    flat,
+    on_stream,
+    pieces,
+    pour,
+    row,
+    to_fill,
+    values,
+)
 
 Tensors = Sequence[torch.Tensor]
 
@@ -43,17 +56,25 @@ class Plan(NamedTuple):
 # -- in place ------------------------------------------------------------------------------------------------------
 
 
-def all_reduce(tensors: Tensors, op: Any) -> Plan:
+def all_reduce(tensors: Tensors, op: Any, size: int) -> Plan:
     """Each tensor in place."""
     reduction = reduction_of(op)
-    return Plan("all_reduce", [_reduced(_scaled(each, reduction), reduction.name) for each in tensors], tensors)
+    steps = [_reduced(_scaled(each, reduction), *_performed(reduction, each, each, size)) for each in tensors]
+    return Plan("all_reduce", steps, tensors)
 
 
-def all_reduce_coalesced(tensors: Tensors, op: Any) -> Plan:
-    """All of them together, in place."""
+def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> Plan:
+    """All of them together, in place; where they are averaged, integers apart from the others."""
     reduction = reduction_of(op)
-    arrays = [_scaled(each, reduction) for each in tensors]
-    return Plan("all_reduce_coalesced", [Step("all_reduce_bucketed", (arrays, reduction.name))], tensors)
+    integers = [each for each in tensors if averages_integers(reduction, each)]
+    others = [each for each in tensors if not averages_integers(reduction, each)]
+    steps = []
+    for some in filter(None, (integers, others)):
+        arrays = [_scaled(each, reduction) for each in some]
+        name, _ = _performed(reduction, some[0], some[0], size)
+        finish = on_stream(arrays[0], partial(_divide_all, arrays, size)) if some is integers else None
+        steps.append(Step("all_reduce_bucketed", (arrays, name), {}, finish))
+    return Plan("all_reduce_coalesced", steps, tensors)
 
 
 def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None) -> Plan:
@@ -68,25 +89,37 @@ def broadcast(tensors: Tensors, root: int) -> Plan:
     return Plan("broadcast", [Step("broadcast", (content(each), root)) for each in tensors], tensors)
 
 
-def reduce(tensors: Tensors, op: Any, root: int) -> Plan:
+def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) -> Plan:
     """Each tensor in place, at the root."""
     reduction = reduction_of(op)
-    steps = [Step("reduce", (_scaled(each, reduction), reduction.name, root)) for each in tensors]
+    steps = []
+    for each in tensors:
+        name, finish = _performed(reduction, each, each, size)
+        steps.append(Step("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
     return Plan("reduce", steps, tensors)
 
 
 # -- gathering -----------------------------------------------------------------------------------------------------
 
 
-def all_gather(outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
+def all_gather(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> Plan:
     """`outputs[i]` is one tensor for each rank, for what they have in `inputs[i]`."""
+    for room in outputs:
+        _check_length("all_gather", "the output list", room, size)
     steps = [_gathered(room, each) for room, each in zip(outputs, inputs, strict=True)]
     return Plan("all_gather", steps, outputs)
 
 
-def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
+def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> Plan:
     """The other way round: `outputs[rank]` is that rank's whole list."""
-    rooms = [[outputs[rank][place] for rank in range(len(outputs))] for place in range(len(inputs))]
+    _check_length("all_gather_coalesced", "the output list", outputs, size, "one list")
+    for room in outputs:
+        if len(room) != len(inputs):
+            raise UsageError(
+                f"all_gather_coalesced: an output list has {len(room)} tensors, and the input list {len(inputs)}; give "
+                "as many in each"
+            )
+    rooms = [[outputs[rank][place] for rank in range(size)] for place in range(len(inputs))]
     return Plan(
         "all_gather_coalesced", [_gathered(room, each) for room, each in zip(rooms, inputs, strict=True)], outputs
     )
@@ -100,8 +133,10 @@ def all_gather_single(outputs: Tensors, inputs: Tensors) -> Plan:
     return Plan("all_gather_single", steps, outputs)
 
 
-def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int) -> Plan:
+def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> Plan:
     """As all_gather, at the root; the others have no outputs."""
+    for each in outputs:
+        _check_length("gather", "gather_list", each, size)
     steps = []
     for place, each in enumerate(inputs):
         room = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
@@ -119,8 +154,10 @@ def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_ro
 # -- scattering ----------------------------------------------------------------------------------------------------
 
 
-def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int) -> Plan:
+def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int, size: int) -> Plan:
     """`inputs[i]` is one tensor for each rank, at the root; the others have no inputs."""
+    for each in inputs:
+        _check_length("scatter", "scatter_list", each, size)
     steps = []
     for place, room in enumerate(outputs):
         blocks = _rows([content(tensor) for tensor in inputs[place]]) if inputs else None
@@ -128,36 +165,41 @@ def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int) -> Plan:
     return Plan("scatter", steps, outputs)
 
 
-def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any) -> Plan:
+def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: int) -> Plan:
     """`inputs[i]` is one tensor for each rank, which gets the reduction of those that are for it."""
     reduction = reduction_of(op)
     steps = []
     for room, parts in zip(outputs, inputs, strict=True):
+        _check_length("reduce_scatter", "the input list", parts, size)
         arrays = [_fresh(part, reduction) for part in parts]
         counts = [count(array) for array in arrays]
-        settings: dict[str, Any] = {"op": reduction.name, "out": values(room)}
+        name, finish = _performed(reduction, parts[0], room, size)
+        settings: dict[str, Any] = {"op": name, "out": values(room)}
         if len(set(counts)) == 1:
-            steps.append(Step("reduce_scatter", (row(arrays),), settings))
+            steps.append(Step("reduce_scatter", (row(arrays),), settings, finish))
         else:
-            steps.append(Step("reduce_scatter_v", (row(arrays), counts), settings))
+            steps.append(Step("reduce_scatter_v", (row(arrays), counts), settings, finish))
     return Plan("reduce_scatter", steps, outputs)
 
 
-def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any) -> Plan:
+def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int) -> Plan:
     """Of one tensor each, which has the parts of all ranks one after the other."""
     reduction = reduction_of(op)
     steps = []
     for room, each in zip(outputs, inputs, strict=True):
         array = flat(_fresh(each, reduction))
-        steps.append(Step("reduce_scatter", (array,), {"op": reduction.name, "out": values(room)}))
+        name, finish = _performed(reduction, each, room, size)
+        steps.append(Step("reduce_scatter", (array,), {"op": name, "out": values(room)}, finish))
     return Plan("reduce_scatter_single", steps, outputs)
 
 
 # -- all to all ----------------------------------------------------------------------------------------------------
 
 
-def all_to_all(outputs: Tensors, inputs: Tensors) -> Plan:
+def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> Plan:
     """`inputs[rank]` goes to that rank; they may have any sizes."""
+    _check_length("all_to_all", "the output list", outputs, size)
+    _check_length("all_to_all", "the input list", inputs, size)
     room = [to_fill(each) for each in outputs]
     finish = on_stream(room[0], partial(pour, into=room))
     step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
@@ -200,12 +242,34 @@ def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
 # -- inside --------------------------------------------------------------------------------------------------------
 
 
-def _reduced(array: Array, op: str) -> Step:
+def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, element: str = "one tensor") -> None:
+    if len(tensors) != size:
+        raise UsageError(f"{call}: {what} has {len(tensors)} entries for {size} ranks; give {element} for each rank")
+
+
+def _performed(
+    reduction: Reduction, given: torch.Tensor, room: torch.Tensor, size: int
+) -> tuple[str, Callable[[Any], object] | None]:
+    """The communicator's reduction, and what is done with its result in `room`: integers are averaged as NCCL does it,
+    by a division of their sum. The communicator itself refuses that.
+    """
+    if not averages_integers(reduction, given):
+        return reduction.name, None
+    array = values(room)
+    return "sum", on_stream(array, partial(_divide_all, [array], size))
+
+
+def _divide_all(arrays: Sequence[Array], size: int, _: Any) -> None:
+    for array in arrays:
+        divide(array, size)
+
+
+def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> Step:
     """A large one of a device in pieces: while one travels, the next is copied from the device, and the last to it."""
     parts = pieces(array)
     if len(parts) == 1:
-        return Step("all_reduce", (array, op))
-    return Step("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES})
+        return Step("all_reduce", (array, op), {}, finish)
+    return Step("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES}, finish)
 
 
 def _scaled(tensor: torch.Tensor, reduction: Reduction) -> Array:
@@ -229,13 +293,13 @@ def _gathered(outputs: Tensors, given: torch.Tensor) -> Step:
 
 
 def _spread(room: Sequence[Array], result: Array) -> None:
-    pour(list(result), room)
+    pour([result[rank : rank + 1] for rank in range(len(room))], room)  # iterating would give scalars for 0-d tensors
 
 
 def _rows(arrays: Sequence[Array]) -> Array:
     if len({count(array) for array in arrays}) > 1:
         raise UsageError("scatter gives every rank as many elements; pad the tensors of scatter_list to one size")
-    return row(arrays).reshape(len(arrays), -1)
+    return row(arrays).reshape(len(arrays), count(arrays[0]))
 
 
 def _cut(array: Array, sizes: Sequence[int], size: int, which: str) -> list[Array]:

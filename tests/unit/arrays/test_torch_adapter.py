@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from nexar.arrays.operand import adapt
-from nexar.arrays.torch_adapter import is_tensor
+from nexar.arrays.torch_adapter import array_of, is_tensor
 from nexar.errors import UsageError
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -95,3 +95,19 @@ def test_a_dtype_that_cannot_travel_is_refused() -> None:
 def test_it_tells_whether_what_is_written_is_seen_at_once() -> None:
     assert adapt(torch.arange(8.0), writable=True).shares
     assert not adapt(torch.arange(8.0)[::2], writable=True).shares
+
+
+def test_a_tensor_can_be_resized_once_its_array_is_no_longer_used():
+    for tensor in (torch.ones(4), torch.ones(4, dtype=torch.bfloat16)):
+        array = array_of(tensor)
+        array[0] = 2
+        assert tensor[0] == 2
+        del array
+        tensor.untyped_storage().resize_(0)
+
+
+def test_an_array_keeps_its_tensor_alive():
+    array = array_of(torch.full((1000,), 7.0))
+    others = [torch.zeros(1000) for _ in range(10)]
+    assert array.tolist() == [7.0] * 1000
+    assert len(others) == 10

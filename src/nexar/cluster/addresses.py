@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from nexar.errors import ConfigError, UsageError
-from nexar.transport.address import Network, format_address, host_of, is_loopback, parse_address
+from nexar.transport.address import Network, check_dialable, format_address, host_of, is_loopback, parse_address
 
 Number: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Attached: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 MAX_ADDRESSES: Final = 16
 """Enough for any host, few enough for the one small message in which a stranger introduces itself."""
+_HOST_AND_PORT: Final = ("quic", "tls")
 _BRIDGE: Final = re.compile(
     r"(docker|br-|virbr|veth|vnet|cni|cali|cilium|flannel|podman|lxcbr|lxdbr|weave|kube|nerdctl|vmnet|vboxnet)"
 )
@@ -93,6 +94,16 @@ def add_seen(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, t
     if number is None or _is_local(number) or number.is_unspecified:
         return dict(addresses)
     return {scheme: _put(told, str(number)) for scheme, told in addresses.items()}
+
+
+def check_told(addresses: Mapping[str, tuple[str, ...]]) -> None:
+    """UsageError if an address that a node told cannot be parsed. Schemes of other transports have their own form."""
+    for scheme in _HOST_AND_PORT:
+        for address in addresses.get(scheme, ()):
+            try:
+                check_dialable(address)
+            except UsageError as error:
+                raise UsageError(f"its {scheme} address {error}") from None
 
 
 def _put(told: tuple[str, ...], host: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from nexar.cluster.membership import Member, Membership, MembershipError, check_size
+from nexar.cluster.membership import Member, Membership, MembershipError, check_addresses, check_size
 from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import MAX_VALUE_BYTES, Cause
@@ -52,7 +52,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def apply(self, membership: Membership) -> Membership:
         """The next membership. MembershipError if this is no change of that one, if nobody would be left, or if the
-        result has more members or more bytes than a membership may have.
+        result has more members or more bytes than a membership may have, or if a joiner cannot be dialed.
         """
         if self.epoch != membership.epoch + 1:
             raise MembershipError(f"a change to epoch {self.epoch} of a membership of epoch {membership.epoch}")
@@ -62,6 +62,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         stay = tuple(member for member in membership.members if member.node not in gone)
         after = Membership(membership.cluster, self.epoch, stay + self.joined, membership.attendants, membership.seed)
         if self.joined:  # without joiners it only gets smaller
+            check_addresses(self.joined)
             check_size(after)
         return after
 

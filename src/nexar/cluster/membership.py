@@ -17,6 +17,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from nexar.cluster.addresses import check_told
+from nexar.errors import UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import NodeId, Rank, format_node
 from nexar.wire.handshake import MAX_CAPABILITIES
@@ -165,6 +167,7 @@ class Membership:
             parts = _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise MembershipError(f"not a membership: {error}") from None
+        check_addresses(parts.members)
         return Membership(parts.cluster, parts.epoch, parts.members, parts.attendants, parts.seed)
 
 
@@ -181,7 +184,19 @@ def decode_member(data: bytes) -> Member:
         raise MembershipError(f"not a member: {error}") from None
     _check_member(member)
     _pins([member])
+    check_addresses([member])
     return member
+
+
+def check_addresses(members: Iterable[Member]) -> None:
+    """MembershipError if one of them has an address that nobody can dial. Asked of members that come from a message;
+    those of a membership that was checked need no second look.
+    """
+    for member in members:
+        try:
+            check_told(member.addresses)
+        except UsageError as error:
+            raise MembershipError(f"node {format_node(member.node)} cannot be dialed: {error}") from None
 
 
 def check_size(membership: Membership) -> None:

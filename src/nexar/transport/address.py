@@ -18,7 +18,8 @@ _Numeric: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
 _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}")
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]*")
+_LABEL: Final = r"[A-Za-z0-9_-]{1,63}"
+_HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?)?")  # other names make the resolver raise UnicodeError
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_HOST: Final = 253  # of a name in the DNS
 
@@ -53,6 +54,13 @@ def parse_address(text: str) -> tuple[str, int]:
     if not _HOST.fullmatch(host) or len(host) > _MAX_HOST:
         raise UsageError(f"{text!r} is not an address: {host!r} is not the name or number of a host")
     return host, int(port)
+
+
+def check_dialable(text: str) -> None:
+    """UsageError unless it is an address that somebody else can dial: with a host and a port."""
+    host, port = parse_address(text)
+    if not host or not port:
+        raise UsageError(f"{text!r} cannot be dialed; write a host and a port above 0")
 
 
 def format_address(host: str, port: int) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
+from nexar.cluster.addresses import add_seen, check_told
 from nexar.cluster.decisions.admission_events import Applied, Reserved, Watched
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal
-from nexar.errors import InternalError
+from nexar.cluster.membership import Member
+from nexar.errors import InternalError, UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.types import UNKNOWN_NODE
 from nexar.wire.handshake import Hello
+from nexar.wire.joining import Apply
 
 WRONG_SECRET: Final = "the ticket or token does not open this cluster"
 MAX_ONLOOKERS: Final = 64
@@ -45,6 +48,16 @@ def greet(guest: Guest, hello: Hello) -> None:
     if hello.node == UNKNOWN_NODE:
         raise Refusal("its hello names no node")
     guest.hello = hello
+
+
+def describe_member(guest: Guest, hello: Hello, asked: Apply) -> Member:
+    """The place that a candidate asks for. Refusal if it told an address that nobody can dial."""
+    try:
+        check_told(asked.addresses)
+    except UsageError as error:
+        raise Refusal(f"nobody can dial it (check its NEXAR_ADVERTISE): {error}") from None
+    addresses = add_seen(asked.addresses, guest.address)
+    return Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
 
 
 def authenticate(guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from nexar.cluster.addresses import add_seen
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.admission_events import (
     Action,
@@ -29,6 +28,7 @@ from nexar.cluster.decisions.admission_events import (
     Said,
     Tell,
 )
+from nexar.cluster.decisions.authenticating import describe_member
 from nexar.cluster.decisions.compatibility import Compatibility
 from nexar.cluster.decisions.early_joiners import EarlyJoiners
 from nexar.cluster.decisions.guest import Guest
@@ -128,8 +128,7 @@ class FormedCluster:
         if old is not None and old.fingerprint != guest.fingerprint:
             raise Refusal(f"node {format_node(hello.node)} is known with another key")
         replaced = self._replace(self._joiners, hello.node)
-        addresses = add_seen(asked.addresses, guest.address)
-        member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
+        member = describe_member(guest, hello, asked)
         self._compatibility.check(member, asked, event.clock, guest.address)
         self._expect(guest, member)
         self._compatibility.add(member, asked, guest.address)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Protocol
 
-from nexar.cluster.addresses import add_seen
 from nexar.cluster.decisions.admission_events import Action, Admit, Applied, ChildDied, Note, NoteKind
+from nexar.cluster.decisions.authenticating import describe_member
 from nexar.cluster.decisions.children import Children
 from nexar.cluster.decisions.compatibility import Compatibility, Incompatible
 from nexar.cluster.decisions.door_rules import DoorRules
@@ -75,8 +75,7 @@ class Forming:
         """A candidate. Refusal."""
         asked = event.application
         self._check_new(hello.node, asked.epoch)
-        addresses = add_seen(asked.addresses, guest.address)
-        member = Member(hello.node, asked.host, guest.fingerprint, addresses, hello.capabilities, asked.launcher)
+        member = describe_member(guest, hello, asked)
         self._check_size(asked)
         self._check_compatible(guest, member, event)
         actions = self._admit(guest, hello, member, asked)

@@ -272,7 +272,7 @@ def test_a_bad_message_is_refused_with_its_reason_on_one_line() -> None:
 
 def test_a_candidate_that_would_make_the_membership_too_large_is_refused() -> None:
     door = a_door(1000)
-    many = Apply(PROOF, b"r", "a", {"quic": tuple("x" * 50 for _ in range(60))})
+    many = Apply(PROOF, b"r", "a", {"quic": tuple(f"{'x' * 48}:1" for _ in range(60))})
     door.greet(1)
     assert "advertise fewer addresses" in only(door.tell(Applied(1, many, True, key(1))), Refuse).reason
 

@@ -19,7 +19,7 @@ from nexar.wire.messages import Message
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 32
+AT_ONCE: Final = 16
 """Threads."""
 MOST_WORDS: Final = 64
 """That wait for one member: the newest. Whoever needs an answer asks again."""
@@ -36,8 +36,17 @@ class Roads(Protocol):
 class Couriers:
     """Of one node. Any thread. Its threads end by themselves, soon after the node's dials have been recalled."""
 
-    def __init__(self, roads: Roads, aside: Callable[[Callable[[], None]], None]) -> None:
-        """`aside` runs something in a thread of its own."""
+    def __init__(
+        self,
+        roads: Roads,
+        aside: Callable[[Callable[[], None]], None],
+        *,
+        own_delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`aside` runs something in a thread of its own. `own_delay`: seconds by which a dial has more time, because
+        this node runs slowly.
+        """
+        self._own_delay = own_delay
         self._roads = roads
         self._aside = aside
         self._lock = threading.Lock()  # over everything below
@@ -73,7 +82,7 @@ class Couriers:
 
     def _carry(self, node: NodeId) -> None:
         try:
-            link = self._roads.link(node, time.monotonic() + _PATIENCE)
+            link = self._roads.link(node, time.monotonic() + _PATIENCE + self._own_delay())
             while (word := self._take(node)) is not None:
                 link.send_control(word)
         except BaseException as error:

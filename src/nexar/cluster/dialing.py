@@ -23,7 +23,16 @@ STAGGER: Final = 1.0
 class Dialer:
     """Dials for one node. Its threads are its own: `close` it after the transports, which ends their dials."""
 
-    def __init__(self, transports: Mapping[str, Transport], recall: Recall, stagger: float = STAGGER) -> None:
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        recall: Recall,
+        stagger: float = STAGGER,
+        *,
+        own_delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`own_delay`: seconds by which the preferred transport has more time, because this process runs slowly."""
+        self._own_delay = own_delay
         self._transports = transports
         self._recall = recall
         self._stagger = stagger
@@ -51,7 +60,8 @@ class Dialer:
                 for scheme in schemes:
                     self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
                     is_last = scheme == schemes[-1]
-                    if race.is_settled(deadline if is_last else min(deadline, time.monotonic() + self._stagger)):
+                    patience = self._stagger + self._own_delay()
+                    if race.is_settled(deadline if is_last else min(deadline, time.monotonic() + patience)):
                         break
             return race.result(deadline)
         except BaseException:

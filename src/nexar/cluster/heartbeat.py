@@ -16,6 +16,7 @@ from nexar.clock import Clock, SystemClock
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.decisions.failure_detector import FailureDetector, Finding, Known
 from nexar.cluster.decisions.watchers import watched, watchers
+from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
 from nexar.errors import NexarError, UsageError
@@ -49,12 +50,14 @@ class Heartbeat:
         doing: Callable[[], tuple[tuple[Doing, ...], str]],
         found: Callable[[Finding], None],
         *,
+        meter: DelayMeter | None = None,
         clock: Clock | None = None,
         alarm: Callable[[Callable[[float], float | None]], Rings] = Alarm,
     ) -> None:
         """`links` are those that are, or were, open; `doing` is what this node does and the last call it finished;
         `found` is told what is new of a node, which may have left the membership meanwhile. All three are called by the
-        thread of the heartbeat and must not wait.
+        thread of the heartbeat and must not wait. `meter` is told how late that thread runs, and says how much longer
+        to wait for the others.
         """
         config = node.config
         self._me = node.id
@@ -70,6 +73,8 @@ class Heartbeat:
         self._watchers: tuple[NodeId, ...] = ()
         self._watched: tuple[NodeId, ...] = ()
         self._next_beat = 0.0
+        self._meter = meter
+        self._ringing: float | None = None  # when the next ring is due; the thread of the heartbeat writes
         self._alarm = alarm(self._ring)
 
     # -- any thread --------------------------------------------------------------------------------------
@@ -105,6 +110,7 @@ class Heartbeat:
     # -- the thread --------------------------------------------------------------------------------------
 
     def _ring(self, now: float) -> float | None:
+        self._measure(now)
         links = self._links()
         with self._lock:
             epoch, told, wanted = self._epoch, self._take_turn(now), self._watched
@@ -116,7 +122,13 @@ class Heartbeat:
             due = self._due(now)
         for finding in findings:
             self._found(finding)
+        self._ringing = due
         return due
+
+    def _measure(self, now: float) -> None:
+        """How late this ring is. An earlier one than expected, for a new membership, measures nothing."""
+        if self._meter is not None and self._ringing is not None and now >= self._ringing:
+            self._meter.timer_ran(self._ringing, now)
 
     def _take_turn(self, now: float) -> tuple[NodeId, ...]:
         """Whom to tell now. Under the lock."""
@@ -140,6 +152,7 @@ class Heartbeat:
         for node, count in counts.items():
             if count is not None:
                 detector.packets(node, count, now, tells_apart=_QUIC in links[node].schemes)
+        detector.own_delay = 0.0 if self._meter is None else self._meter.seconds
         return detector.tick(now)
 
     def _due(self, now: float) -> float | None:

@@ -1,6 +1,7 @@
 """Notices that members are gone: lost links, ended death lines, silence, their own goodbye, the word of a launcher.
 
-Each is a hint, and each hint is looked into at once, by a thread of its own: who answers is not gone, whatever broke.
+Each is a hint, and each hint is looked into at once, aside: who answers is not gone, whatever broke. Not more than
+`MOST_PROBES` at a time: in a starved cluster each probe takes CPU from those whose answers are awaited.
 A member that lives and to which the link is lost is dialed anew; only if that fails too, it is lost to this node. What
 the cluster makes of it, the others decide too: see recovery.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypeAlias
 
@@ -30,6 +32,8 @@ Noticed: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
 _RAISED: Final = "it raised an exception and left:\n"
 _LONGEST_DIAL: Final = 5.0
+MOST_PROBES: Final = 8
+"""Threads that look into hints; more hints wait for one of them."""
 
 
 class Lookout:
@@ -44,11 +48,14 @@ class Lookout:
         tell: Callable[[Event], None],
         noticed: Callable[[NodeId, Noticed, str], None],
         known: Callable[[NodeId], Known | None],
+        own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause. `known` is
-        what the heartbeat knows of a node; None: it does not watch it.
+        what the heartbeat knows of a node; None: it does not watch it. `own_delay`: seconds by which everybody has more
+        time to answer, because this node runs slowly.
         """
         self._known = known
+        self._own_delay = own_delay
         self._node = node
         self._mesh = mesh
         self._pings = pings
@@ -62,6 +69,9 @@ class Lookout:
         self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
         self._lost: set[NodeId] = set()  # found to be gone, and not found again; under the lock
         self._goodbyes: dict[NodeId, Goodbye] = {}  # said by members that are about to end their link; under the lock
+        self._asked: set[NodeId] = set()  # under the lock: those that a Probed is to be told of
+        self._waiting: deque[Callable[[], None]] = deque()  # for a thread; under the lock
+        self._busy = 0  # threads; under the lock
         self._words: dict[NodeId, str] = {}  # of launchers and of the seed, about how a member ended; under the lock
 
     # -- hints -----------------------------------------------------------------------------------------------
@@ -147,10 +157,10 @@ class Lookout:
     def _test_link(self, member: Member, timeout: float) -> None:
         link = self._mesh.find(member.node)
         if link is not None and not self._closed:
-            self._node.dialer.aside(lambda: self._end_if_gone(member, link, timeout))
+            self._aside(lambda: self._end_if_gone(member, link, timeout))
 
     def _end_if_gone(self, member: Member, link: Link, timeout: float) -> None:
-        cause = probe(self._node, member, link, self._pings, time.monotonic() + timeout)
+        cause = probe(self._node, member, link, self._pings, time.monotonic() + timeout + self._own_delay())
         if cause is not None:
             link.lose(cause)
 
@@ -166,12 +176,53 @@ class Lookout:
 
     def probe(self, node: NodeId) -> None:
         """Find out whether a member can be reached, and tell by Probed. Never blocks."""
-        if not self._closed:
-            self._node.dialer.aside(lambda: self._tell(Probed(node, self._look_once_more(node))))
+        with self._lock:
+            if self._closed or node in self._asked:
+                return
+            self._asked.add(node)
+        self._aside(lambda: self._answer(node))
+
+    def _answer(self, node: NodeId) -> None:
+        """What is asked from the moment at which the answer is told wants another one."""
+        cause = self._look_once_more(node)
+        with self._lock:
+            self._asked.discard(node)
+        self._tell(Probed(node, cause))
 
     def close(self) -> None:
         """Nothing is looked into any more. Idempotent."""
         self._closed = True
+
+    def _aside(self, task: Callable[[], None]) -> None:
+        """Do it in one of a few threads. Never blocks."""
+        with self._lock:
+            self._waiting.append(task)
+            if self._busy == MOST_PROBES:
+                return
+            self._busy += 1
+        try:
+            self._node.dialer.aside(self._work)
+        except BaseException:  # no thread could be started: the others, if there are some, do what waits
+            with self._lock:
+                self._busy -= 1
+            raise
+
+    def _work(self) -> None:
+        try:
+            while (task := self._next()) is not None:
+                task()
+        except BaseException:
+            with self._lock:
+                self._busy -= 1
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        """None: nothing is left, and this thread is free. What a closed node wanted to know nobody asks any more."""
+        with self._lock:
+            if self._waiting and not self._closed:
+                return self._waiting.popleft()
+            self._busy -= 1
+            return None
 
     def _look_into(self, node: NodeId, hint: str) -> None:
         """Not into this node itself: others may have lost it, and it knows better."""
@@ -181,7 +232,7 @@ class Lookout:
             if node in self._examined:
                 return
             self._examined.add(node)
-        self._node.dialer.aside(lambda: self._follow(node, hint))
+        self._aside(lambda: self._follow(node, hint))
 
     def _follow(self, node: NodeId, hint: str) -> None:
         """It counts as looked into until what was found is told: whoever waits for that finds it then."""
@@ -219,7 +270,8 @@ class Lookout:
             return False  # this node closes
         if member is None or link is None:
             return False
-        cause = probe(self._node, member, link, self._pings, time.monotonic() + self._timeout, packets=False)
+        deadline = time.monotonic() + self._timeout + self._own_delay()
+        cause = probe(self._node, member, link, self._pings, deadline, packets=False)
         if cause is not None:
             link.lose(f"it does not answer over other nodes: {cause}")
         return cause is None
@@ -230,10 +282,19 @@ class Lookout:
         if member is None:
             return "it is no member any more"
         link, known = self._mesh.links().get(node), self._known(node)
-        if known is not None and known.beat_age >= self._hung_after:
+        delay = self._own_delay()
+        if known is not None and known.beat_age >= self._hung_after + delay:
             return f"alive but stuck: no beat for {format_seconds(known.beat_age)}"
-        deadline = time.monotonic() + self._timeout
-        cause = probe(self._node, member, link, self._pings, deadline, packets=known is not None)
+        deadline = time.monotonic() + self._timeout + delay
+        cause = probe(
+            self._node,
+            member,
+            link,
+            self._pings,
+            deadline,
+            packets=known is not None,
+            patience=self._patience(known),
+        )
         ended = cause is not None and cause.startswith(ENDED)
         if cause is not None and not ended and link is not None and is_relayed(link.schemes):
             return self._dial(node, severed=False)  # perhaps it is who is between us that does not answer
@@ -241,11 +302,19 @@ class Lookout:
             return cause
         return self._dial(node, severed=link is not None)
 
+    def _patience(self, known: Known | None) -> float:
+        """Seconds that a process which exists has beyond the usual time: together they are the silence after which
+        its watchers give it up. Silence before the question counts.
+        """
+        silence = 0.0 if known is None else known.age
+        return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
+
     def _dial(self, node: NodeId, *, severed: bool) -> str | None:
         """`severed`: there was a link, and what was under way on it may be lost."""
         dial = self._mesh.relink if severed else self._mesh.dial
         try:
-            dial(node, time.monotonic() + min(_LONGEST_DIAL, self._node.config.heartbeat_timeout))
+            longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
+            dial(node, time.monotonic() + longest)
         except NexarError as error:
             return _cause(error)
         if severed:

@@ -198,7 +198,7 @@ class Mesh:
                 dial.recall.make()
         try:
             longest = _LONGEST_DIAL if self._node.id < member.node else 2 * _LONGEST_DIAL
-            dial.run(min(deadline, time.monotonic() + longest))
+            dial.run(min(deadline, time.monotonic() + longest + self._node.delay_meter.seconds))
             cause = None
             self._sidecars.open(member, pair.link, introduce, dial.sidecar, self._fault_of)
         except Superseded:

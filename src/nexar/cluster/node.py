@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from nexar.cluster.addresses import Interface, candidate_addresses, own_networks, own_numbers
+from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.dial_order import dial_order
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.host_id import host_id
@@ -61,7 +62,13 @@ class Node:
             spin=spin_of(config.spin_microsecs),
             on_end=self.recall.make,
         )
-        self.dialer: Final = Dialer({scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes}, self.recall)
+        self.delay_meter: Final = DelayMeter()
+        """Says by how much deadlines for peers extend, because this process gets too little CPU."""
+        self.dialer: Final = Dialer(
+            {scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes},
+            self.recall,
+            own_delay=lambda: self.delay_meter.seconds,
+        )
 
     def _open(self, network: MemoryNetwork | None) -> Transports:
         if network is None:

@@ -2,9 +2,10 @@
 
 Three witnesses are heard side by side. Its *system* says by refusing connections that nobody listens there any more: so
 its process has ended. Its *Python code* answers a Ping on the link. Its *transport*, where that is QUIC, goes on
-acknowledging although its Python code is stuck: that is life too. A connection that its system takes says little, for
-it does so for a stopped process as well; and for one that is just ending, so a connection that is reset at once is
-tried again. What was on its way when it died may still come in: packets count only when they come again after a while.
+acknowledging although its Python code is stuck: that is life too. A connection that its system takes does not prove
+life, for it does so for a stopped process as well; and for one that is just ending, so a connection that is reset at
+once is tried again. But such a process is not dead: it may get too little CPU to answer, so it has more time. What was
+on its way when it died may still come in: packets count only when they come again after a while.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
+from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.knock import Knock
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
@@ -37,10 +39,18 @@ _MOMENT: Final = 0.02
 
 
 def probe(
-    node: Node, member: Member, link: Link | None, pings: Pings, deadline: float, *, packets: bool = True
+    node: Node,
+    member: Member,
+    link: Link | None,
+    pings: Pings,
+    deadline: float,
+    *,
+    packets: bool = True,
+    patience: float = 0.0,
 ) -> str | None:
     """Why this member cannot be reached; None: it lives, or nothing says that it does not. Returns at the deadline
-    (time.monotonic) at the latest, and at once when the node closes. Blocks; any thread but the driving one.
+    (time.monotonic) at the latest, `patience` seconds later for a process that exists (its system takes connections,
+    or packets come), and at once when the node closes. Blocks; any thread but the driving one.
 
     `packets`: they are enough; else its Python code has to answer, for who cannot tell how long it has been stuck.
     Where there is no link to ask on, a system that takes connections is the best answer: who wants more dials.
@@ -48,7 +58,7 @@ def probe(
     if link is not None and link.failure is not None:
         link = None
     with _Probe(node, member, link, pings, packets=packets) as asked:
-        return asked.run(deadline)
+        return asked.run(deadline, patience)
 
 
 class _Probe:
@@ -67,6 +77,7 @@ class _Probe:
         self._answered = False  # written by the driving thread
         self._number = 0
         self._heard: float | None = None  # at the last glance
+        self._packets_came = False
         self._glanced = self._begin
 
     def __enter__(self) -> Self:
@@ -104,16 +115,22 @@ class _Probe:
 
     # -- who asks ------------------------------------------------------------------------------------------
 
-    def run(self, deadline: float) -> str | None:
+    def run(self, deadline: float, patience: float) -> str | None:
         """The answer."""
         self._ask()
         while not self._lives():
             cause = self._cause()
             now = time.monotonic()
-            if cause is not None or now >= deadline:
+            left = deadline + (patience if self._exists else 0.0) - now
+            if cause is not None or left <= 0:
                 return cause or self._silence(now)
-            self._wait(min(deadline - now, _MOMENT if self._link is None else _GLANCE))
+            self._wait(min(left, _MOMENT if self._link is None else _GLANCE))
         return None
+
+    @property
+    def _exists(self) -> bool:
+        """Whether something shows that there is a process, be it stopped, stuck or slow."""
+        return self._packets_came or any(knock.stands for knock in self._knocks)
 
     def _ask(self) -> None:
         """A link that was lost meanwhile is nobody to ask."""
@@ -145,7 +162,9 @@ class _Probe:
             return False
         before, self._heard, self._glanced = self._heard, link.heard_bytes(), now
         self._ask()
-        return self._packets and before is not None and self._heard != before and link.failure is None
+        came = before is not None and self._heard != before and link.failure is None
+        self._packets_came = self._packets_came or came
+        return came and self._packets
 
     def _cause(self) -> str | None:
         """Why it is gone, if that is certain by now."""
@@ -162,5 +181,5 @@ class _Probe:
     def _silence(self, now: float) -> str:
         waited = f"no answer for {format_seconds(now - self._begin)}"
         if any(knock.stands for knock in self._knocks):
-            return f"{waited}, though its system takes connections: its process is stopped or stuck"
+            return f"{waited}, though its system takes connections: its process is stopped or stuck{IF_SLOW}"
         return waited

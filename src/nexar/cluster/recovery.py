@@ -21,6 +21,7 @@ from nexar.cluster.decisions.succession import Succession
 from nexar.cluster.decisions.succession_events import (
     Action,
     Adopt,
+    Delayed,
     Event,
     Expel,
     Heard,
@@ -42,6 +43,7 @@ from nexar.wire.messages import Chosen, Message
 _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN: Final = 0.5  # seconds
+_NOTABLE: Final = 0.25  # seconds by which the own delay has changed when the machine is told
 WORDS: Final[tuple[type[Message], ...]] = get_args(Word)
 """The kinds of messages that are for the machine."""
 
@@ -76,8 +78,12 @@ class Recovery:
         heir: Heir,
         probe: Callable[[NodeId], None],
         tell_seed: Callable[[Message], bool],
+        own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`probe` finds out whether a member can be reached, and puts a Probed. `tell_seed` must not block."""
+        """`probe` finds out whether a member can be reached, and puts a Probed. `tell_seed` must not block.
+        `own_delay`: seconds by which all deadlines extend, because this node runs slowly.
+        """
+        self._own_delay = own_delay
         self._node = node
         self._mesh = mesh
         self._heir = heir
@@ -91,11 +97,13 @@ class Recovery:
             membership,
             recovery_timeout=config.recovery_timeout,
             probe_timeout=min(1.0, config.heartbeat_timeout / 2),
+            longest_probe=2 * config.heartbeat_timeout,  # a question, then a dial
             active=config.recovery_policy == "automatic",
             random=Random(node.id),
         )
         self._errands = Errands(self._do)  # filled under the lock
-        self._couriers = Couriers(mesh, node.dialer.aside)
+        self._couriers = Couriers(mesh, node.dialer.aside, own_delay=own_delay)
+        self._delayed = 0.0  # as the machine was told last; under the lock
         self._closed = False  # written by who closes
         self._membership = membership  # by whoever performs: the one that was carried out
         self._looked: dict[NodeId, float] = {}  # when members without a link were last looked for; any thread
@@ -122,10 +130,19 @@ class Recovery:
             return
         now = time.monotonic()
         with self._lock:
+            self._errands.add(self._tell_delay(now))
             self._errands.add(self._machine.step(event, now))
             due = self._machine.due(now)
         self._errands.run()
         self._alarm.ring_by(due)
+
+    def _tell_delay(self, now: float) -> list[Action]:
+        """Under the lock."""
+        seconds = self._own_delay()
+        if abs(seconds - self._delayed) < _NOTABLE:
+            return []
+        self._delayed = seconds
+        return self._machine.step(Delayed(seconds), now)
 
     def heard(self, sender: NodeId, word: Word) -> None:
         """A word about who comes next."""

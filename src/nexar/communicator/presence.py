@@ -81,9 +81,23 @@ class Presence:
         self.mesh: Final = mesh
         self.lineage: Final = Lineage(Maker(node, mesh, node.config), membership)
         pings = Pings()
-        self._lookout = Lookout(node, mesh, pings, tell=self._tell, noticed=self._notice, known=self._known)
+        self._lookout = Lookout(
+            node,
+            mesh,
+            pings,
+            tell=self._tell,
+            noticed=self._notice,
+            known=self._known,
+            own_delay=lambda: node.delay_meter.seconds,
+        )
         self.recovery: Final = Recovery(
-            node, mesh, membership, heir=self, probe=self._lookout.probe, tell_seed=self._say_to_seed
+            node,
+            mesh,
+            membership,
+            heir=self,
+            probe=self._lookout.probe,
+            tell_seed=self._say_to_seed,
+            own_delay=lambda: node.delay_meter.seconds,
         )
         self.demand: Final = Demand(self.lineage, self.recovery, self._lookout)
         """For what comes after a communicator."""
@@ -115,7 +129,9 @@ class Presence:
 
     def _watch(self, board: Switchboard, membership: Membership) -> None:
         """Where a member can die without a word: not in a world of threads."""
-        self.heartbeat = Heartbeat(self.node, self.mesh.links, self.doing, self._lookout.found)
+        self.heartbeat = Heartbeat(
+            self.node, self.mesh.links, self.doing, self._lookout.found, meter=self.node.delay_meter
+        )
         self._lines = DeathLines(self.node, self.mesh.links, self._lookout.line_ended)
         self.mesh.death_lines = self._lines
         board.connect(self._beaten, Beat)
@@ -135,7 +151,7 @@ class Presence:
     def _link(self, nodes: Sequence[NodeId]) -> None:
         for node in filter(self.mesh.relaying.wants, nodes):
             try:
-                self.mesh.dial(node, time.monotonic() + self.node.config.heartbeat_timeout)
+                self.mesh.dial(node, time.monotonic() + self._longest_silence())
             except NexarError as error:
                 self._lookout.missed(node, str(error))
 
@@ -224,9 +240,13 @@ class Presence:
             self.node.dialer.aside(self._look_for_seed)
 
     def _look_for_seed(self) -> None:
-        timeout = self.node.config.heartbeat_timeout
+        timeout = self._longest_silence()
         if not self.seed_answers(timeout):
             self.seed_lost(f"it does not answer within {format_seconds(timeout)}")
+
+    def _longest_silence(self) -> float:
+        """Seconds after which who has not answered is missed."""
+        return self.node.config.heartbeat_timeout + self.node.delay_meter.seconds
 
     def _known(self, node: NodeId) -> Known | None:
         return None if self.heartbeat is None else self.heartbeat.known(node)

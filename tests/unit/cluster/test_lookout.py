@@ -11,7 +11,7 @@ from nexar.cluster import lookout as lookout_room
 from nexar.cluster.circle import Circle
 from nexar.cluster.decisions.failure_detector import Finding, Known
 from nexar.cluster.decisions.succession_events import Found, Lost, Probed
-from nexar.cluster.lookout import LEFT, Lookout
+from nexar.cluster.lookout import LEFT, MOST_PROBES, Lookout
 from nexar.cluster.pings import Pings
 from nexar.cluster.probe import ENDED
 from nexar.config import Config
@@ -56,6 +56,9 @@ class Scene:
         """What the heartbeat knows."""
         self.deadlines: list[float] = []
         """Of probes."""
+        self.patience: list[float] = []
+        """Likewise: for a process that exists."""
+        self.own_delay = 0.0
         self.told: list[Any] = []
         self.noticed: list[tuple[int, str, str]] = []
         self.lookout = Lookout(
@@ -65,6 +68,7 @@ class Scene:
             tell=self.told.append,
             noticed=lambda node, state, cause: self.noticed.append((node, state, cause)),
             known=lambda _: self.known,
+            own_delay=lambda: self.own_delay,
         )
 
     def aside(self, task: Callable[[], None]) -> None:
@@ -92,9 +96,18 @@ class Scene:
         return self.round
 
     def probe(
-        self, node: Any, member: Any, link: Any, pings: Any, deadline: float, *, packets: bool = True
+        self,
+        node: Any,
+        member: Any,
+        link: Any,
+        pings: Any,
+        deadline: float,
+        *,
+        packets: bool = True,
+        patience: float = 0.0,
     ) -> str | None:
         self.deadlines.append(deadline)
+        self.patience.append(patience)
         return self.reachable
 
     def work(self) -> None:
@@ -398,3 +411,47 @@ def test_a_voter_agrees_that_a_node_hangs_although_it_has_not_noticed_yet_itself
     (told,) = scene.told
     assert isinstance(told, Probed)
     assert "no beat for 59 s" in (told.cause or "")
+
+
+# ---------------------------------------------------------------- starvation
+
+
+def test_a_node_that_runs_slowly_gives_everybody_more_time(scene: Scene) -> None:
+    scene.own_delay = 12.0
+    begin = time.monotonic()
+    scene.lookout.line_ended(PEER, "its connection ended")
+    scene.work()
+    assert scene.deadlines[0] >= begin + 13.0
+
+
+def test_a_process_that_exists_has_as_much_time_as_its_watchers_give_it_less_its_silence(scene: Scene) -> None:
+    scene.lookout.line_ended(PEER, "its connection ended")
+    scene.known = Known(age=3.0, beat=None, beat_age=3.0, state="alive")
+    scene.work()
+    scene.lookout.line_ended(PEER, "its connection ended")
+    scene.known = Known(age=300.0, beat=None, beat_age=3.0, state="alive")
+    scene.work()
+    assert scene.patience == [1.0, 0.0]
+
+
+def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene) -> None:
+    many = range(100, 100 + 3 * MOST_PROBES)
+    scene.circle = Circle(ME, members(ME, *many))
+    for node in many:
+        scene.lookout.line_ended(node, "its connection ended")
+    assert len(scene.tasks) == MOST_PROBES
+    scene.reachable = f"{ENDED} (connection refused)"
+    scene.work()
+    assert [event.node for event in scene.told] == list(many)
+    scene.lookout.probe(many[0])
+    assert len(scene.tasks) == 1
+
+
+def test_a_node_that_is_asked_about_again_before_the_answer_is_probed_once(scene: Scene) -> None:
+    scene.lookout.probe(PEER)
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, None)]
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, None)] * 2

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
@@ -145,7 +146,8 @@ def test_a_process_that_takes_connections_and_answers_nothing_is_stopped_or_stuc
     assert time.monotonic() - begin >= SHORT
     assert cause is not None
     assert cause.startswith("no answer for ")
-    assert cause.endswith("though its system takes connections: its process is stopped or stuck")
+    assert "though its system takes connections: its process is stopped or stuck" in cause
+    assert cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
 
 
 def test_a_process_that_is_stuck_lives_as_long_as_its_quic_acknowledges(node: Node, peer: Node, pings: Pings) -> None:
@@ -208,3 +210,35 @@ def test_a_node_that_closes_asks_no_longer(pings: Pings) -> None:
     assert probe(asking, PEER, as_link(FakeLink(PEER.node, "memory")), pings, soon()) is None
     assert time.monotonic() - begin < PATIENCE / 2
     timer.join()
+
+
+def test_a_process_whose_system_takes_connections_has_more_time_to_answer(node: Node, peer: Node, pings: Pings) -> None:
+    link = FakeLink(peer.id, "quic")
+    asked = time.monotonic()
+
+    def answer_late(ping: Ping) -> None:
+        if time.monotonic() >= asked + 4 * SHORT:
+            pings.arrived(as_link(link), Pong(ping.number))
+
+    link.on_ping = answer_late
+    assert probe(node, member(peer), as_link(link), pings, soon(SHORT), packets=False, patience=60.0) is None
+
+
+def test_a_process_whose_packets_come_has_more_time_to_answer(node: Node, peer: Node, pings: Pings) -> None:
+    link = FakeLink(peer.id, "quic")
+    nowhere = replace(member(peer), addresses={})
+    asked = time.monotonic()
+
+    def acknowledge(ping: Ping) -> None:
+        link.heard += 40
+        if time.monotonic() >= asked + 4 * SHORT:
+            pings.arrived(as_link(link), Pong(ping.number))
+
+    link.on_ping = acknowledge
+    assert probe(node, nowhere, as_link(link), pings, soon(SHORT), packets=False, patience=60.0) is None
+
+
+def test_a_process_of_which_nothing_shows_that_it_exists_has_no_more_time(pings: Pings, node: Node, peer: Node) -> None:
+    nowhere = replace(member(peer), addresses={})
+    cause = probe(node, nowhere, as_link(FakeLink(peer.id, "quic")), pings, soon(SHORT), patience=60.0)
+    assert cause is not None

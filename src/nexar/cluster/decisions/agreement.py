@@ -39,6 +39,8 @@ _HIGHEST_ROUND: Final = 2**64 - 1  # that a message has room for; nobody gets th
 _FURTHEST: Final = 2**32
 """Rounds above the highest that was heard here: one that is further ahead was not reached by outbidding others. To
 promise it would leave no room for anybody; to ignore it is as safe as to lose it."""
+LONGEST_PAUSE: Final = 0.5
+"""Seconds between words that are repeated, unless somebody wants another rhythm."""
 _RETRY: Final = 0.1  # seconds until unanswered words are repeated; doubles
 _SETTLE: Final = 0.03  # seconds for promises that bind less, once a majority binds
 _MOST_FAILURES: Final = 16  # that are counted: by then pauses are as long as they get
@@ -69,7 +71,7 @@ class Agreement:
         """Once it is known, for ever."""
         self.vote = vote or Vote(instance)
         """Keep it, where it is to outlive the process, before anything is said that came with it."""
-        self.longest_pause = 0.5
+        self.longest_pause = LONGEST_PAUSE
         """Seconds between words that are repeated; longer for a rhythm that costs little."""
         self._me = me
         self._votes = may_vote and me in voters

@@ -7,6 +7,7 @@ over others serves: the higher rank of the two goes, which both know without a w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from nexar.cluster.decisions.agreement import Agreement
@@ -36,8 +37,14 @@ class Disputes:
         probing: Probing,
         *,
         probe_timeout: float,
+        longest_probe: float | None = None,
+        own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """It changes the suspicions, and the wishes by a resignation."""
+        """It changes the suspicions, and the wishes by a resignation. `probe_timeout`: after which a probe usually has
+        a result; `longest_probe`: always. Both extend by `own_delay`.
+        """
+        self._longest_probe = probe_timeout if longest_probe is None else longest_probe
+        self._own_delay = own_delay
         self._my_rank = my_rank
         self._membership = membership
         self._electorate = Electorate(membership)
@@ -66,7 +73,10 @@ class Disputes:
     def _dispute(self, node: NodeId, now: float) -> None:
         self._probing.ask(node, now)
         rest = _MARGIN * self._probe_timeout * 2 ** self._suspicions[node].disputes
-        disputes = self._suspicions.dispute(node, now + min(_LONGEST, rest))
+        delay = self._own_delay()
+        until = now + min(_LONGEST, rest) + delay
+        latest = max(until, now + _MARGIN * (self._longest_probe + delay))
+        disputes = self._suspicions.dispute(node, until, latest=latest)
         rank = self._membership.rank_of(node)
         if rank is not None and disputes >= _PATIENCE and self._my_rank > rank:
             self._wishes.resign(f"rank {self._my_rank} cannot reach rank {rank}, which the others reach", node)

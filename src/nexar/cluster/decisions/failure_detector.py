@@ -11,6 +11,7 @@ States   alive    nothing to complain of
          A call that does not move while beats come is never a loss: it may wait for somebody else.
 Pauses   Time in which this node itself did not run does not count against the others: who was suspended, stopped or
          without the GIL comes late to its own tick, and finds what came meanwhile still unread.
+Delay    A node that gets too little CPU is told its own delay, and waits longer by so much for everybody.
 
 Each finding is told once, and `alive` when it is over.
 """
@@ -30,6 +31,8 @@ State: TypeAlias = Literal["alive", "stuck", "silent", "hung"]
 _LATE: Final = 2.0
 """Intervals by which a tick may come late before that is a pause of our own."""
 _NAME_CHARACTERS: Final = 60
+IF_SLOW: Final = "; if it was only slow, raise NEXAR_HEARTBEAT_TIMEOUT_SECS"
+"""How a cause ends that is a matter of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class FailureDetector:
         self._ticked = float("-inf")  # when the last tick came
         self._expected: float | None = None  # when the next one should
         self._was_late = False  # the last tick
+        self.own_delay = 0.0
+        """Seconds by which all limits extend: see `own_delay`. Written by who ticks."""
 
     def watch(self, nodes: Iterable[NodeId], now: float) -> None:
         """These and no others from now on. Who is new has a whole timeout before it."""
@@ -134,7 +139,12 @@ class FailureDetector:
         return min([self._expected, *limits])
 
     def _limits(self, seen: _Watched) -> tuple[float, ...]:
-        return seen.heard + self._timeout, seen.beaten + self._timeout, seen.beaten + self._stuck_timeout
+        delay = self.own_delay
+        return (
+            seen.heard + self._timeout + delay,
+            seen.beaten + self._timeout + delay,
+            seen.beaten + self._stuck_timeout + delay,
+        )
 
     def tick(self, now: float) -> list[Finding]:
         """What is new. Feed it with the packets of the same moment first."""
@@ -182,10 +192,10 @@ class FailureDetector:
         """
         doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
         silence, mute = now - seen.heard, seen.heard - seen.beaten
-        if silence >= self._timeout:
+        if silence >= self._timeout + self.own_delay:
             return Finding(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
-        if mute >= self._timeout:
-            state: State = "stuck" if mute < self._stuck_timeout else "hung"
+        if mute >= self._timeout + self.own_delay:
+            state: State = "stuck" if mute < self._stuck_timeout + self.own_delay else "hung"
             return Finding(node, state, seen.beaten, doing, _mute(now - seen.beaten, doing))
         if doing is not None and doing.age >= self._timeout:
             age = doing.age + now - seen.beaten
@@ -194,7 +204,7 @@ class FailureDetector:
 
     def _subject(self, finding: Finding, seen: _Watched) -> object:
         """What tells one way to be stuck from another: each is told."""
-        if seen.heard - seen.beaten >= self._timeout or finding.doing is None:
+        if seen.heard - seen.beaten >= self._timeout + self.own_delay or finding.doing is None:
             return "its beats"
         return finding.doing.communicator, finding.doing.sequence
 
@@ -202,8 +212,8 @@ class FailureDetector:
 def _silent(silence: float, seen: _Watched, doing: Doing | None) -> str:
     last = "" if doing is None else f", last seen in {_name(doing)}"
     if seen.tells_apart:
-        return f"no packet for {format_seconds(silence)}{last}: dead, stopped or cut off"
-    return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off"
+        return f"no packet for {format_seconds(silence)}{last}: dead, stopped or cut off{IF_SLOW}"
+    return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off{IF_SLOW}"
 
 
 def _mute(mute: float, doing: Doing | None) -> str:

@@ -51,8 +51,12 @@ class Judging:
         *,
         is_gone: Callable[[NodeId], bool],
         is_welcome: Callable[[Member], bool],
+        own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`is_gone`: this node knows that the other is lost or leaves. `is_welcome`: it was told that it may join."""
+        """`is_gone`: this node knows that the other is lost or leaves. `is_welcome`: it was told that it may join.
+        `own_delay`: by which its patience extends.
+        """
+        self._own_delay = own_delay
         self._me = me
         self._membership = membership
         self._probing = probing
@@ -95,4 +99,4 @@ class Judging:
     def _yields(self, value: bytes, now: float) -> bool:
         if value not in self._inherited and len(self._inherited) == _REMEMBERED:
             del self._inherited[next(iter(self._inherited))]
-        return now >= self._inherited.setdefault(value, now) + PATIENCE
+        return now >= self._inherited.setdefault(value, now) + PATIENCE + self._own_delay()

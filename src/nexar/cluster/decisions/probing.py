@@ -6,6 +6,8 @@ try began: it may have died since. That it was not counts until the try ended: i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nexar.cluster.decisions.succession_events import Probe
 from nexar.types import NodeId
 
@@ -13,9 +15,12 @@ from nexar.types import NodeId
 class Probing:
     """The tries of one node. Wanted ones are collected until `drain`."""
 
-    def __init__(self, timeout: float) -> None:
-        """`timeout`: how long a try takes at most. One without a result for twice that is made again."""
+    def __init__(self, timeout: float, own_delay: Callable[[], float] = lambda: 0.0) -> None:
+        """`timeout`: how long a try takes at most, and `own_delay` longer if this node runs slowly. One without a
+        result for twice that is made again.
+        """
         self._timeout = timeout
+        self._own_delay = own_delay
         self._begun: dict[NodeId, float] = {}  # under way
         self._reached: dict[NodeId, float] = {}  # by when the try began
         self._missed: dict[NodeId, float] = {}  # by when the try ended
@@ -24,7 +29,7 @@ class Probing:
     def ask(self, node: NodeId, now: float) -> None:
         """Try it, unless that is under way."""
         begun = self._begun.get(node)
-        if begun is None or now >= begun + 2 * self._timeout:
+        if begun is None or now >= begun + 2 * (self._timeout + self._own_delay()):
             self._begun[node] = now
             self._wanted.append(node)
 

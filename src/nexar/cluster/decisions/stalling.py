@@ -6,6 +6,8 @@ sure of them. It is told once in an epoch: what was chosen makes a new one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.electorate import Electorate
 from nexar.cluster.decisions.succession_events import Stall
@@ -24,8 +26,10 @@ class Stalling:
         *,
         recovery_timeout: float,
         probe_timeout: float,
+        own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`probe_timeout`: a suspicion as old as that has been checked."""
+        """`probe_timeout`: a suspicion as old as that has been checked. All limits extend by `own_delay`."""
+        self._own_delay = own_delay
         self._me = me
         self._electorate = electorate
         self._suspicions = suspicions
@@ -46,8 +50,9 @@ class Stalling:
         """When to say it; None: nothing presses, or it is said."""
         if self._since is None or self.told:
             return None
-        over = self._since + self._recovery_timeout
-        return min(over, self._suspicions.newest + self._probe_timeout) if self._is_hopeless else over
+        delay = self._own_delay()
+        over = self._since + self._recovery_timeout + delay
+        return min(over, self._suspicions.newest + self._probe_timeout + delay) if self._is_hopeless else over
 
     def stall(self, agreement: Agreement | None, now: float) -> list[Stall]:
         """What is to be said now."""

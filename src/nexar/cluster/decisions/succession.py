@@ -14,6 +14,7 @@ Laws:
   what was agreed on the world's communicator if that goes on.
 - Who has closed is removed soon, and quietly: votes move on without it, and whatever comes of that presses nobody.
 - Everything may be told twice. Whoever is behind is told what was chosen.
+- A node that runs slowly gives the others more time: all its deadlines extend by its own delay (`Delayed`).
 - An event costs the same however large the world is, but for proposing, and for what was chosen.
 """
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nexar.cluster.change import Change
-from nexar.cluster.decisions.agreement import Agreement, Chance
+from nexar.cluster.decisions.agreement import LONGEST_PAUSE, Agreement, Chance
 from nexar.cluster.decisions.complaints import Complaints
 from nexar.cluster.decisions.disputes import Disputes
 from nexar.cluster.decisions.electorate import Electorate
@@ -34,6 +35,7 @@ from nexar.cluster.decisions.stalling import Stalling
 from nexar.cluster.decisions.succession_events import (
     Action,
     Adopt,
+    Delayed,
     Event,
     Expel,
     Found,
@@ -68,12 +70,14 @@ class Succession:
         *,
         recovery_timeout: float,
         probe_timeout: float = 1.0,
+        longest_probe: float | None = None,
         active: bool = True,
         random: Chance,
         apply: Callable[[Change, Membership], Membership] = Change.apply,
     ) -> None:
         """`me` is a member. `active`: it proposes by itself to remove who is lost; else only after Recover, and always
-        what was wanted. `apply`: for who has many machines in one process and remembers what they have in common.
+        what was wanted. `probe_timeout`: after which a probe usually has a result; `longest_probe`: always, by default
+        the same. `apply`: for who has many machines in one process and remembers what they have in common.
         """
         self.me = me
         self.expelled = False
@@ -81,10 +85,12 @@ class Succession:
         self._active = active
         self._recovery_timeout = recovery_timeout
         self._probe_timeout = probe_timeout
+        self._longest_probe = probe_timeout if longest_probe is None else longest_probe
+        self._own_delay = 0.0
         self._random = random
         self._apply = apply
         self._history = History()
-        self._probing = Probing(probe_timeout)
+        self._probing = Probing(self._longest_probe, self._delay)
         self._world_since = membership.epoch  # the epoch of the last change that ended the world's communicator
         self._enter(membership, Suspicions(me, membership), Wishes(me, membership))
 
@@ -101,14 +107,26 @@ class Succession:
         self._wishes = wishes
         self._agreement: Agreement | None = None
         self._judging = Judging(
-            self.me, membership, self._probing, is_gone=self._is_gone, is_welcome=self._wishes.expects
+            self.me,
+            membership,
+            self._probing,
+            is_gone=self._is_gone,
+            is_welcome=self._wishes.expects,
+            own_delay=self._delay,
         )
-        self._turns = Turns(rank, membership, suspicions, wishes)
+        self._turns = Turns(rank, membership, suspicions, wishes, self._delay)
         self._draft: Change | None = None
         self._draft_is_old = True
         self._recovering = False
         self._disputes = Disputes(
-            rank, membership, suspicions, wishes, self._probing, probe_timeout=self._probe_timeout
+            rank,
+            membership,
+            suspicions,
+            wishes,
+            self._probing,
+            probe_timeout=self._probe_timeout,
+            longest_probe=self._longest_probe,
+            own_delay=self._delay,
         )
         self._complaints = Complaints(self.me, membership, suspicions)
         self._stalling = Stalling(
@@ -117,6 +135,7 @@ class Succession:
             suspicions,
             recovery_timeout=self._recovery_timeout,
             probe_timeout=self._probe_timeout,
+            own_delay=self._delay,
         )
         self._probing.forget()
 
@@ -185,8 +204,21 @@ class Succession:
                 self._recovering = True
                 self._suspicions.hurry(now)
                 return self._changed()
+            case Delayed(seconds):
+                self._own_delay = seconds
+                self._set_rhythm()
+                return []
             case Tick():
                 return self._tick(now)
+
+    def _delay(self) -> float:
+        return self._own_delay
+
+    def _set_rhythm(self) -> None:
+        """Where answers take long, words are repeated rarely. After a stall the network may heal: go on asking."""
+        if self._agreement is not None:
+            longest = _STALLED_PAUSE if self._stalling.told else LONGEST_PAUSE
+            self._agreement.longest_pause = longest + self._own_delay
 
     def _changed(self) -> list[Action]:
         self._draft_is_old = True
@@ -246,6 +278,7 @@ class Succession:
     def _probed(self, node: NodeId, cause: str | None, now: float) -> list[Action]:
         self._probing.told(node, now, reached=cause is None)
         if cause is not None:
+            self._suspicions.looked(node)
             return self._suspect(node, cause, now, told=True)
         disputed = node in self._suspicions and self._suspicions[node].disputes
         if disputed:
@@ -321,6 +354,7 @@ class Succession:
             seed = self.membership.seed
             learners = () if seed is None or self._electorate.witness else (seed.node,)
             self._agreement = Agreement(instance, self.me, self._electorate, random=self._random, learners=learners)
+            self._set_rhythm()
         return self._agreement
 
     def _turn(self) -> float | None:
@@ -377,5 +411,6 @@ class Succession:
         self._stalling.press(now, pressing=self._turns.is_pressing(acting=self._acting))
         stalls = self._stalling.stall(self._agreement, now)
         if stalls:
-            self._instance().longest_pause = _STALLED_PAUSE  # the network may heal: go on asking, but rarely
+            self._instance()
+            self._set_rhythm()
         return [*stalls]

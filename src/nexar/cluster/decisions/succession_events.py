@@ -81,7 +81,14 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Lost | Found | Probed | Heard | Wanted | Resign | Recover | Tick
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """This node runs slowly: from now on its deadlines extend by so many seconds. 0: it does not."""
+
+    seconds: float
+
+
+Event: TypeAlias = Lost | Found | Probed | Heard | Wanted | Resign | Recover | Delayed | Tick
 
 
 # -- actions

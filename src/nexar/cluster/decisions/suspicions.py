@@ -23,6 +23,8 @@ class Suspicion:
     since: float
     disputes: int = 0
     """How often so many reached it that its removal failed."""
+    rests_until: float = 0.0
+    """When its dispute is over, if the probe of it has a result by then."""
 
 
 class Suspicions(Mapping[NodeId, Suspicion]):
@@ -107,12 +109,20 @@ class Suspicions(Mapping[NodeId, Suspicion]):
             sort.pop(node, None)
         return True
 
-    def dispute(self, node: NodeId, until: float) -> int:
-        """Others reach it. How often that has happened."""
+    def dispute(self, node: NodeId, until: float, *, latest: float | None = None) -> int:
+        """Others reach it. How often that has happened. The dispute lasts until it was `looked` for, at least to
+        `until` and at most to `latest`.
+        """
         self._urgent.pop(node, None)
-        self._disputed[node] = until
+        self._disputed[node] = until if latest is None else latest
+        self._all[node].rests_until = until
         self._all[node].disputes += 1
         return self._all[node].disputes
+
+    def looked(self, node: NodeId) -> None:
+        """A probe has not reached it: its dispute need not last longer for that."""
+        if node in self._disputed:
+            self._disputed[node] = min(self._disputed[node], self._all[node].rests_until)
 
     def wake(self, now: float) -> bool:
         """Disputes that are over become urgent again. Whether there were some."""

@@ -7,6 +7,7 @@ is courtesy: safety never depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from nexar.cluster.decisions.suspicions import Suspicions
@@ -31,8 +32,18 @@ def stagger(position: int) -> float:
 class Turns:
     """Of one node, in one epoch."""
 
-    def __init__(self, my_rank: Rank, membership: Membership, suspicions: Suspicions, wishes: Wishes) -> None:
-        """What is suspected and wished is looked up each time."""
+    def __init__(
+        self,
+        my_rank: Rank,
+        membership: Membership,
+        suspicions: Suspicions,
+        wishes: Wishes,
+        own_delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """What is suspected and wished is looked up each time. `own_delay`: a node that runs slowly leaves those before
+        it so many seconds more, or ballots that take long would disturb one another.
+        """
+        self._own_delay = own_delay
         self._my_rank = my_rank
         self._membership = membership
         self._suspicions = suspicions
@@ -53,14 +64,19 @@ class Turns:
         if self._wishes.resigned is not None:
             return float("-inf")
         position = self._my_rank - self._suspicions.lower
-        reasons = [(self._wishes.wanted_since, stagger(position))]
+        wait = self._wait(position)
+        reasons = [(self._wishes.wanted_since, wait)]
         if self._suspicions.leave_majority:
-            reasons.append((self._suspicions.willing_since, WILLING_DELAY + stagger(position)))
+            reasons.append((self._suspicions.willing_since, WILLING_DELAY + wait))
         if acting:
-            reasons.append((self._suspicions.urgent_since, stagger(position)))
-            reasons.append((self._wishes.severed_since, stagger(self._place_in_pair())))
+            reasons.append((self._suspicions.urgent_since, wait))
+            reasons.append((self._wishes.severed_since, self._wait(self._place_in_pair())))
         turns = [since + wait for since, wait in reasons if since is not None]
         return max(min(turns), self._courtesy(position)) if turns else None
+
+    def _wait(self, position: int) -> float:
+        """How long who is at this position waits for those before it, if this node runs slowly, too."""
+        return stagger(position) + (self._own_delay() if position else 0.0)
 
     def is_pressing(self, *, acting: bool) -> bool:
         """Whether something has to be decided, whosever turn it is. Not because of who has closed: nobody waits for
@@ -75,7 +91,7 @@ class Turns:
         """How long to leave the word to a lower rank. Not to one that is lost: it will not finish."""
         if self._rival is None or self._rival in self._suspicions:
             return float("-inf")
-        return self._heard + _COURTESY + stagger(position)
+        return self._heard + _COURTESY + stagger(position) + self._own_delay()
 
     def _place_in_pair(self) -> int:
         """Only the two of a pair know that their connection broke: the lower one goes first."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from nexar.cluster.change import Change
 from nexar.cluster.decisions.failure_detector import FailureDetector
 from nexar.cluster.decisions.succession import Succession
-from nexar.cluster.decisions.succession_events import Found, Lost, Recover
+from nexar.cluster.decisions.succession_events import Delayed, Found, Lost, Recover
 from nexar.cluster.decisions.watchers import watched, watchers
 from nexar.cluster.membership import Membership
 from nexar.testing.simulator.inhabitant import Inhabitant
@@ -55,6 +55,7 @@ class SimulatedMember(Inhabitant):
         self._count = 0
         self._watchers: tuple[NodeId, ...] = ()
         self._beats: dict[int, Beat] = {}
+        self._delayed = 0.0
 
     @property
     def mind(self) -> Succession | None:
@@ -107,11 +108,19 @@ class SimulatedMember(Inhabitant):
             return
         for watcher in (*self._watchers, *self._seed()):
             self._world.beat(self.node, watcher, self.epoch)
+        self._measure()
         self._look()
         if self._is_asked and self.running and self.succession is not None and self.succession.suspects():
             self.happens(Recover())
         if self.alive:
             self._world.timeline.after(INTERVAL / self._rate + self._world.network.lag(self.node), self._pulse)
+
+    def _measure(self) -> None:
+        """Its machines are told how late it runs."""
+        delay = self._world.own_delay(self.node)
+        if delay != self._delayed:
+            self._delayed = self._detector.own_delay = delay
+            self.happens(Delayed(delay))
 
     def _seed(self) -> list[NodeId]:
         """A few members keep in touch with the seed."""

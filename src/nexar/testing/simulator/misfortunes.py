@@ -115,6 +115,14 @@ class Misfortunes:
             self._world.network.slow[member.node] = self._random.uniform(0.05, 1.5)
             self._later(partial(self._world.network.hurry, member.node))
 
+    def machine_is_starved(self) -> None:
+        """All members share too few cores: every one is slow."""
+        lag = self._random.uniform(0.05, 1.0)
+        for member in self._cluster.running():
+            self._world.timeline.record(f"{member.node} is starved")
+            self._world.network.slow[member.node] = lag
+            self._later(partial(self._world.network.hurry, member.node))
+
     def weather_is_bad(self) -> None:
         """Words are lost, doubled, and overtake one another."""
         self._worsen()
@@ -219,7 +227,7 @@ class Misfortunes:
 
 _KINDS: Final = (
     "one_dies", "lowest_dies", "many_die", "one_after_another_dies", "proposer_dies_speaking", "one_is_stopped",
-    "one_is_slow", "weather_is_bad",
+    "one_is_slow", "machine_is_starved", "weather_is_bad",
     "network_splits", "one_way_closes", "one_is_alone", "link_breaks", "link_is_cut", "seed_dies", "somebody_joins",
     "somebody_leaves",
 )  # fmt: skip

@@ -18,7 +18,7 @@ from nexar.testing.simulator.network import Network
 from nexar.testing.simulator.settling import complaints
 from nexar.testing.simulator.timeline import REMEMBERED, Timeline
 from nexar.testing.simulator.witness import Witnessing, witness
-from nexar.testing.simulator.world import PROBE_TIMEOUT, RECOVERY_TIMEOUT, World
+from nexar.testing.simulator.world import LONGEST_PROBE, PROBE_TIMEOUT, RECOVERY_TIMEOUT, World
 from nexar.types import NodeId
 
 PATIENCE: Final = 180.0
@@ -147,6 +147,7 @@ def succession(
         membership,
         recovery_timeout=RECOVERY_TIMEOUT,
         probe_timeout=PROBE_TIMEOUT,
+        longest_probe=LONGEST_PROBE,
         active=active,
         random=random,
         apply=apply,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
+from nexar.cluster.decisions.own_delay import LONGEST
 from nexar.cluster.decisions.succession_events import Word
 from nexar.testing.simulator.laws import Laws
 from nexar.testing.simulator.network import Network
@@ -17,8 +18,12 @@ INTERVAL: Final = 2.0
 TIMEOUT: Final = 6.0
 STUCK_TIMEOUT: Final = 60.0
 PROBE_TIMEOUT: Final = 1.0
+LONGEST_PROBE: Final = 3.0
 RECOVERY_TIMEOUT: Final = 15.0
-"""Seconds: of heartbeats, of probes, of agreement. Coarser than in the product, in the same order."""
+"""Seconds: of heartbeats, of probes, of agreement. Coarser than in the product, in the same order. The longest probe is
+one of a process that exists and does not answer."""
+_STEPS: Final = 10.0
+"""Times the lateness of its timers that a node gives the others: as the product does."""
 
 
 class Neighbour(Protocol):
@@ -77,11 +82,16 @@ class World:
     def probe_takes(self, source: NodeId, destination: NodeId) -> tuple[float, str | None]:
         """How long a probe takes, and why it fails; None: it is answered."""
         quick = 0.001 + self.random.random() * 0.02 + self.network.lag(source, destination)
+        delay = self.own_delay(source)
         asked = self.inhabitants.get(destination)
         if asked is None or not self.network.both_ways(source, destination):
-            return PROBE_TIMEOUT, "no answer"
+            return PROBE_TIMEOUT + delay, "no answer"
         if not asked.alive:
             return quick, "its process has ended"
-        if not asked.running or quick > PROBE_TIMEOUT:
-            return PROBE_TIMEOUT, "no answer"
+        if not asked.running or quick > LONGEST_PROBE + delay:
+            return LONGEST_PROBE + delay, "no answer"
         return quick, None
+
+    def own_delay(self, node: NodeId) -> float:
+        """What a node measures as its own delay: that its timers run late."""
+        return min(LONGEST, _STEPS * self.network.lag(node))

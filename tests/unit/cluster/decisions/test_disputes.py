@@ -86,3 +86,24 @@ def test_a_refusal_without_a_name_pauses_the_ballot() -> None:
     scene.refuse(0.0, 2, 3, reached=4)
     assert scene.suspicions.urgent == (5,)
     assert scene.agreement.due(0.0) == 0.5
+
+
+def test_a_dispute_lasts_until_a_long_probe_has_a_result() -> None:
+    scene = Scene(1, 5)
+    scene.disputes = Disputes(
+        0, FIVE, scene.suspicions, scene.wishes, scene.probing, probe_timeout=1.0, longest_probe=10.0
+    )
+    scene.refuse(0.0, 2, 3, reached=5)
+    assert scene.suspicions.disputed_until == 12.0
+    scene.suspicions.looked(5)
+    assert scene.suspicions.disputed_until == 1.2
+
+
+def test_a_node_that_runs_slowly_disputes_longer() -> None:
+    scene = Scene(1, 5)
+    scene.disputes = Disputes(
+        0, FIVE, scene.suspicions, scene.wishes, scene.probing, probe_timeout=1.0, own_delay=lambda: 6.0
+    )
+    scene.refuse(0.0, 2, 3, reached=5)
+    scene.suspicions.looked(5)
+    assert scene.suspicions.disputed_until == 7.2

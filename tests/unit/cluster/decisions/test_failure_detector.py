@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.cluster.decisions.failure_detector import FailureDetector, Finding
+from nexar.cluster.decisions.failure_detector import IF_SLOW, FailureDetector, Finding
 from nexar.wire.messages import Beat, Doing
 
 INTERVAL, TIMEOUT, STUCK = 1.0, 5.0, 60.0
@@ -103,7 +103,9 @@ def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> 
     watch.pass_(2, packets=True, beat=Beat(1, (ALL_REDUCE,)))
     found = watch.pass_(30)[-1]
     assert found.state == "silent"
-    assert found.cause == "nothing heard for 5 s, last seen in all_reduce #1234: dead, stopped, stuck or cut off"
+    assert (
+        found.cause == "nothing heard for 5 s, last seen in all_reduce #1234: dead, stopped, stuck or cut off" + IF_SLOW
+    )
 
 
 def test_a_call_that_does_not_move_is_told_once_and_never_lost(watch: Watch) -> None:
@@ -230,3 +232,15 @@ def test_nobody_is_lost_within_a_timeout_of_being_heard(steps: list[tuple[float,
         due = watch.detector.due(watch.now)
         assert due is not None
         assert watch.now < due <= watch.now + INTERVAL
+
+
+def test_a_node_that_runs_slowly_waits_longer_by_its_own_delay(watch: Watch) -> None:
+    watch.pass_(3, packets=True, beat=Beat(1))
+    watch.detector.own_delay = 7.0
+    assert watch.pass_(11.9) == []
+    assert [found.state for found in watch.pass_(0.2)] == ["silent"]
+
+
+def test_whoever_was_given_up_by_a_slow_node_is_told_which_setting_to_raise(watch: Watch) -> None:
+    (found,) = watch.pass_(30)
+    assert found.cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")

@@ -51,3 +51,13 @@ def test_who_was_found_after_a_try_is_not_missed() -> None:
     probing.told(5, 1.5, reached=False)
     probing.found(5)
     assert not probing.missed_since(5, 0.0)
+
+
+def test_a_node_that_runs_slowly_waits_longer_before_it_tries_again() -> None:
+    probing = Probing(1.0, lambda: 9.0)
+    probing.ask(5, 0.0)
+    probing.drain()
+    probing.ask(5, 19.9)
+    assert probing.drain() == []
+    probing.ask(5, 20.0)
+    assert [each.node for each in probing.drain()] == [5]

@@ -54,3 +54,15 @@ def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
         suspicions.add(node, "silence", 6.0)
     assert stalling.due == 7.0
     assert stalling.stall(None, 7.0) == [Stall((1, 2), 3, ())]
+
+
+def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
+    suspicions = Suspicions(1, FOUR)
+    stalling = Stalling(
+        1, Electorate(FOUR), suspicions, recovery_timeout=30.0, probe_timeout=1.0, own_delay=lambda: 8.0
+    )
+    stalling.press(5.0, pressing=True)
+    assert stalling.due == 43.0
+    for node in (2, 3, 4):
+        suspicions.add(node, "silence", 6.0)
+    assert stalling.due == 15.0

@@ -1,5 +1,8 @@
 """A simulated member learns by itself what happened while it was away, whoever is left to tell it."""
 
+import pytest
+
+from nexar.cluster.decisions.succession_events import Lost
 from nexar.testing.simulator.network import Wall
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
@@ -25,3 +28,37 @@ def test_who_is_in_the_same_epoch_has_no_news_and_who_is_ahead_has_every_change(
     survivor = cluster.members[cluster.last.members[0].node]
     assert survivor.news_since(2) == []
     assert [word.instance for word in survivor.news_since(1)] == [(0, 1, 0)]
+
+
+def starved(nodes: int, lag: float) -> tuple[int, int]:
+    """What becomes of a cluster all of whose members are slow, and one of whom thinks that the last one is lost: the
+    epoch, and how many are expelled.
+    """
+    cluster = a_cluster(nodes)
+    for node in cluster.members:
+        cluster.world.network.slow[node] = lag
+    passes(cluster, 10.0)
+    last = cluster.last.members[-1].node
+    for member in cluster.members.values():
+        if member.node != last:
+            member.happens(Lost(last, "it did not answer"))
+            break
+    passes(cluster, 60.0)
+    return cluster.last.epoch, sum(member.is_expelled for member in cluster.members.values())
+
+
+@pytest.mark.parametrize("nodes", [5, 16, 30])
+@pytest.mark.parametrize("lag", [0.2, 0.6, 1.0])
+def test_members_that_all_run_slowly_expel_nobody(nodes: int, lag: float) -> None:
+    assert starved(nodes, lag) == (1, 0)
+
+
+@pytest.mark.parametrize("lag", [0.1, 0.5, 0.8])
+def test_who_dies_among_slow_members_is_removed_all_the_same(lag: float) -> None:
+    cluster = a_cluster(8)
+    for node in cluster.members:
+        cluster.world.network.slow[node] = lag
+    passes(cluster, 10.0)
+    cluster.crash(cluster.last.members[3].node, silent=True)
+    passes(cluster, 100.0)
+    assert cluster.last.size == 7

@@ -40,6 +40,35 @@ def test_the_others_get_the_typed_error_out_of_backward(tmp_path):
     assert max(answer[0] for answer in survivors) < 3.0, survivors  # about 0.1 on a machine that is not busy
 
 
+def test_a_call_that_has_failed_before_its_future_is_asked_for_has_its_type_out_of_backward_too(tmp_path):
+    def late(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        with pytest.raises(nexar.CollectiveMismatch):
+            work.wait()
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def task(rank, size):
+        wrapped = DistributedDataParallel(nn.Linear(8, 1))
+        wrapped.register_comm_hook(None, late)
+        loss = wrapped(torch.ones(4, 8)).sum()
+        if rank:
+            dist.all_reduce(torch.ones(3))  # not what the other one does
+            return None
+        try:
+            loss.backward()
+        except Exception as error:  # noqa: BLE001  # to be looked at
+            return type(error).__name__
+        return "nothing was raised"
+
+    def tolerant(rank, size):
+        try:
+            return task(rank, size)
+        except nexar.CollectiveMismatch:
+            return None
+
+    assert on_ranks(tmp_path, 2, tolerant)[0] == "CollectiveMismatch"
+
+
 @pytest.mark.skipif(torch.__version__ < (2, 14), reason="before torch 2.14 there is no shrink_group for the CPU")
 def test_the_others_shrink_the_group_and_go_on(tmp_path):
     """Without a word of nexar's: what torch offers is enough."""

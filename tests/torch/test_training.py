@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -70,6 +71,18 @@ def test_ddp_has_its_communication_hooks(tmp_path, hook):
         else:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return train(wrapped, rank), weights(wrapped)
+
+    answers = on_ranks(tmp_path, 2, task)
+    assert answers[0][1] == answers[1][1]
+    assert answers[0][0][-1] < answers[0][0][0]
+
+
+@pytest.mark.parametrize("kind", list(dist.BuiltinCommHookType.__members__.values()), ids=str)
+def test_ddp_has_the_hooks_that_torch_has_in_cpp(tmp_path, kind):
+    def task(rank, size):
+        wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.001)
+        wrapped._register_builtin_comm_hook(kind)
         return train(wrapped, rank), weights(wrapped)
 
     answers = on_ranks(tmp_path, 2, task)

@@ -22,9 +22,11 @@ from nexar.communicator.communicator import Communicator
 from nexar.errors import FormationTimeout, SeedUnreachable, UsageError
 from nexar.launch.rendezvous import meet
 from nexar.torch.calls import calls_of
+from nexar.torch.gradients import amend_ddp
 from nexar.torch.ground import GROUND, Footing
 from nexar.torch.parts import part_of
 
+NAME: Final = "nexar"
 OLDEST: Final = (2, 13)
 """The torch that `nexar[torch]` asks for; who has installed nexar without that may have any."""
 
@@ -40,6 +42,7 @@ def create(options: Any, _backend_options: object) -> Any:
             f"the backend nexar needs torch {'.'.join(map(str, OLDEST))} or a newer one, and this is "
             f"{torch.__version__}; install it with pip install 'nexar[torch]'"
         )
+    amend_ddp(NAME)
     timeout = options.timeout.total_seconds()
     communicator, footing = _stand(options, timeout)
     if torch.__version__ < (2, 14):

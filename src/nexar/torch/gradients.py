@@ -1,9 +1,15 @@
-"""A communication hook for DDP: gradients are compressed on their way, and what was left out is sent later."""
+"""Communication hooks for DDP: gradients that are compressed on their way, what was left out being sent later, and
+replacements for the hooks that torch has in C++.
+"""
 
 # No annotations as texts here: DDP looks at those of a hook.
+from typing import Any, Final
+
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from nexar.arrays.compression.compressor import Compressor
 from nexar.torch.calls import Calls, calls_of
@@ -50,3 +56,31 @@ def compress(state: CompressedGradients, bucket: dist.GradBucket) -> Future[torc
     """
     gradients = bucket.buffer()
     return state.calls(gradients).average_compressed(gradients, state.compressor, state.residual(bucket)).get_future()
+
+
+_MARK: Final = "_amended_by_nexar"
+_IN_PYTHON: Final = {
+    dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+    dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+}
+
+
+def amend_ddp(backend: str) -> None:
+    """Let `model._register_builtin_comm_hook` register torch's hook in Python where `backend` reduces the gradients.
+    Done once for the process.
+
+    The hook in C++ asserts that a future holds a list of tensors of C++. A future that is made in Python, as those of a
+    backend in Python are, holds a Python object and can hold nothing else. Both hooks compute the same.
+    """
+    if hasattr(DistributedDataParallel, _MARK):
+        return
+    in_cpp = DistributedDataParallel._register_builtin_comm_hook
+
+    def register(model: DistributedDataParallel, kind: Any) -> None:
+        if f"{model.device_type}:{backend}" in dist.get_backend_config(model.process_group).split(","):
+            model.register_comm_hook(model.process_group, _IN_PYTHON[kind])
+        else:
+            in_cpp(model, kind)
+
+    DistributedDataParallel._register_builtin_comm_hook = register
+    setattr(DistributedDataParallel, _MARK, True)

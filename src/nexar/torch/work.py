@@ -64,8 +64,9 @@ class PendingWork(Work):
     """A call in flight. Law: its future is completed exactly once, by the first of those who see that it has ended.
 
     An error is raised by `wait`, as it is. Through a future it comes as a RuntimeError that has its text: torch cannot
-    carry more there. Code in C++ that waits for the future (DDP does) sees neither; so a call that is made during a
-    backward pass is also waited for at the end of that pass, where an error comes out as it is.
+    carry more there. Code in C++ that waits for the future (DDP does) sees neither; so a call whose future is asked for
+    during a backward pass is also waited for at the end of that pass, where an error comes out as it is. That holds for
+    a call that has failed already, too: whether it fails before or after its future is asked for is chance.
     """
 
     def __init__(self, requests: Sequence[Request], result: Any, sequence: int, completion: Completion) -> None:
@@ -134,6 +135,8 @@ class PendingWork(Work):
             self._trigger = Future()
             # set_exception() would be invisible to C++; what a callback raises is not.
             self._future = future = self._trigger.then(self._outcome)
+        if not self.is_success() and torch._C._current_graph_task_id() >= 0:
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
         if self.is_completed():
             self._complete()
         else:
@@ -145,8 +148,6 @@ class PendingWork(Work):
         self._missing = len(self._requests)
         for request in self._requests:
             request.when_done(self._count)
-        if torch._C._current_graph_task_id() >= 0:
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
 
     def _count(self) -> None:
         """Under the node's lock."""

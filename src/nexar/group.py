@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
@@ -21,7 +21,7 @@ from nexar.links.message import Asking, Message, Receive
 from nexar.links.operation import FINISHED, Operation
 from nexar.links.sending import PLAIN, About
 from nexar.transport.base import Redirected
-from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, whole
+from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, real, whole
 from nexar.wire.frame import Frame, Kind, Space
 
 _EAGER: Final = int(Kind.EAGER)
@@ -194,6 +194,14 @@ class _Myself:
 
     def consumed(self, message: Message) -> None:
         """See Origin."""
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Seconds above 0, perhaps infinitely many, of what the user gave as `timeout=`. UsageError for anything else."""
+    seconds = real(timeout)
+    if seconds is None or not seconds > 0:
+        raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
+    return seconds
 
 
 def deadline_after(timeout: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def whole(number: Any) -> int | None:
         return operator.index(number)
     except TypeError:
         return None
+
+
+def real(number: Any) -> float | None:
+    """What the user gave as a number (NumPy's count as well); None for anything else."""
+    return float(number) if isinstance(number, Real) else None
 
 
 def format_node(node: NodeId) -> str:

@@ -32,7 +32,7 @@ _MEANINGS = {
     "dimensions": f"how many extents the shape has, at most {frame.MAX_DIMENSIONS}",
     "operation": "of a collective: which verb",
     "reduce_op": "of a collective: which operation reduces",
-    "way": "of a collective: which algorithm; 0: not stated",
+    "way": "of a collective: which algorithm, + 64 if it was asked for, + 128 if deterministic; 0: not stated",
     "generation": "of the communicator: frames of an older one are dropped",
     "step": "of a collective's schedule",
     "root": "of a collective: the root's rank + 1; 0: there is none",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nexar.communicator.communicator import Communicator
-from nexar.errors import BufferMismatch, Cancelled, UsageError
+from nexar.errors import BufferMismatch, Cancelled, CollectiveMismatch, UsageError
 from tests.conformance.worlds import ranks_over
 from tests.ranks import PATIENCE, on_every
 
@@ -23,6 +23,16 @@ def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
 frozen = np.ones(4)
 frozen.flags.writeable = False
 
+PARTS: list[tuple[Callable[[Communicator], Any], str]] = [
+    (lambda c: c.split("red"), r"a colour is a whole number from 0 to 9223372036854775807 \(2\*\*63 - 1\)"),  # type: ignore[arg-type]
+    (lambda c: c.split(-2), "from 0 to 9223372036854775807"),
+    (lambda c: c.split(1 << 63), "from 0 to 9223372036854775807"),
+    (lambda c: c.split(1, 1 << 63), "a key is a whole number of 64 bits"),
+    (lambda c: c.group(None), "give the ranks as a list"),  # type: ignore[arg-type]
+    (lambda c: c.group(1), "give the ranks as a list"),  # type: ignore[arg-type]
+    (lambda c: c.group([0, 0]), "different ranks"),
+    (lambda c: c.group([5]), "ranks 0 to 2"),
+]
 MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.all_reduce(np.ones(3, np.int32), "avg"), "average of whole numbers"),
     (lambda c: c.all_reduce(np.ones(3), "band"), "bit operations"),
@@ -72,10 +82,7 @@ MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.all_reduce_bucketed([np.ones(3), "a"]), "no array"),
     (lambda c: c.all_reduce_bucketed([np.ones(3)], bucket_bytes="a"), "bucket_bytes"),  # type: ignore[arg-type]
     (lambda c: c.broadcast_object(object(), root=c.rank), "cannot be sent|pickle"),
-    (lambda c: c.split("red"), "whole numbers"),  # type: ignore[arg-type]
-    (lambda c: c.split(-2), "whole numbers, the colour from 0"),
-    (lambda c: c.group([0, 0]), "different ranks"),
-    (lambda c: c.group([5]), "ranks 0 to 2"),
+    *PARTS,
 ]
 
 
@@ -84,13 +91,50 @@ def test_what_is_refused_is_no_call_and_the_next_one_works(world: list[Communica
     """One clear message, at the call; and no number was taken, so only one rank need make the mistake."""
     for number, (mistake, words) in enumerate(MISTAKES):
         comm = world[number % SIZE]
-        verbs = comm.start if started and number < len(MISTAKES) - 4 else comm
+        verbs = comm.start if started and number < len(MISTAKES) - len(PARTS) else comm
         if verbs is not comm:
             verbs.rank = comm.rank  # type: ignore[attr-defined]
         with pytest.raises(UsageError, match=words):
             mistake(verbs)  # type: ignore[arg-type]
     assert on_every(world, lambda comm: comm.all_reduce(1, timeout=PATIENCE)) == [SIZE] * SIZE
     assert {comm._assembly.journal.stats()["in_flight"] for comm in world} == {0}
+
+
+DIFFERING: list[Callable[[Communicator, bool], Any]] = [
+    lambda c, odd: c.all_reduce(np.ones(3), deterministic=odd),
+    lambda c, odd: c.all_reduce(np.ones(3), algorithm="direct" if odd else "ring"),
+    lambda c, odd: c.all_reduce(np.ones(3), algorithm="recursive_doubling" if odd else None),
+    lambda c, odd: c.all_reduce(np.ones(3, np.float16), algorithm=None, deterministic=not odd),
+    lambda c, odd: c.reduce(np.ones(3), deterministic=odd),
+    lambda c, odd: c.reduce_scatter(np.ones(3), algorithm="direct" if odd else None),
+    lambda c, odd: c.reduce_scatter_v(np.ones(3), [1, 1, 1], deterministic=odd),
+    lambda c, odd: c.scan(np.ones(3), algorithm="recursive_doubling" if odd else None),
+    lambda c, odd: c.exclusive_scan(np.ones(3), deterministic=odd),
+    lambda c, odd: c.broadcast(np.ones(3), algorithm="flat" if odd else None),
+    lambda c, odd: c.all_gather(np.ones(3), algorithm="direct" if odd else None),
+    lambda c, odd: c.all_to_all(np.ones(3), algorithm="direct" if odd else None),
+    lambda c, odd: c.gather(np.ones(3), algorithm="flat" if odd else None),
+    lambda c, odd: c.scatter(np.ones(3) if c.rank == 0 else None, algorithm="flat" if odd else None),
+    lambda c, odd: c.barrier(algorithm="two_phase" if odd else None),
+    lambda c, odd: c.all_reduce_bucketed([np.ones(3)], deterministic=odd),
+]
+
+
+@pytest.mark.parametrize("number", range(len(DIFFERING)))
+def test_ranks_that_ask_for_different_algorithms_are_told(world: list[Communicator], number: int) -> None:
+    """Also where they take the same way by chance, as in shared memory: with another size they would not."""
+
+    def call(comm: Communicator) -> None:
+        DIFFERING[number](comm, comm.rank == 1)
+        comm.barrier()  # who had its result already is told at its next call
+
+    def run(comm: Communicator) -> str:
+        with pytest.raises(CollectiveMismatch) as raised:
+            call(comm)
+        return str(raised.value)
+
+    said = on_every(world, run)
+    assert all("deterministic=True" in each or "algorithm=" in each for each in said), said
 
 
 def test_a_block_that_does_not_fit_out_is_refused_where_it_comes(world: list[Communicator]) -> None:

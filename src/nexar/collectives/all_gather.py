@@ -16,7 +16,6 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.ALL_GATHER
@@ -27,7 +26,7 @@ def all_gather(
 ) -> Work:
     """Flat arrays; `out` has room for all of them."""
     name = assembly.choose(_CODE, len(array), array.dtype, manner)
-    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=way_of(name))
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=manner.way(name))
     spans = split(len(out), assembly.group.size)
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.all_gather, array, out, spans))
     return assembly.work(call, run(assembly, call, name, array, out, mine=spans[assembly.group.rank]))

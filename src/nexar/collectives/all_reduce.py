@@ -19,7 +19,6 @@ from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.reducing import Job, reduce_by
 from nexar.collectives.two_level import TwoLevel
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.ALL_REDUCE
@@ -28,7 +27,7 @@ _CODE = OperationCode.ALL_REDUCE
 def all_reduce(assembly: Assembly, array: NDArray[Any], reduction: Reduction, manner: Manner) -> Work:
     """In place, on a flat array."""
     name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
-    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code, way_of(name))
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), 0, reduction.code, manner.way(name))
     prepared = Prepared(assembly, name, array, reduction)
     call = assembly.begin(fingerprint, prepared.turns)
     return assembly.work(call, prepared.run(call))

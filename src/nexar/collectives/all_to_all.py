@@ -13,7 +13,6 @@ from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.ALL_TO_ALL
@@ -22,7 +21,7 @@ _CODE = OperationCode.ALL_TO_ALL
 def all_to_all(assembly: Assembly, array: NDArray[Any], out: NDArray[Any], manner: Manner) -> Work:
     """Flat arrays of `size` equal blocks, which are not the same memory."""
     name = assembly.choose(_CODE, len(array), array.dtype, manner)
-    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), way=way_of(name)))
+    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), way=manner.way(name)))
     count = len(array) // assembly.group.size
     return assembly.work(call, assembly.execute(call, name, _CODE, array, more=(out,), count=count))
 

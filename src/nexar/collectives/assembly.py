@@ -28,6 +28,7 @@ from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program, compile_steps
 from nexar.collectives.schedules.catalog import Shape, buffers, steps
 from nexar.collectives.scratch import Scratch
+from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 from nexar.config import Config
 from nexar.errors import NexarError
@@ -44,6 +45,10 @@ class Manner(NamedTuple):
 
     algorithm: str | None = None
     deterministic: bool = False
+
+    def way(self, name: str) -> int:
+        """The `way` of a fingerprint: the algorithm that was chosen, and what the caller asked for."""
+        return way_of(name, forced=self.algorithm is not None, deterministic=self.deterministic)
 
 
 PLAIN: Final = Manner()

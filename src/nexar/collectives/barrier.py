@@ -11,7 +11,6 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.BARRIER
@@ -20,7 +19,7 @@ _CODE = OperationCode.BARRIER
 def barrier(assembly: Assembly, manner: Manner = PLAIN) -> Work:
     """Without a result."""
     name = assembly.choose(_CODE, 0, None, manner)
-    call = assembly.begin(Fingerprint(_CODE, way=way_of(name)), assembly.in_memory(name, Arena.barrier))
+    call = assembly.begin(Fingerprint(_CODE, way=manner.way(name)), assembly.in_memory(name, Arena.barrier))
     return assembly.work(call, _run(assembly, call, name))
 
 

@@ -14,7 +14,6 @@ from nexar.collectives.choose import SHARED_MEMORY
 from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.BROADCAST
@@ -23,7 +22,7 @@ _CODE = OperationCode.BROADCAST
 def broadcast(assembly: Assembly, array: NDArray[Any], root: int, manner: Manner) -> Work:
     """In place, on a flat array."""
     name = assembly.choose(_CODE, len(array), array.dtype, manner)
-    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=way_of(name))
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=manner.way(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.broadcast, array, root))
     return assembly.work(call, _run(assembly, call, name, array, root))
 

@@ -14,7 +14,6 @@ from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.GATHER
@@ -23,7 +22,7 @@ _CODE = OperationCode.GATHER
 def gather(assembly: Assembly, array: NDArray[Any], out: NDArray[Any] | None, root: int, manner: Manner) -> Work:
     """Flat arrays; `out` is the root's, with room for all of them."""
     name = assembly.choose(_CODE, len(array), array.dtype, manner)
-    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=way_of(name)))
+    call = assembly.begin(Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), way=manner.way(name)))
     return assembly.work(call, _run(assembly, call, name, array, out))
 
 

@@ -19,12 +19,11 @@ from nexar.errors import (
     Revoked,
 )
 from nexar.errors.base import told
-from nexar.links.ledger import Call, differ
+from nexar.links.ledger import Call, differ, same_but_for_the_way
 from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.messages import Culprit, GaveUp
 
 _LONGEST_REASON: Final = 1000
-_WAY: Final = 5  # its place in a call: the last
 
 
 class Mishap:
@@ -108,7 +107,7 @@ def _awaited(culprit: Culprit, known: Callable[[Rank], AwaitedPeer], rank: Rank)
 def mismatch_of(sequence: int, calls: Mapping[Rank, Call], rank: Rank) -> CollectiveMismatch:
     """As `rank` sees it, whose own call may not be among those known."""
     ours = calls.get(rank)
-    way = len({call[:_WAY] for call in calls.values()}) == 1  # named only if nothing else tells the calls apart
+    way = same_but_for_the_way(calls.values())  # named only if nothing else tells the calls apart
 
     def describe(call: Call) -> str:
         return Fingerprint(*call).describe(way=way)

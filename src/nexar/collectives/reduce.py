@@ -17,7 +17,6 @@ from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.reducing import Job, reduce_by
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.REDUCE
@@ -37,7 +36,7 @@ def reduce(assembly: Assembly, job: Reducing, manner: Manner) -> Work:
     """Without a result: it is in the root's `out`."""
     array, _, reduction, root = job
     name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
-    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code, way_of(name))
+    fingerprint = Fingerprint(_CODE, code_of(array.dtype), len(array), rooted(root), reduction.code, manner.way(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce, *job))
     return assembly.work(call, _run(assembly, call, name, job))
 

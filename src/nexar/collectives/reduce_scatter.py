@@ -17,7 +17,6 @@ from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint, counted
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.reducing import Job, reduce_by
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 _CODE = OperationCode.REDUCE_SCATTER
@@ -38,7 +37,7 @@ def reduce_scatter(assembly: Assembly, job: Scattering, manner: Manner, code: Op
     array, reduction = job.array, job.reduction
     name = assembly.choose(_CODE, len(array), array.dtype, manner, reduction)
     root = 0 if code is _CODE else counted(span.count for span in job.spans)
-    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code, way_of(name))
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), root, reduction.code, manner.way(name))
     call = assembly.begin(fingerprint, assembly.in_memory(name, Arena.reduce_scatter, *job))
     return assembly.work(call, _run(assembly, call, name, job))
 

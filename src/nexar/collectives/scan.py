@@ -16,7 +16,6 @@ from nexar.collectives.executor import Run
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.reducing import Job, reduce_by
-from nexar.collectives.ways import way_of
 from nexar.collectives.work import Work
 
 
@@ -24,7 +23,7 @@ def scan(assembly: Assembly, out: NDArray[Any], reduction: Reduction, manner: Ma
     """In place, on a flat array. Exclusive: rank 0 gets the identity."""
     code = OperationCode.EXCLUSIVE_SCAN if exclusive else OperationCode.SCAN
     name = assembly.choose(code, len(out), out.dtype, manner, reduction)
-    call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code, way_of(name)))
+    call = assembly.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code, manner.way(name)))
     return assembly.work(call, _run(assembly, call, name, out, reduction))
 
 

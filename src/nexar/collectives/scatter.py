@@ -19,6 +19,7 @@ from nexar.collectives.call import Call
 from nexar.collectives.executor import Run, exchange
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
+from nexar.collectives.ways import ROOTS_CHOICE
 from nexar.collectives.work import Work
 from nexar.errors import PeerMisbehaved
 from nexar.wire.frame import MAX_DIMENSIONS
@@ -39,7 +40,8 @@ def scatter(
     equal = code is _CODE and (manner.algorithm is not None or assembly.group.size >= SMALL_WORLD)
     if equal:
         assembly.choose(_CODE, 0, None, manner)  # refuses what there is not, on every rank alike
-    call = assembly.begin(Fingerprint(code, 0, 0, rooted(root)))
+    way = ROOTS_CHOICE if manner.algorithm is None else manner.way(manner.algorithm)
+    call = assembly.begin(Fingerprint(code, 0, 0, rooted(root), way=way))
     run = _run_schedule(assembly, call, blocks, manner) if equal else _run(assembly, call, blocks, root)
     return assembly.work(call, run)
 

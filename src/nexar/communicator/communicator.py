@@ -31,7 +31,7 @@ from nexar.communicator.starter import Starter
 from nexar.communicator.surviving import Surviving
 from nexar.config import Config
 from nexar.errors import NexarError, OperationTimeout, UsageError
-from nexar.group import deadline_after
+from nexar.group import checked_timeout, deadline_after
 from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
@@ -206,6 +206,8 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
             self._close()
 
     def __enter__(self) -> Self:
+        """UsageError if it is closed."""
+        self._check_open()
         return self
 
     def __exit__(
@@ -288,6 +290,4 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         self._branch.fate.check()
         if timeout is None:
             return self.config.collective_timeout
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
-        return float(timeout)
+        return checked_timeout(timeout)

@@ -21,7 +21,7 @@ from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.memory import MemoryNetwork
-from nexar.types import Rank
+from nexar.types import Rank, whole
 
 _CLUSTER: Final = "local"
 _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
@@ -35,11 +35,12 @@ def local_communicators(
     """One communicator for each rank; give each to a thread of its own. All are closed at the end. `beside` is told of
     each node; what it returns is called first then.
     """
-    if not isinstance(size, int) or size < 1:
+    number = whole(size)
+    if number is None or number < 1:
         raise UsageError(f"a world of {size!r} ranks cannot be; give a whole number from 1")
     with ExitStack() as undo:
         network = MemoryNetwork()
-        nodes = [undo.enter_context(Node(config, network)) for _ in range(size)]
+        nodes = [undo.enter_context(Node(config, network)) for _ in range(number)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members), seed=local_seed())
         witness = LocalWitness(membership)
@@ -47,7 +48,7 @@ def local_communicators(
         made = [_communicator(presence, membership, witness) for presence in places]
         for communicator in made:
             undo.callback(communicator.close)
-        if size <= EAGER_WORLD:
+        if number <= EAGER_WORLD:
             _open_all([presence.mesh for presence in places], time.monotonic() + config.formation_timeout)
         if beside is not None:
             for rank, presence in enumerate(places):

@@ -95,6 +95,8 @@ def _reader(*, pickle: bool) -> Callable[[int, _Row], Any]:
     def read(rank: int, row: _Row) -> Any:
         try:
             return decode_object(unflatten(row.data), pickle=pickle)
+        except UsageError:  # a pickled value that this rank did not ask for: no fault of the sender
+            raise
         except (ObjectError, ValueError) as error:
             raise PeerMisbehaved(rank=rank, what=f"it sent no object: {error}") from error
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from nexar.collectives.conductor import DECLARE, Conductor
 from nexar.collectives.work import Running
 from nexar.errors import NexarError, UsageError
-from nexar.group import deadline_after
+from nexar.group import checked_timeout, deadline_after
 from nexar.links.operation import Operation
 
 _log = logging.getLogger(__name__)
@@ -60,12 +60,11 @@ class Request:
         OperationTimeout after `timeout` seconds: the request goes on, and can be waited for again. Without one, the
         operation's own timeout holds: it ends an operation in which nobody makes progress.
         """
-        if timeout is not None and not timeout > 0:
-            raise UsageError(f"timeout={timeout!r} leaves no time; give seconds above 0, or ask done()")
+        seconds = None if timeout is None else checked_timeout(timeout)
         running = self._running
         if not running.done:
-            if timeout is not None:
-                self._conductor.wait(running, timeout)
+            if seconds is not None:
+                self._conductor.wait(running, seconds)
             else:
                 self._conductor.attend(running, self._timeout, waited=self._waited())
         if running.error is None:
@@ -139,7 +138,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
     strangers = [each for each in handles if not isinstance(each, Request)]
     if strangers:
         raise UsageError(f"wait_all takes requests, and got {strangers[0]!r}; start one with comm.start.<verb>(…)")
-    deadline = None if timeout is None else deadline_after(timeout)
+    deadline = None if timeout is None else deadline_after(checked_timeout(timeout))
     results: list[Any] = []
     errors: list[Exception] = []
     for each in handles:

@@ -24,7 +24,8 @@ from nexar.group import Group
 from nexar.types import Rank, whole
 
 _NOBODY: Final = -1  # the colour of who takes part in none
-_LARGEST: Final = (1 << 62) - 1
+_LARGEST: Final = (1 << 63) - 1
+_LEAST: Final = -1 << 63
 _SPLIT, _GROUP = range(2)
 
 
@@ -37,18 +38,31 @@ class Part(NamedTuple):
 
 def propose(assembly: Assembly, color: Any, key: Any) -> Work:
     """Tell all ranks what this one wants; the result is its part, None if it takes part in none."""
-    wanted = _NOBODY if color is None else whole(color)
-    order = whole(key)
-    if wanted is None or order is None or not _NOBODY <= wanted <= _LARGEST or not abs(order) <= _LARGEST:
-        raise UsageError(f"split(color={color!r}, key={key!r}): both are whole numbers, the colour from 0 or None")
-    if color is not None and wanted < 0:
-        raise UsageError(f"split(color={color!r}): colours are whole numbers from 0; None takes part in none")
-    mine = np.array([wanted, order], np.int64)
+    mine = np.array([_checked_color(color), _checked_key(key)], np.int64)
     out = np.empty((assembly.group.size, 2), np.int64)
     work = all_gather(assembly, mine, out.reshape(-1), PLAIN, OperationCode.SPLIT)
     assert work.call is not None
     occasion = work.call.entry.sequence
     return work.then(lambda _: part_of(assembly.group, out.tolist(), occasion))
+
+
+def _checked_color(color: Any) -> int:
+    wanted = whole(color)
+    if color is None:
+        return _NOBODY
+    if wanted is None or not 0 <= wanted <= _LARGEST:
+        raise UsageError(
+            f"split(color={color!r}): a colour is a whole number from 0 to {_LARGEST} (2**63 - 1), or None for a rank "
+            "that joins no part"
+        )
+    return wanted
+
+
+def _checked_key(key: Any) -> int:
+    order = whole(key)
+    if order is None or not _LEAST <= order <= _LARGEST:
+        raise UsageError(f"split(key={key!r}): a key is a whole number of 64 bits, {_LEAST} to {_LARGEST}")
+    return order
 
 
 def part_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int) -> Part | None:
@@ -71,6 +85,8 @@ def chosen(group: Group, ranks: Iterable[Any], occasions: Counter[tuple[Rank, ..
     """The part that these ranks make among themselves, without a word to the others; None if this one is not among
     them. `occasions` counts how often each set of them has done so.
     """
+    if not isinstance(ranks, Iterable):
+        raise UsageError(f"group({ranks!r}): give the ranks as a list, e.g. group([0, 1])")
     listed = tuple(group.check(rank) for rank in ranks)
     if len(set(listed)) != len(listed) or not listed:
         raise UsageError(f"group({list(listed)}) is no list of different ranks; name each member once")

@@ -17,7 +17,7 @@ from nexar.communicator.presence import Presence
 from nexar.communicator.resilient import Team
 from nexar.communicator.values import ObjectError
 from nexar.errors import NexarError, NoQuorum, OperationTimeout, PeerMisbehaved, UsageError
-from nexar.group import deadline_after
+from nexar.group import checked_timeout, deadline_after
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import MAX_MESSAGE_BYTES
 
@@ -36,6 +36,10 @@ class Surviving(ABC):
 
     @abstractmethod
     def _seconds(self, timeout: Any) -> float:
+        """See Communicator."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
         """See Communicator."""
 
     # -- what is known -----------------------------------------------------------------------------------
@@ -118,14 +122,12 @@ class Surviving(ABC):
 
     def _allowed(self, timeout: Any) -> float:
         """Seconds for what is possible on a communicator that is over, too. UsageError for what is no timeout, on a
-        closed node and in a forked child.
+        closed communicator or node, and in a forked child.
         """
-        self._branch.group.progress.check()
+        self._check_open()
         if timeout is None:
             return self._presence.node.config.recovery_timeout
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
-        return float(timeout)
+        return checked_timeout(timeout)
 
     def _no_majority(self, instance: tuple[int, int, int], seconds: float) -> NoQuorum | OperationTimeout:
         members = self._branch.membership

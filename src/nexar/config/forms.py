@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nexar.config.kinds import Kind, Refused
+from nexar.types import whole
 
 _PORTS = range(1, 65536)
 
@@ -130,9 +131,12 @@ def _pair(value: object, separator: str) -> tuple[int, int]:
     """Two whole numbers, from a sequence or from a text with a separator."""
     if isinstance(value, str):
         value = [_digits(part) for part in value.split(separator)]
-    if not isinstance(value, Sequence) or len(value) != 2 or not all(type(item) is int for item in value):
+    if not isinstance(value, Sequence) or len(value) != 2:
         raise Refused
-    return value[0], value[1]
+    first, second = (None if isinstance(item, bool) else whole(item) for item in value)
+    if first is None or second is None:
+        raise Refused
+    return first, second
 
 
 def _digits(text: str) -> int:

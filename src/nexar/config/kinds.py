@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+from nexar.types import real, whole
+
 AUTO: Literal["auto"] = "auto"
 _LONGEST = 1e9  # seconds, thirty years
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -52,11 +54,10 @@ class Seconds(Kind):
         return f"seconds, {self.least:g} to 1e9" if self.least else "seconds above 0, at most 1e9"
 
     def accept(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        seconds = None if isinstance(value, bool) else real(value)
+        if seconds is None or not self.least <= seconds <= _LONGEST or (seconds == 0 and not self.zero):
             raise Refused
-        if not self.least <= value <= _LONGEST or (value == 0 and not self.zero):
-            raise Refused
-        return float(value)
+        return seconds
 
     def parse(self, text: str) -> float:
         try:
@@ -80,11 +81,10 @@ class Whole(Kind):
         return f"a whole number, {limits}" + (f" (0 = {self.zero})" if self.zero else "")
 
     def accept(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
+        number = None if isinstance(value, bool) else whole(value)
+        if number is None or number < self.least or (self.most is not None and number > self.most):
             raise Refused
-        if value < self.least or (self.most is not None and value > self.most):
-            raise Refused
-        return value
+        return number
 
     def parse(self, text: str) -> int:
         try:

@@ -4,8 +4,10 @@ from nexar.errors.base import NexarError, facts
 from nexar.types import NodeId, Rank, describe_peer
 
 
-class UsageError(NexarError):
-    """The call cannot mean anything: a wrong argument, a closed object, a forked child. Takes the message itself."""
+class UsageError(NexarError, ValueError):
+    """The call cannot mean anything: a wrong argument, a closed object, a forked child. Also a ValueError. Takes the
+    message itself.
+    """
 
 
 @facts

@@ -11,7 +11,8 @@ so that its sender does not wait for ever. That needs no memory of what was give
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import combinations
 from time import monotonic
 from typing import Final, TypeAlias
 
@@ -147,3 +148,8 @@ def differ(one: Call, other: Call) -> bool:
     if one[1] and other[1] and one[1:3] != other[1:3]:
         return True
     return bool(one[5] and other[5]) and one[5] != other[5]
+
+
+def same_but_for_the_way(calls: Iterable[Call]) -> bool:
+    """Whether nothing but the way tells any two of these calls apart."""
+    return not any(differ((*one[:5], 0), (*other[:5], 0)) for one, other in combinations(set(calls), 2))

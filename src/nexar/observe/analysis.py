@@ -16,7 +16,7 @@ from nexar.cluster.change import WORLD
 from nexar.collectives.dump import Called, Dump, Peer, Seat
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.errors.base import list_ranks
-from nexar.links.ledger import differ
+from nexar.links.ledger import differ, same_but_for_the_way
 from nexar.observe.place import Place, name, places_of
 from nexar.observe.world_ranks import Seen, world_ranks
 from nexar.types import Rank, format_seconds
@@ -128,7 +128,7 @@ class _Communicator:
                 return
 
     def _differing(self, sequence: int, calls: Mapping[Rank, Called]) -> Finding:
-        way = len({call.fingerprint[:-1] for call in calls.values()}) == 1
+        way = same_but_for_the_way(call.fingerprint for call in calls.values())
         by_call: dict[str, list[Rank]] = {}
         for rank, call in calls.items():
             by_call.setdefault(Fingerprint(*call.fingerprint).describe(way=way), []).append(rank)

@@ -202,6 +202,8 @@ class Caller:
             body = decode(row)
             if body.what == What.RETURNED:
                 return self._values.decode(body.pieces, pickle=whom.pickle)
+        except UsageError:  # a pickled value that this rank did not ask for: no fault of the sender
+            raise
         except ValueError as error:
             what = f"its answer to {whom.name} cannot be read: {error}"
             raise PeerMisbehaved(rank=whom.rank, node=whom.node, what=what) from error

@@ -170,7 +170,7 @@ def test_on_a_closed_node_nothing_is_agreed_on_revoked_or_followed() -> None:
     with local_communicators(1, Config()) as (comm,):
         assert comm.agree("open") == "open"
     for call in (lambda: comm.agree(1), comm.revoke, comm.shrink):
-        with pytest.raises(UsageError, match="this node is closed"):
+        with pytest.raises(UsageError, match="this communicator is closed"):
             call()
 
 

@@ -22,8 +22,9 @@ from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.alarm import Alarm
 from nexar.cluster.decisions.agreement import Agreement
+from nexar.cluster.decisions.electorate import majority
 from nexar.cluster.decisions.succession_events import Say, Word
-from nexar.errors import NexarError, UsageError
+from nexar.errors import NexarError, Revoked, UsageError
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import Instance, Suspect
@@ -101,6 +102,7 @@ class Ballots:
         self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
         self._reached: dict[Conference, int] = {}  # the highest sequence that was brought or chosen here
         self._waiting: dict[Instance, list[Agreed]] = {}
+        self._lost: set[NodeId] = set()  # voters that were removed from the world, and did not leave by themselves
         self._end: NexarError | None = None  # of all of them, for good
         self._alarm = Alarm(self._ring)
 
@@ -130,9 +132,29 @@ class Ballots:
                 agreed.finish(copy(error))
         self._progress.kick()  # who waits may lead, and sleep
 
+    def lose(self, nodes: Iterable[NodeId]) -> None:
+        """These were removed from the world, and their votes do not come any more. Where too few voters are left for a
+        majority, whoever waits raises Revoked at once: the generation is over.
+        """
+        with self._lock:
+            self._lost.update(node for node in nodes if any(node in voters for voters in self._voters.values()))
+            vain = [instance for instance in self._waiting if self._is_vain(instance)]
+            waiting = [agreed for instance in vain for agreed in self._waiting.pop(instance)]
+        with self._progress.lock:
+            for agreed in waiting:
+                agreed.finish(_over(agreed.instance))
+        if waiting:
+            self._progress.kick()  # who waits may lead, and sleep
+
+    def _is_vain(self, instance: Instance) -> bool:
+        """Whether too few voters are left, and nothing was chosen before. Under the lock."""
+        voters, agreement = self._voters.get(instance[:2], frozenset()), self._agreements.get(instance)
+        is_chosen = agreement is not None and agreement.chosen is not None
+        return not is_chosen and len(voters - self._lost) < majority(voters)
+
     def propose(self, instance: Instance, value: bytes) -> Agreed:
         """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
-        not remembered any more. Raises what ended all of them.
+        not remembered any more. Revoked: too few voters are left. Raises what ended all of them.
         """
         now = time.monotonic()
         agreed = Agreed(self._progress.lock, instance)
@@ -145,6 +167,8 @@ class Ballots:
                     f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are far "
                     "ahead, and what was chosen is forgotten; call agree() on all ranks, as often on each"
                 )
+            if self._is_vain(instance):
+                raise _over(instance)
             self._reached[instance[:2]] = max(instance[2], self._reached.get(instance[:2], 0))
             self._waiting.setdefault(instance, []).append(agreed)
             words = agreement.propose(value, now)
@@ -216,6 +240,7 @@ class Ballots:
         self._forgotten.pop(conference, None)
         self._reached.pop(conference, None)
         del self._voters[conference]
+        self._lost.intersection_update(node for voters in self._voters.values() for node in voters)
 
     def _spread(self, words: Iterable[Say]) -> None:
         for each in words:
@@ -263,3 +288,7 @@ class Ballots:
     def close(self) -> None:
         """Idempotent."""
         self._alarm.close()
+
+
+def _over(instance: Instance) -> Revoked:
+    return Revoked(communicator=str(instance[0]), reason="too many of its members are lost to agree on anything")

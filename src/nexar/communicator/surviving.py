@@ -102,7 +102,9 @@ class Surviving(ABC):
         majority of this communicator's members lives and has not left. A rank that calls it late gets the same answer.
         One that is, or gets, expelled raises Expelled at once.
 
-        `value` is anything that `send_object` can send, up to almost 1 MiB. NoQuorum: no majority can be reached.
+        `value` is anything that `send_object` can send, up to almost 1 MiB. MembershipChanged (`manual`: PeerLost): the
+        others went on without so many members that no majority of this communicator is left; raised as soon as that is
+        chosen. NoQuorum: no majority can be reached, and nobody goes on.
         PeerMisbehaved: a member brought what is no value, and that was chosen.
         """
         seconds = self._allowed(timeout)
@@ -117,7 +119,7 @@ class Surviving(ABC):
         except OperationTimeout as late:
             raise self._no_majority(instance, seconds) from late
         except NexarError as error:
-            raise self._presence.lineage.ended(group) or error from None
+            raise self._presence.lineage.ended(group) or self._presence.lineage.judge(self._branch, error) from None
         return _read(agreed.value(), agreed.name)
 
     def _allowed(self, timeout: Any) -> float:

@@ -1,6 +1,7 @@
 """What a communicator offers for when members come and go."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -231,3 +232,36 @@ def test_who_is_expelled_while_it_agrees_is_told_so_at_once_and_on_every_later_c
         assert isinstance(error, Expelled)
         assert (error.epoch, error.rank) == (5, 2)
     late.join()
+
+
+def die(comm: Communicator) -> None:
+    comm.__exit__(ValueError, ValueError("no data"), None)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_in_vain(
+    world: World, waits: bool
+) -> None:
+    ranks = world(4)
+    for comm in ranks[:2] if waits else ():
+        comm._presence.ballots._say = lambda *_: None  # nobody hears its ballots
+
+    def agree(comm: Communicator) -> MembershipChanged:
+        error = raised(lambda: comm.agree(comm.rank, timeout=PATIENCE))
+        assert isinstance(error, MembershipChanged)
+        return error
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(agree, comm) for comm in ranks[:2]] if waits else []
+        for comm in ranks[2:]:
+            die(comm)
+        changes = [each.result(PATIENCE) for each in waiting] or on_every(ranks[:2], agree)
+    assert [sorted(each.lost) for each in changes] == [[2, 3], [2, 3]]
+    assert on_every([each.communicator for each in changes], lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_a_majority_agrees_although_one_has_died(world: World) -> None:
+    ranks = world(3)
+    die(ranks[2])
+    agreed = on_every(ranks[:2], lambda comm: comm.agree(comm.rank, timeout=PATIENCE))
+    assert agreed in ([0, 0], [1, 1])

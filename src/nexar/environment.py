@@ -7,6 +7,8 @@ is nearly a setting is a mistake, not a wish to be ignored: it is refused, with 
 
 import difflib
 import os
+import shlex
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,9 +78,12 @@ def _from_file(path: str | None) -> dict[str, _Given]:
         return {}
     by_name = {setting.name: setting for setting in settings()}
     given = {}
-    for name, value in _load(path).items():
+    found, status = _load(path)
+    for name, value in found.items():
         if name not in by_name:
             raise _unknown(name, by_name, f"a setting, in {path}")
+        if by_name[name].secret:
+            _check_private(path, status, name)
         given[name] = _Given(_accept(by_name[name], value, path), path)
     return given
 
@@ -91,11 +96,26 @@ def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
     return {name: _Given(value, ARGUMENT) for name, value in arguments.items()}
 
 
-def _load(path: str) -> dict[str, Any]:
-    """Read the file: settings at the top level, under the names of the fields of `Config`."""
+def _check_private(path: str, status: os.stat_result, name: str) -> None:
+    """ConfigError for a file with a secret that others can read or write."""
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o066:
+        hint = f"others can read or write it (mode {mode:04o}); chmod 600 {shlex.quote(path)}"
+    elif status.st_uid not in {os.geteuid(), 0}:
+        hint = f"it belongs to user {status.st_uid}; chown {os.geteuid()} {shlex.quote(path)}"
+    else:
+        return
+    allowed = f"a file that its owner alone can read and write, since it holds {name}"
+    raise ConfigError(variable=FILE_VARIABLE, value=path, allowed=allowed, hint=hint)
+
+
+def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
+    """Read the file: settings at the top level, under the names of the fields of `Config`. With the status of what was
+    read: the name may have another file by the time somebody looks.
+    """
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return tomllib.load(file), os.fstat(file.fileno())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(variable=FILE_VARIABLE, value=path, allowed="a readable TOML file", hint=reason) from error

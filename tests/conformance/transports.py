@@ -187,7 +187,8 @@ def shm_address(path: Path) -> str:
 
 @contextmanager
 def silent_shm(world: World) -> Iterator[str]:
-    path = world.directory / "silent"
+    path = world.directory / "nexar-shm-silent" / "s"
+    path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()
@@ -232,7 +233,7 @@ CASES: dict[str, Case] = {
         claims_address=False,
         admits_strangers=False,
         shows_certificates=False,
-        dead_address=lambda world: shm_address(world.directory / "nobody"),
+        dead_address=lambda world: shm_address(world.directory / "nexar-shm-nobody" / "s"),
         silent_address=silent_shm,
         raw_socket=open_unix_socket,
     ),

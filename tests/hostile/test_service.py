@@ -55,7 +55,7 @@ def read(line: socket.socket) -> bytes:
 
 
 def test_a_path_is_answered_whole_with_headers_that_keep_browsers_careful(service: Service) -> None:
-    answer = say(service, b"GET /a/b?key=secret HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = say(service, b"GET /a/b?key=secret HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 200")
     assert body == b"path /a/b"
@@ -225,3 +225,20 @@ def test_a_forked_child_does_not_hold_the_port(service: Service) -> None:
         os._exit(taken)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
+)
+def test_who_was_sent_here_by_a_foreign_name_is_told_nothing(service: Service, host: str) -> None:
+    answer = say(service, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.0 421")
+    assert b"path /metrics" not in answer
+
+
+def test_addresses_and_names_of_this_host_are_answered(service: Service) -> None:
+    names = ["127.0.0.1", f"127.0.0.1:{service.port}", "[::1]", "[::1]:80", "10.1.2.3:5", "localhost", "LOCALHOST.:7"]
+    for host in (*names, socket.gethostname()):
+        answer = say(service, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.0 200"), host
+    assert say(service, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from nexar import Config, ConfigError, environment
@@ -164,3 +166,20 @@ def test_a_file_that_is_not_there_is_refused_with_the_reason(tmp_path):
 def test_values_from_different_places_are_checked_together():
     with pytest.raises(ConfigError, match="more than heartbeat_interval"):
         effective({"heartbeat_interval": 3.0}, {"NEXAR_HEARTBEAT_TIMEOUT_SECS": "2"})
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602, 0o604])
+def test_a_file_with_a_token_that_others_can_read_or_write_is_refused_with_the_remedy(write, mode):
+    path = write(f'cluster_token = "{TOKEN}"')
+    os.chmod(path, mode)
+    with pytest.raises(ConfigError, match="chmod 600") as raised:
+        effective(environ={"NEXAR_CONFIG": path})
+    assert TOKEN not in str(raised.value)
+    os.chmod(path, 0o600)
+    assert effective(environ={"NEXAR_CONFIG": path}).config.cluster_token == TOKEN
+
+
+def test_a_file_without_a_secret_may_be_read_by_anybody(write):
+    path = write("port = 7")
+    os.chmod(path, 0o644)
+    assert effective(environ={"NEXAR_CONFIG": path}).config.port == 7

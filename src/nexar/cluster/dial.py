@@ -145,8 +145,10 @@ class Dial:
         self._answered.set()
 
     def _share_memory(self, address: str, deadline: float) -> None:
-        """One more carrier, the fastest, if it can be had."""
-        if not address:
+        """One more carrier, the fastest, if it can be had. An offer of a member that is not on this host is not
+        followed: it can only lead to a process that is somebody else's.
+        """
+        if not address or self._member.host != self._node.host:
             return
         try:
             self._link.adopt(self._node.connect_memory(address, self._member.node, deadline))

@@ -35,7 +35,7 @@ from nexar.security.authority import Authority, make_key
 from nexar.security.identity import UNREADABLE, fingerprint
 from nexar.security.invitation import SECRET_BYTES
 from nexar.security.join_ticket import make_secret
-from nexar.security.storage import read_secret_file, write_secret_file
+from nexar.security.storage import check_directory, read_secret_file, write_secret_file
 from nexar.types import MAX_NODE, NodeId
 
 _IDENTITY: Final = "seed"
@@ -87,8 +87,14 @@ class SeedState:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Nothing is touched yet; what is missing is made by the first write."""
+        """Nothing is touched yet; what is missing is made by the first write. UsageError for a directory that others
+        can write to.
+        """
         self._directory = Path(directory)
+        try:
+            check_directory(self._directory)
+        except OSError as error:
+            raise UsageError(f"the seed's state {self._directory} cannot be read: {error.strerror}") from error
 
     def load_identity(self) -> SeedIdentity | None:
         """What `keep_identity` wrote; None if nothing was."""

@@ -3,6 +3,9 @@
 Only types that can be read without running anybody's code: what is made of the bytes is made here. Types that are
 nearly one of these (a named tuple, an enum, a dataclass) are refused, because something else would come back.
 
+Every container is an extension of its own that holds one flat array: so a decoder builds no dict and no set whose keys
+this module has not seen. Keys that collide on purpose would make building one quadratic: see MAX_EQUAL_HASHES.
+
 A tensor of torch, on whatever device, comes back as one on the CPU, if torch is loaded there: to which device it goes
 is for the receiver to say. Arrays of other devices come back as NumPy's.
 """
@@ -10,10 +13,11 @@ is for the receiver to say. Arrays of other devices come back as NumPy's.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from types import MappingProxyType, NoneType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,15 +33,22 @@ from nexar.errors import UsageError
 APART_BYTES: Final = 4 << 10
 """An array from this size on travels beside the encoded value, without a copy."""
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1  # of MessagePack's integers
-_ATOMS: Final = frozenset((NoneType, bool, float, str, bytes))  # MessagePack has them as they are
-_KEYS: Final = _ATOMS | {int}
+_ATOMS: Final = frozenset((NoneType, bool, float, str))  # MessagePack has them as they are
+MAX_EQUAL_HASHES: Final = 256
+"""Keys of one dict or set that may have the same hash. Hashes of numbers and tuples are not keyed, so a sender can make
+as many equal ones as it likes, and each key is compared with all of those before it. Honest values have a few."""
+_Item: TypeAlias = bool | int | float | str | Ext | None
 _encode: Final = Encoder().encode
+_decode_item: Final = Decoder(_Item).decode
+_decode_items: Final = Decoder(list[_Item]).decode
+_decode_array: Final = Decoder(tuple[int, tuple[int, ...], bytes]).decode
+_decode_place: Final = Decoder(tuple[int, tuple[int, ...], int]).decode
 _COMPLEX: Final = struct.Struct("<dd")
 _SPAN: Final = struct.Struct("<qqq")
 
 # Numbers are the wire format: never reuse one.
 INTEGER, COMPLEX, TUPLE, SET, FROZENSET, PAIRS, BYTEARRAY, ARRAY, ARRAY_APART, NUMBER = range(1, 11)
-DATETIME, DATE, TIME, TIMEDELTA, TENSOR = range(11, 16)
+DATETIME, DATE, TIME, TIMEDELTA, TENSOR, LIST, BYTES = range(11, 18)
 
 
 class ObjectError(ValueError):
@@ -79,18 +90,10 @@ class Writer:
         mirror = mirror_of(value) if hasattr(value, "dtype") and hasattr(value, "shape") else None
         return _refuse(value) if mirror is None else self._array(mirror.read())
 
-    def _list(self, value: Any) -> list[Any]:
-        # Most lists are of texts and floats alone. To know that takes no walk.
-        return value if type(value) is list and _ATOMS.issuperset(map(type, value)) else [self._plain(v) for v in value]
-
-    def _dict(self, value: dict[Any, Any]) -> Any:
-        kinds = set(map(type, value))
-        if kinds <= _KEYS and (int not in kinds or all(_fits(key) for key in value)):
-            return {key: self._plain(each) for key, each in value.items()}
-        return self._within(PAIRS, [each for pair in value.items() for each in pair])
-
     def _within(self, code: int, values: Any) -> Ext:
-        return Ext(code, _encode(self._list(values)))
+        # Most lists are of texts and floats alone. To know that takes no walk.
+        plain = type(values) is list and _ATOMS.issuperset(map(type, values))
+        return Ext(code, _encode(values if plain else [self._plain(each) for each in values]))
 
     def _array(self, value: NDArray[Any]) -> Ext:
         code, shape = _code_of(value), value.shape
@@ -99,10 +102,6 @@ class Writer:
             return Ext(ARRAY, _encode((code, shape, held.tobytes())))
         self.apart.append(as_bytes(held))
         return Ext(ARRAY_APART, _encode((code, shape, len(self.apart) - 1)))
-
-
-def _fits(key: Any) -> bool:
-    return type(key) is not int or _SMALLEST <= key <= _LARGEST
 
 
 def _encode_integer(value: int) -> bytes:
@@ -139,12 +138,13 @@ def _moment(value: datetime | time) -> bytes:
 
 _WRITING: Final[MappingProxyType[type, Callable[[Writer, Any], Any]]] = MappingProxyType(
     {
-        list: Writer._list,
-        dict: Writer._dict,
+        list: lambda writer, value: writer._within(LIST, value),
+        dict: lambda writer, value: writer._within(PAIRS, [each for pair in value.items() for each in pair]),
         tuple: lambda writer, value: writer._within(TUPLE, value),
         set: lambda writer, value: writer._within(SET, value),
         frozenset: lambda writer, value: writer._within(FROZENSET, value),
         np.ndarray: Writer._array,
+        bytes: lambda _, value: Ext(BYTES, value),
         bytearray: lambda _, value: Ext(BYTEARRAY, value),
         complex: lambda _, value: Ext(COMPLEX, _COMPLEX.pack(value.real, value.imag)),
         datetime: lambda _, value: Ext(DATETIME, _moment(value)),
@@ -163,37 +163,53 @@ class Reader:
 
     def __init__(self, apart: Sequence[memoryview]) -> None:
         self._apart = apart
-        self._decode: Callable[[memoryview], Any] = Decoder(ext_hook=self._extension).decode
 
     def read(self, data: memoryview) -> Any:
         """ObjectError for anything that a Writer would not have written."""
         try:
-            return self._decode(data)
+            return self._value(_decode_item(data))
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, IndexError, struct.error) as error:
             raise ObjectError(f"not an encoded object: {error}") from error
         except RecursionError:
             raise ObjectError("not an encoded object: it is nested too deeply") from None
 
-    def _extension(self, code: int, data: memoryview) -> Any:
-        return _READING[code](self, data) if code in _READING else _unknown(code)
+    def _value(self, item: _Item) -> Any:
+        if type(item) is not Ext:
+            return item
+        return _READING[item.code](self, memoryview(item.data)) if item.code in _READING else _unknown(item.code)
+
+    def _items(self, data: memoryview) -> list[Any]:
+        return [self._value(item) if type(item) is Ext else item for item in _decode_items(data)]
+
+    def _keys(self, data: memoryview) -> list[Any]:
+        return _checked(self._items(data))
 
     def _pairs(self, data: memoryview) -> dict[Any, Any]:
-        flat = self._decode(data)
-        return dict(zip(flat[::2], flat[1::2], strict=True))
+        flat = self._items(data)
+        return dict(zip(_checked(flat[::2]), flat[1::2], strict=True))
 
     def _array(self, data: memoryview) -> NDArray[Any]:
-        code, shape, content = self._decode(data)
+        code, shape, content = _decode_array(data)
         return _array_of(memoryview(bytearray(content)), code, shape)
 
     def _tensor(self, data: memoryview) -> Any:
-        array = self._decode(data)
+        array = self._value(_decode_item(data))
         if not isinstance(array, np.ndarray):
             raise TypeError("a tensor without its values")
         return torch_adapter.tensor_of(array) if torch_adapter.is_loaded() else array
 
     def _array_apart(self, data: memoryview) -> NDArray[Any]:
-        code, shape, index = self._decode(data)
+        code, shape, index = _decode_place(data)
         return _array_of(self._apart[_natural(index)], code, shape)
+
+
+def _checked(keys: list[Any]) -> list[Any]:
+    """The keys themselves. ValueError if too many have the same hash."""
+    if len(keys) > MAX_EQUAL_HASHES:
+        ((_, equal),) = Counter(map(hash, keys)).most_common(1)
+        if equal > MAX_EQUAL_HASHES:
+            raise ValueError(f"{equal} keys with the same hash; allowed are {MAX_EQUAL_HASHES}")
+    return keys
 
 
 def _array_of(data: memoryview, code: int, shape: Sequence[int]) -> NDArray[Any]:
@@ -220,9 +236,11 @@ _READING: Final[MappingProxyType[int, Callable[[Reader, memoryview], Any]]] = Ma
     {
         INTEGER: lambda _, data: int.from_bytes(data, "little", signed=True),
         COMPLEX: lambda _, data: complex(*_COMPLEX.unpack(data)),
-        TUPLE: lambda reader, data: tuple(reader._decode(data)),
-        SET: lambda reader, data: set(reader._decode(data)),
-        FROZENSET: lambda reader, data: frozenset(reader._decode(data)),
+        LIST: Reader._items,
+        BYTES: lambda _, data: bytes(data),
+        TUPLE: lambda reader, data: tuple(reader._items(data)),
+        SET: lambda reader, data: set(reader._keys(data)),
+        FROZENSET: lambda reader, data: frozenset(reader._keys(data)),
         PAIRS: Reader._pairs,
         BYTEARRAY: lambda _, data: bytearray(data),
         ARRAY: Reader._array,

@@ -3,12 +3,14 @@
 What it is to withstand, since anybody who reaches the port may speak: a request has one deadline for all of its head,
 whatever pace its bytes come at, and a size that it may not exceed; there are only so many conversations at once, and
 for who comes beyond that the one is hung up on that has kept silent for longest: whoever wants an answer asks at once.
-No body is ever read, no file ever opened, and a connection carries one answer.
+A browser that a foreign page sends here by a name of its own gets nothing: the Host header must be an address, or a
+name of this host. No body is ever read, no file ever opened, and a connection carries one answer.
 """
 
 from __future__ import annotations
 
 import io
+import ipaddress
 import logging
 import os
 import socket
@@ -65,6 +67,7 @@ class Service:
         """Port 0: any. UsageError, with the remedy, if it cannot listen there."""
         self._respond = respond
         self._name = name
+        self._names: Final = frozenset({host.lower(), "localhost", socket.gethostname().lower()})
         self._listener = _listen(host, port, name, remedy)
         found = self._listener.getsockname()
         self.host: Final[str] = found[0]
@@ -152,7 +155,7 @@ class Service:
 
         try:
             with talk.connection:
-                _Conversation(talk.connection, self._respond, asked)
+                _Conversation(talk.connection, self._respond, self._names, asked)
         except OSError as gone:  # it hung up, or took too long
             _log.debug("a reader of the %s went away: %s", self._name, gone)
         finally:
@@ -191,13 +194,16 @@ class Served:
 class _Conversation(BaseHTTPRequestHandler):
     """One request and its answer. The head is read here, all of it by one deadline; the library takes it apart."""
 
-    def __init__(self, connection: socket.socket, respond: Respond, asked: Callable[[], None]) -> None:
-        """`asked` is told that the head is there."""
+    def __init__(
+        self, connection: socket.socket, respond: Respond, names: frozenset[str], asked: Callable[[], None]
+    ) -> None:
+        """`names`: under which this host may be asked for. `asked` is told that the head is there."""
         self.connection = self.request = connection
         self.close_connection = True
         self.command = self.requestline = ""
         self.request_version = "HTTP/1.0"
         self._respond = respond
+        self._names = names
         self._asked = asked
         self.wfile: Any = io.BytesIO()
         self.handle()
@@ -217,6 +223,8 @@ class _Conversation(BaseHTTPRequestHandler):
         if self.command not in ("GET", "HEAD"):
             return self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this is read-only: GET and HEAD")
         headers = {name.lower(): text for name, text in self.headers.items()}
+        if not _is_host(headers.get("host"), self._names):
+            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "ask by an address or by the name of this host")
         self.request_version = "HTTP/1.0"  # also of who named none: it gets headers nevertheless
         try:
             answer = self._respond(self.path.partition("?")[0], headers)
@@ -244,7 +252,8 @@ class _Conversation(BaseHTTPRequestHandler):
         """As plain text, which repeats nothing of what was asked. The library says its errors by this too."""
         self.request_version = "HTTP/1.0"
         status = HTTPStatus(code)
-        told = message if status == HTTPStatus.METHOD_NOT_ALLOWED and message else status.phrase
+        ours = (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.MISDIRECTED_REQUEST)
+        told = message if status in ours and message else status.phrase
         self._send(Answer(f"{status.value} {told}\n".encode(), TEXT, status))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name for it
@@ -263,6 +272,21 @@ def _listen(host: str, port: int, name: str, remedy: str) -> socket.socket:
     except OSError as error:  # the library repeats the address in its text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise UsageError(f"the {name} cannot listen at {format_address(host, port)}: {reason}; {remedy}") from error
+
+
+def _is_host(header: str | None, names: frozenset[str]) -> bool:
+    """Whether a Host header can be of who reached this host as itself. A name in the DNS that leads here is whoever's
+    owns the name: a page of theirs would read the answer as its own. An address, a browser takes from nobody's DNS.
+    """
+    if header is None:  # no browser leaves it out
+        return True
+    host = header.strip().lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].removesuffix(".")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host in names
+    return True
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:

@@ -59,6 +59,24 @@ def read_secret_file(path: Path) -> bytes:
         return file.read()
 
 
+def check_directory(directory: Path) -> None:
+    """UsageError, naming the remedy, if others could put files into a directory that exists, or its owner is neither
+    this user nor root. Nothing to check where there is none: it will be made for its owner alone.
+    """
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        return
+    mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(str(directory))
+    if not stat.S_ISDIR(status.st_mode):
+        return  # whoever reads or writes in it is told
+    if mode & 0o022:
+        raise UsageError(f"others can replace files in {directory} (mode {mode:04o}); chmod 700 {quoted}")
+    if status.st_uid not in {os.geteuid(), 0}:
+        remedy = f"chown {os.geteuid()} {quoted}"
+        raise UsageError(f"{directory} belongs to user {status.st_uid}, who can replace its files; {remedy}")
+
+
 def open_at_once(path: Path) -> BinaryIO:
     """To be read, and closed. A pipe without a writer holds nobody up: look what is open (fstat) before reading."""
 

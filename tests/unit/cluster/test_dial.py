@@ -46,6 +46,7 @@ class Surroundings:
         self.dialer = self
         self.adopted: list[Carrier] = []
         self.expected: Expected | None = None
+        self.host = PEER.host
         self.memory_address: str | None = None
         self._answer = answer
         self._memory = memory
@@ -103,6 +104,14 @@ def test_shared_memory_comes_on_top_where_the_peer_offers_it() -> None:
     dial(where).run(soon())
     assert where.adopted == [as_carrier(peer), as_carrier(memory)]
     assert where.memory_address == "shm:secret"
+
+
+def test_memory_that_a_peer_on_another_host_offers_is_not_looked_at() -> None:
+    peer = Answerer(Introduced(rank=4, epoch=2, shared_memory="shm:secret"))
+    where = Surroundings(peer, AssertionError("it was dialed"))
+    where.host = "elsewhere"
+    dial(where).run(soon())
+    assert where.adopted == [as_carrier(peer)]
 
 
 @pytest.mark.parametrize("trouble", [ConnectRefused("shm", "another namespace"), TimeoutError("nothing")])

@@ -117,3 +117,12 @@ def test_a_vote_is_found_again_and_one_that_is_none_is_named(state: SeedState, t
     path.write_bytes(b"scratched")
     with pytest.raises(UsageError, match="vote is damaged"):
         state.load_vote()
+
+
+def test_a_directory_that_others_can_write_to_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    for mode in (0o777, 0o770, 0o702):
+        tmp_path.chmod(mode)
+        with pytest.raises(UsageError, match="chmod 700"):
+            SeedState(tmp_path)
+    tmp_path.chmod(0o755)
+    SeedState(tmp_path)

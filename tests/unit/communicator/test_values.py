@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
+from msgspec.msgpack import Ext
 
 from nexar.arrays.registration import Registration
 from nexar.communicator.values import (
     APART_BYTES,
     ARRAY,
     ARRAY_APART,
+    FROZENSET,
+    INTEGER,
+    MAX_EQUAL_HASHES,
     NUMBER,
     PAIRS,
     SET,
@@ -245,3 +250,31 @@ def test_a_tensor_arrives_as_an_array_where_torch_is_not_loaded(monkeypatch: pyt
 def test_a_tensor_without_values_is_no_object() -> None:
     with pytest.raises(ObjectError, match="a tensor without its values"):
         Reader(()).read(memoryview(msgspec.msgpack.encode(msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(3)))))
+
+
+def _colliding(count: int) -> list[Ext]:
+    """Different integers of one hash: Python takes them modulo this prime."""
+    prime = 2**61 - 1
+    return [Ext(INTEGER, (number * prime).to_bytes(12, "little", signed=True)) for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("code", [SET, FROZENSET, PAIRS])
+def test_keys_that_collide_on_purpose_are_refused(code: int) -> None:
+    keys = _colliding(MAX_EQUAL_HASHES + 1)
+    items = keys if code != PAIRS else [each for key in keys for each in (key, None)]
+    with pytest.raises(ObjectError, match="same hash"):
+        Reader(()).read(memoryview(msgpack.encode(Ext(code, msgpack.encode(items)))))
+
+
+def test_a_few_keys_may_collide_by_chance() -> None:
+    few = msgpack.encode(Ext(SET, msgpack.encode(_colliding(MAX_EQUAL_HASHES))))
+    assert len(Reader(()).read(memoryview(few))) == MAX_EQUAL_HASHES
+    many = {complex(real, imaginary) for real in range(100) for imaginary in range(100)}
+    assert Reader(()).read(memoryview(Writer().write(many))) == many
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {(1, 2): 3}, [1, 2], b"bytes"])
+def test_no_container_is_built_by_the_decoder_itself(value: object) -> None:
+    """Its keys would be compared before anybody has seen them."""
+    with pytest.raises(ObjectError):
+        Reader(()).read(memoryview(msgpack.encode(value)))

@@ -63,6 +63,19 @@ def make_place(base: str | None) -> Place:
     raise OSError(errno.EAGAIN, f"somebody removes each new directory below {parent}")
 
 
+def why_not_ours(path: str) -> str | None:
+    """Why a socket that a peer offers is not to be dialed; None: it lies in a directory that a listener of this user
+    made. Whoever else can write there could put anything in its place.
+    """
+    socket_path = Path(path)
+    directory = socket_path.parent
+    if socket_path.name != _SOCKET or not directory.name.startswith(_PREFIX) or not directory.is_absolute():
+        return "it is not the socket of a listener of nexar"
+    if os.path.lexists(directory) and not _is_ours(directory):  # where there is none, the dial finds nobody
+        return f"{directory} is not a private directory of this user"
+    return None
+
+
 def _parent(base: str | None) -> Path:
     for parent in (base,) if base is not None else (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(parent)) + _NAME_BYTES <= _PATH_BYTES:

@@ -15,7 +15,7 @@ from nexar.transport.shm.dialer import Dial
 from nexar.transport.shm.doorbell import Doorbell, fence
 from nexar.transport.shm.handshake import Refused
 from nexar.transport.shm.listener import Listener
-from nexar.transport.shm.place import make_place
+from nexar.transport.shm.place import make_place, why_not_ours
 from nexar.transport.shm.segment import Geometry, Segment, sleep_word
 from nexar.transport.shm.support import missing_support
 
@@ -123,6 +123,9 @@ class ShmTransport(Transport):
             )
         if target.node != expected.node:
             raise ConnectRefused(target.shown, "it is the address of another node", verification=True)
+        foreign = why_not_ours(target.path)
+        if foreign is not None:
+            raise ConnectRefused(target.shown, foreign, verification=True)
         return target
 
     def _require_support(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.transport.shm.place import make_place, sweep
+from nexar.transport.shm.place import make_place, sweep, why_not_ours
 
 
 def test_it_can_be_entered_by_its_user_only_and_is_gone_afterwards(tmp_path: Path) -> None:
@@ -57,3 +57,18 @@ def test_the_longest_path_allowed_can_be_bound(tmp_path: Path) -> None:
         bound.bind(place.socket_path)
     place.remove()
     base.rmdir()
+
+
+def test_only_the_socket_of_a_listener_of_this_user_is_dialed(tmp_path: Path) -> None:
+    place = make_place(str(tmp_path))
+    assert why_not_ours(place.socket_path) is None
+    assert why_not_ours("/run/docker.sock") is not None
+    assert why_not_ours(str(place.directory / "other")) is not None
+    assert why_not_ours(f"nexar-shm-x/{Path(place.socket_path).name}") is not None
+    place.directory.chmod(0o755)
+    assert "private" in (why_not_ours(place.socket_path) or "")
+    place.directory.chmod(0o700)
+    link = tmp_path / "nexar-shm-link"
+    link.symlink_to(place.directory)
+    assert why_not_ours(str(link / "s")) is not None
+    place.remove()

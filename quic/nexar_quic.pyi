@@ -89,7 +89,12 @@ class Trust:
 @final
 class Settings:
     """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument.
-    `handshake_timeout`: seconds that an inbound handshake may take, and a dial that has no timeout of its own."""
+    `handshake_timeout`: seconds that an inbound handshake may take, and a dial that has no timeout of its own.
+    `max_handshakes`: inbound handshakes in progress at once. When all places are taken, the source address with the most of them gives
+    one up: a random one that has lasted a second, or any if the newcomer's address has fewer; otherwise the newcomer is refused.
+    `retry_handshakes`: from so many on, a client has to prove first that it receives at its address (Retry, one more round trip).
+    `unverified_streams`, `unverified_window_bytes`: what the peer of an inbound connection may open and send before its certificate is
+    verified; see `Connection.lift_limits` for peers without one."""
     def __new__(
         cls,
         *,
@@ -106,6 +111,10 @@ class Settings:
         max_streams: int = 4096,
         max_connections: int = 65536,
         handshake_timeout: float = 10.0,
+        max_handshakes: int = 256,
+        retry_handshakes: int = 64,
+        unverified_streams: int = 4,
+        unverified_window_bytes: int = 64 << 10,
     ) -> Self: ...
 
 @final
@@ -119,6 +128,8 @@ class Endpoint:
     def address(self) -> tuple[str, int]: ...
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
         """For connections made from now on; open ones are not touched."""
+    def set_max_handshakes(self, count: int) -> None:
+        """Replace Settings.max_handshakes. Handshakes in progress are not touched."""
     def post_connect(
         self,
         address: tuple[str, int],
@@ -138,7 +149,7 @@ class Endpoint:
     def refusals(self) -> list[tuple[tuple[str, int], str]]:
         """Inbound handshakes that failed since the last call, (address, reason); at most the newest 256 are kept."""
     def stats(self) -> dict[str, int]:
-        """connections, handshakes (in progress), datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused,
+        """connections, handshakes (in progress), inbound_handshakes (those among them that others began), datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused,
         retried (address validations), waiting (threads inside a wait), rounds, background_rounds."""
     def wait(
         self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()
@@ -212,6 +223,9 @@ class Connection:
         """DER of the leaf *we* presented on this connection."""
     def export_keying_material(self, label: bytes, context: bytes, length: int) -> bytes:
         """RFC 5705 exporter: the same on both ends and only there (channel binding)."""
+    def lift_limits(self) -> None:
+        """Give the peer the streams and windows of a verified one; for a peer without a certificate that has authenticated itself otherwise.
+        Done without this call for verified peers, and for peers that we dialed. Idempotent; no effect on a lost connection."""
     def open_uni(self) -> Stream:
         """Raises BlockingIOError when the peer's stream limit is reached (then use post_open_uni)."""
     def open_bi(self) -> Stream: ...

@@ -175,6 +175,17 @@ impl Connection {
         Ok(material.into())
     }
 
+    fn lift_limits(&self, py: Python<'_>) -> PyResult<()> {
+        let serial = self.grip().serial;
+        self.guard.0.call(py, false, |state| {
+            state.soil(serial);
+            if let Some(session) = state.sessions.get_mut(&serial) {
+                session.lift_limits(&state.hub.settings);
+            }
+            Ok(())
+        })
+    }
+
     fn open_uni(&self, py: Python<'_>) -> PyResult<Stream> {
         self.open(py, Dir::Uni)
     }

@@ -19,7 +19,7 @@ use crate::hub::Hub;
 use crate::identity::{Dial, Identity};
 use crate::op::{Op, Target, Value};
 use crate::operation::Operation;
-use crate::settings::Settings;
+use crate::settings::{within, Settings};
 use crate::shared::{Guard, Shared};
 use crate::socket::Socket;
 use crate::state::State;
@@ -64,8 +64,8 @@ impl Endpoint {
             !socket.may_fragment(),
             None,
         );
-        let hub = Hub::new(endpoint, socket, settings.max_connections);
-        let state = State::new(settings, identity, hub, Crew::new()?);
+        let hub = Hub::new(endpoint, socket, settings);
+        let state = State::new(identity, hub, Crew::new()?);
         let (shared, guard) = Shared::new(state, bound);
         shared.employ(background::start(shared.clone())?);
         exit::enlist(&shared);
@@ -89,6 +89,14 @@ impl Endpoint {
             state.identity.replace(Some(credentials), rules)?;
             let server = state.identity.server(false);
             state.hub.endpoint.set_server_config(server);
+            Ok(())
+        })
+    }
+
+    fn set_max_handshakes(&self, py: Python<'_>, count: i64) -> PyResult<()> {
+        let limit = within("count", count, 1, 1 << 24)? as usize;
+        self.guard.0.call(py, false, |state| {
+            state.hub.handshakes.limit = limit;
             Ok(())
         })
     }
@@ -307,6 +315,7 @@ fn stats(state: &State) -> HashMap<&'static str, u64> {
     HashMap::from([
         ("connections", state.hub.live as u64),
         ("handshakes", state.hub.half_open as u64),
+        ("inbound_handshakes", state.hub.handshakes.len() as u64),
         ("datagrams_sent", counters.datagrams_sent),
         ("datagrams_received", counters.datagrams_received),
         ("bytes_sent", counters.bytes_sent),

@@ -9,8 +9,10 @@ use quinn_proto::{Endpoint, Transmit};
 use crate::address;
 use crate::channel::STAGE_BYTES;
 use crate::grip::ConnectionGrip;
+use crate::handshakes::Handshakes;
 use crate::op::{Op, Value};
 use crate::pool::Pool;
+use crate::settings::Settings;
 use crate::socket::Socket;
 
 const REFUSALS_KEPT: usize = 256;
@@ -30,19 +32,21 @@ pub struct Counters {
 }
 
 pub struct Hub {
+    pub settings: Settings,
     pub endpoint: Endpoint,
     /// None once the endpoint is closed.
     pub socket: Option<Socket>,
-    /// Inbound connections that nobody has accepted yet.
+    /// Inbound connections that nobody has accepted yet, at most `max_connections`. Those lost
+    /// meanwhile count too, since what they brought can be read.
     pub arrivals: VecDeque<Arc<ConnectionGrip>>,
-    /// At most so many; also those lost meanwhile count, since what they brought can be read.
-    backlog: usize,
     pub acceptors: VecDeque<Arc<Op>>,
     pub refusals: VecDeque<(SocketAddr, String)>,
     pub counters: Counters,
     /// Connections not lost, and those among them still in their handshake.
     pub live: usize,
     pub half_open: usize,
+    /// The inbound ones among those still in their handshake.
+    pub handshakes: Handshakes,
     /// Sessions with a transmit that waits for the socket to be writable.
     pub blocked: Vec<u64>,
     /// Where packets are built.
@@ -52,17 +56,19 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(endpoint: Endpoint, socket: Socket, backlog: usize) -> Self {
+    pub fn new(endpoint: Endpoint, socket: Socket, settings: Settings) -> Self {
+        let handshakes = Handshakes::new(settings.max_handshakes);
         Hub {
+            settings,
             endpoint,
             socket: Some(socket),
             arrivals: VecDeque::new(),
-            backlog,
             acceptors: VecDeque::new(),
             refusals: VecDeque::new(),
             counters: Counters::default(),
             live: 0,
             half_open: 0,
+            handshakes,
             blocked: Vec::new(),
             scratch: Vec::new(),
             pool: Pool::new(STAGE_BYTES, PIECES_LENT),
@@ -74,7 +80,7 @@ impl Hub {
         match self.acceptors.pop_front() {
             Some(op) => op.complete(Ok(Value::Connection(grip))),
             None => {
-                if self.arrivals.len() == self.backlog {
+                if self.arrivals.len() == self.settings.max_connections {
                     self.arrivals.pop_front();
                 }
                 self.arrivals.push_back(grip);

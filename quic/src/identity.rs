@@ -21,8 +21,10 @@ pub struct Identity {
     pub rules: Arc<Rules>,
     alpn: Vec<u8>,
     max_connections: usize,
-    network: Arc<TransportConfig>,
-    loopback: Arc<TransportConfig>,
+    /// For dials: to other hosts, and to this one.
+    dialing: [Arc<TransportConfig>; 2],
+    /// For inbound connections, likewise.
+    inbound: [Arc<TransportConfig>; 2],
     servers: Option<[Arc<ServerConfig>; 2]>,
 }
 
@@ -46,8 +48,9 @@ impl Identity {
             rules: rules.clone(),
             alpn: settings.alpn.clone(),
             max_connections: settings.max_connections,
-            network: settings.transport(false),
-            loopback: settings.transport(true),
+            dialing: [false, true].map(|loopback| Arc::new(settings.transport(loopback))),
+            inbound: [false, true]
+                .map(|loopback| Arc::new(settings.unverified_transport(loopback))),
             servers: None,
         };
         identity.replace(credentials, rules)?;
@@ -101,7 +104,7 @@ impl Identity {
                 .max_incoming(self.max_connections);
             Arc::new(config)
         };
-        Ok([with(&self.network), with(&self.loopback)])
+        Ok(self.inbound.each_ref().map(with))
     }
 
     /// The configuration for one dial, and the certificate it presents.
@@ -131,12 +134,7 @@ impl Identity {
         tls.enable_early_data = false;
         let crypto = QuicClientConfig::try_from(tls).map_err(unusable)?;
         let mut config = ClientConfig::new(Arc::new(crypto));
-        let transport = if loopback {
-            &self.loopback
-        } else {
-            &self.network
-        };
-        config.transport_config(transport.clone());
+        config.transport_config(self.dialing[usize::from(loopback)].clone());
         Ok((config, shown.map(Credentials::leaf)))
     }
 }

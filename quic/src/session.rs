@@ -18,6 +18,7 @@ use crate::governor;
 use crate::grip::{ConnectionGrip, PeerIdentity};
 use crate::hub::Hub;
 use crate::op::{Op, Value};
+use crate::settings::Settings;
 use crate::window::Window;
 
 /// Bytes handed to the protocol between two transmits: small enough to still be in the cache when
@@ -66,6 +67,8 @@ pub struct Session {
     frames_heard: u64,
     drained: bool,
     pub dropped: bool,
+    /// The peer has the streams and windows of a verified one.
+    lifted: bool,
 }
 
 impl Session {
@@ -105,6 +108,7 @@ impl Session {
             frames_heard: 0,
             drained: false,
             dropped: false,
+            lifted: false,
         }
     }
 
@@ -252,6 +256,18 @@ impl Session {
         self.phase = Phase::Established;
         self.handshake_deadline = None;
         hub.half_open -= 1;
+        hub.handshakes.leave(self.serial);
+        if verified {
+            self.lift_limits(&hub.settings);
+        }
+    }
+
+    /// The peer is trusted: it gets the streams and windows of a verified one. A dialed connection has
+    /// them from the start. Idempotent.
+    pub fn lift_limits(&mut self, settings: &Settings) {
+        if self.connection.side().is_server() && !std::mem::replace(&mut self.lifted, true) {
+            settings.lift_limits(&mut self.connection);
+        }
     }
 
     /// The protocol says that the connection is gone.
@@ -275,6 +291,7 @@ impl Session {
         }
         if self.phase != Phase::Established {
             hub.half_open -= 1;
+            hub.handshakes.leave(self.serial);
         }
         self.phase = Phase::Lost;
         self.handshake_deadline = None;

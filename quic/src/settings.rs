@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use quinn_proto::congestion::CubicConfig;
-use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::{Connection, Dir, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use crate::governor::GovernorConfig;
 
@@ -32,6 +32,10 @@ pub struct Settings {
     max_streams: u32,
     pub max_connections: usize,
     pub handshake_timeout: Duration,
+    pub max_handshakes: usize,
+    pub retry_handshakes: usize,
+    unverified_streams: u32,
+    unverified_window_bytes: u64,
 }
 
 #[pymethods]
@@ -40,12 +44,14 @@ impl Settings {
     #[pyo3(signature = (*, alpn=b"nexar".to_vec(), idle_timeout=30.0, keep_alive_interval=5.0,
         initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=64 << 20,
         connection_window_bytes=256 << 20, send_window_bytes=4 << 20, socket_buffer_bytes=4 << 20,
-        max_streams=4096, max_connections=65536, handshake_timeout=10.0),
+        max_streams=4096, max_connections=65536, handshake_timeout=10.0, max_handshakes=256,
+        retry_handshakes=64, unverified_streams=4, unverified_window_bytes=64 << 10),
         text_signature = "(*, alpn=b'nexar', idle_timeout=30.0, keep_alive_interval=5.0, \
         initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=67108864, \
         connection_window_bytes=268435456, send_window_bytes=4194304, \
         socket_buffer_bytes=4194304, max_streams=4096, max_connections=65536, \
-        handshake_timeout=10.0)")]
+        handshake_timeout=10.0, max_handshakes=256, retry_handshakes=64, unverified_streams=4, \
+        unverified_window_bytes=65536)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
         alpn: Vec<u8>,
@@ -61,6 +67,10 @@ impl Settings {
         max_streams: i64,
         max_connections: i64,
         handshake_timeout: f64,
+        max_handshakes: i64,
+        retry_handshakes: i64,
+        unverified_streams: i64,
+        unverified_window_bytes: i64,
     ) -> PyResult<Self> {
         within("alpn (its length)", alpn.len() as i64, 1, 255)?;
         let settings = Settings {
@@ -78,6 +88,11 @@ impl Settings {
             max_streams: within("max_streams", max_streams, 1, 1 << 20)? as u32,
             max_connections: within("max_connections", max_connections, 1, 1 << 24)? as usize,
             handshake_timeout: seconds("handshake_timeout", handshake_timeout, 0.01)?,
+            max_handshakes: within("max_handshakes", max_handshakes, 1, 1 << 24)? as usize,
+            retry_handshakes: within("retry_handshakes", retry_handshakes, 0, 1 << 24)? as usize,
+            unverified_streams: within("unverified_streams", unverified_streams, 1, 1 << 20)?
+                as u32,
+            unverified_window_bytes: window("unverified_window_bytes", unverified_window_bytes)?,
         };
         if settings.initial_mtu > settings.max_mtu.min(settings.loopback_mtu) {
             return Err(PyValueError::new_err(
@@ -104,6 +119,10 @@ impl Default for Settings {
             max_streams: 4096,
             max_connections: 65536,
             handshake_timeout: Duration::from_secs(10),
+            max_handshakes: 256,
+            retry_handshakes: 64,
+            unverified_streams: 4,
+            unverified_window_bytes: 64 << 10,
         }
     }
 }
@@ -111,7 +130,7 @@ impl Default for Settings {
 impl Settings {
     /// The protocol's own settings. Paths over the loopback interface allow far larger packets, and
     /// packet size dominates throughput.
-    pub fn transport(&self, loopback: bool) -> Arc<TransportConfig> {
+    pub fn transport(&self, loopback: bool) -> TransportConfig {
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(if loopback {
             self.loopback_mtu
@@ -137,7 +156,31 @@ impl Settings {
             .max_concurrent_bidi_streams(VarInt::from_u32(self.max_streams))
             .max_concurrent_uni_streams(VarInt::from_u32(self.max_streams))
             .datagram_receive_buffer_size(None);
-        Arc::new(transport)
+        transport
+    }
+
+    /// What a peer gets whose certificate was not verified: the protocol makes room for every stream
+    /// that a peer may open when the connection is made.
+    pub fn unverified_transport(&self, loopback: bool) -> TransportConfig {
+        let mut transport = self.transport(loopback);
+        let streams = VarInt::from_u32(self.unverified_streams.min(self.max_streams));
+        let window = self
+            .unverified_window_bytes
+            .min(self.connection_window_bytes);
+        transport
+            .receive_window(varint(window))
+            .max_concurrent_bidi_streams(streams)
+            .max_concurrent_uni_streams(streams);
+        transport
+    }
+
+    /// Give the peer of an inbound connection what a verified one gets. The window of each stream is
+    /// that already: the connection's is the narrower one.
+    pub fn lift_limits(&self, connection: &mut Connection) {
+        let streams = VarInt::from_u32(self.max_streams);
+        connection.set_receive_window(varint(self.connection_window_bytes));
+        connection.set_max_concurrent_streams(Dir::Uni, streams);
+        connection.set_max_concurrent_streams(Dir::Bi, streams);
     }
 }
 
@@ -145,7 +188,7 @@ fn varint(value: u64) -> VarInt {
     VarInt::from_u64(value).unwrap_or(VarInt::MAX)
 }
 
-fn within(name: &str, value: i64, least: i64, most: i64) -> PyResult<i64> {
+pub fn within(name: &str, value: i64, least: i64, most: i64) -> PyResult<i64> {
     if (least..=most).contains(&value) {
         return Ok(value);
     }

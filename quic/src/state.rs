@@ -6,16 +6,17 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use quinn_proto::{Connection, ConnectionHandle, DatagramEvent, Incoming, VarInt};
+use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::address;
 use crate::crew::Crew;
 use crate::errors::Failure;
 use crate::grip::{ConnectionGrip, Dropped};
+use crate::handshakes::{Place, Source};
 use crate::hub::Hub;
 use crate::identity::{Dial, Identity};
 use crate::op::Op;
 use crate::session::Session;
-use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::socket::{ecn, Arrival, BATCH};
 use crate::timers::Timers;
@@ -25,9 +26,10 @@ use crate::timers::Timers;
 const BATCHES: usize = 4;
 pub const ROUND_BYTES: usize = 512 << 10;
 
+const CROWDED: &str = "too many handshakes are in progress; try again";
+
 pub struct State {
     pub shared: Weak<Shared>,
-    pub settings: Settings,
     pub identity: Identity,
     pub hub: Hub,
     pub crew: Crew,
@@ -49,10 +51,9 @@ pub struct Round {
 }
 
 impl State {
-    pub fn new(settings: Settings, identity: Identity, hub: Hub, crew: Crew) -> Self {
+    pub fn new(identity: Identity, hub: Hub, crew: Crew) -> Self {
         State {
             shared: Weak::new(),
-            settings,
             identity,
             hub,
             crew,
@@ -152,25 +153,27 @@ impl State {
         self.hub.scratch = contents;
     }
 
-    /// A stranger knocks. Above the limit it is turned away; when many are half-way in, it must
-    /// first prove that it receives at the address it sends from.
+    /// An inbound handshake begins. While many are in progress, the peer first has to prove that it
+    /// receives at the address it sends from; when all places are taken, `Handshakes` decides.
     fn admit(&mut self, incoming: Incoming, now: Instant) {
         let remote = incoming.remote_address();
-        let limit = self.settings.max_connections;
         self.hub.scratch.clear();
-        if self.hub.endpoint.open_connections() >= limit {
-            let transmit = self.hub.endpoint.refuse(incoming, &mut self.hub.scratch);
-            self.respond(&transmit);
-            return self
-                .hub
-                .refuse(remote, "the connection limit is reached".to_owned());
+        if self.hub.endpoint.open_connections() >= self.hub.settings.max_connections {
+            return self.turn_away(incoming, "the connection limit is reached");
         }
-        if self.hub.half_open * 4 > limit && !incoming.remote_address_validated() {
+        let crowded = self.hub.handshakes.len() >= self.hub.settings.retry_handshakes;
+        if crowded && !incoming.remote_address_validated() {
             self.hub.counters.retried += 1;
             if let Ok(transmit) = self.hub.endpoint.retry(incoming, &mut self.hub.scratch) {
                 self.respond(&transmit);
             }
             return;
+        }
+        let source = Source::of(remote.ip());
+        match self.hub.handshakes.place(source, now, random_below) {
+            Place::Free => {}
+            Place::InsteadOf(serial) => self.displace(serial, now),
+            Place::Refused => return self.turn_away(incoming, CROWDED),
         }
         let loopback = address::canonical(remote).ip().is_loopback();
         let config = self.identity.server(loopback);
@@ -185,6 +188,7 @@ impl State {
                 let serial = grip.serial;
                 let mut session = self.session(&grip, handle, connection, true, now);
                 session.hold = Some(grip);
+                self.hub.handshakes.enter(serial, source, now);
                 self.install(session, serial);
             }
             Err(error) => {
@@ -195,6 +199,23 @@ impl State {
                 self.hub.refuse(remote, failure.describe());
             }
         }
+    }
+
+    fn turn_away(&mut self, incoming: Incoming, reason: &str) {
+        let remote = incoming.remote_address();
+        let transmit = self.hub.endpoint.refuse(incoming, &mut self.hub.scratch);
+        self.respond(&transmit);
+        self.hub.refuse(remote, reason.to_owned());
+    }
+
+    /// End a handshake whose place a newcomer gets.
+    fn displace(&mut self, serial: u64, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&serial) {
+            let remote = session.connection.remote_address();
+            self.hub.refuse(remote, CROWDED.to_owned());
+            session.close(&mut self.hub, now, VarInt::from_u32(0), CROWDED);
+        }
+        self.soil(serial);
     }
 
     /// Start the dial that `op` stands for.
@@ -212,7 +233,7 @@ impl State {
                 "address: {remote} is of another family than the endpoint's"
             )));
         };
-        if self.hub.endpoint.open_connections() >= self.settings.max_connections {
+        if self.hub.endpoint.open_connections() >= self.hub.settings.max_connections {
             return Err(Failure::Connect {
                 reason: "the connection limit is reached".to_owned(),
             });
@@ -260,7 +281,7 @@ impl State {
         verify: bool,
         now: Instant,
     ) -> Session {
-        let settings = &self.settings;
+        let settings = &self.hub.settings;
         Session::new(
             grip,
             handle,
@@ -388,4 +409,12 @@ impl State {
         }
         self.soil(serial);
     }
+}
+
+/// A random number below `bound`, which is not 0. Others cannot predict it.
+fn random_below(bound: usize) -> usize {
+    let mut bytes = [0; 8];
+    // Without randomness of the system any choice is as good as another.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    (u64::from_ne_bytes(bytes) % bound as u64) as usize
 }

@@ -12,19 +12,19 @@ import certificates
 import nexar_quic as quic
 import pytest
 from conftest import MakeEndpoint
-from harness import PATIENCE, Pair, connect, receive, result
+from harness import PATIENCE, Pair, connect, receive, result, until
 
 
 def mtu(connection: quic.Connection) -> float:
     return connection.stats()["mtu"]
 
 
-def flow(pair: Pair, until: float) -> None:
-    """Move bytes until packets have grown to `until`."""
+def flow(pair: Pair, size: float) -> None:
+    """Move bytes until packets have grown to `size`."""
     here, there = pair.stream()
     data = os.urandom(1 << 20)
     deadline = time.monotonic() + PATIENCE
-    while mtu(pair.near) < until and time.monotonic() < deadline:
+    while mtu(pair.near) < size and time.monotonic() < deadline:
         writing = here.post_write(data)
         assert receive(pair.b, there, len(data)) == data
         assert writing.done
@@ -115,7 +115,9 @@ def test_two_hundred_connections(make_endpoint: MakeEndpoint) -> None:
         operations, _ = queue.wait(PATIENCE)
         assert operations
         far += [operation.result() for operation in operations]
-    assert a.stats()["connections"] == b.stats()["connections"] == 210
+    assert a.stats()["connections"] == 210
+    # A first packet that was sent twice, and answered once by Retry, leaves a handshake that ends at its timeout.
+    until(lambda: b.stats()["connections"] == 210)
     for number, connection in enumerate(near):
         stream = connection.open_uni()
         stream.write(number.to_bytes(2, "big"))
@@ -142,7 +144,7 @@ def test_the_connection_limit_turns_strangers_away(make_endpoint: MakeEndpoint) 
 
 def test_addresses_are_validated_when_many_are_half_way_in(make_endpoint: MakeEndpoint) -> None:
     """Clients that stop after their first packet fill the half-open places."""
-    b = make_endpoint("b", max_connections=8)
+    b = make_endpoint("b", retry_handshakes=3)
     stuck = [make_endpoint("a", handshake_timeout=30) for _ in range(3)]
     relay = Blackhole(b.address)
     with relay.socket:

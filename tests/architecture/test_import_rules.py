@@ -33,6 +33,7 @@ PURE_ROOMS = [
     "security.invitation",
     "security.renewal",
     "topology",
+    "transport.pending_connections",
     "types",
     "wire",
 ]

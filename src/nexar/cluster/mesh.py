@@ -97,6 +97,7 @@ class Mesh:
             circle = Circle(self._node.id, membership) if old is None else old.moved_to(membership, change)
             ended = self._pairs.move(circle)
             early = self.reception.arrivals() if old is None else []
+        self._node.expect_peers(membership.size)
         now, quiet = time.monotonic(), frozenset[NodeId]() if change is None else change.quiet
         for link in ended:
             direct = link.peer in quiet and not is_relayed(link.schemes)  # over others all has arrived: see `settle`

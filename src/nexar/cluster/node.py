@@ -113,6 +113,11 @@ class Node:
         for transport in self._by_scheme.values():
             transport.replace_credentials(credentials, trust)
 
+    def expect_peers(self, count: int) -> None:
+        """So many members may dial this node at once."""
+        for transport in self._by_scheme.values():
+            transport.expect_peers(count)
+
     def carrier_accepted(self, carrier: Carrier) -> None:
         """See Acceptor."""
         if self._acceptor is None:

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, Final, Self
 
 from cryptography import x509
@@ -83,7 +84,7 @@ class Seed:
         with ExitStack() as undo:
             undo.callback(self._doorway.close)
             where = same_place(identity.port, listen, config)
-            self._place = open_place(config, credentials, trust, self._doorway, listen=where)
+            self._place = open_place(config, credentials, trust, self._doorway, size=self._size, listen=where)
             undo.callback(self._place.close)
             self.address: Final = self._place.address
             """Where it listens: the real port, also where 0 was asked for."""
@@ -101,6 +102,7 @@ class Seed:
         rules = DoorRules(
             max_pending=config.join_max_pending,
             auth_timeout=config.join_auth_timeout,
+            choose=SystemRandom().choice,
             elastic=config.elastic_enabled,
             most=config.elastic_max_world_size,
             clocks=ClockLimits(

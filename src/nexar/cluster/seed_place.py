@@ -22,23 +22,25 @@ _SIGN_OF_LIFE: Final = 2.5
 
 _MAX_STREAMS: Final = 16
 """A join line takes a handful, and a stranger gets no more."""
-_STRANGERS: Final = 4
-"""Handshakes under way, for each that may wait to authenticate. When a quarter of all connections are handshakes, the
-native package lets strangers show first that they receive at the address they send from."""
+_LINES: Final = 4
+"""QUIC connections at once, for each that may be pending: they wait, say their last word, or are in their handshake."""
 _WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
 """What may wait to be read: the largest message, and the beginning of the next."""
 
 
 def open_place(
-    config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, listen: str | None = None
+    config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, size: int, listen: str | None = None
 ) -> Transports:
-    """Listen for join lines: over what is wanted, possible here, and leads anywhere. As `open_transports`."""
+    """Listen for join lines of a cluster of `size` members: over what is wanted, possible here, and leads anywhere. As
+    `open_transports`.
+    """
     schemes = [scheme for scheme in usable(config) if scheme in NETWORK]
     settings = {
         "idle_timeout": _SILENCE,
         "keep_alive_interval": _SIGN_OF_LIFE,
         "max_streams": _MAX_STREAMS,
-        "max_connections": MAX_MEMBERS + _STRANGERS * config.join_max_pending,
+        "max_connections": MAX_MEMBERS + _LINES * config.join_max_pending,
+        "peers": size,
         "stream_window_bytes": _WINDOW_BYTES,
     }
     return open_transports(config, credentials, trust, acceptor, listen=listen, schemes=schemes, quic=settings)

@@ -265,6 +265,11 @@ class Transport(ABC):
         not touched. Callable from any thread. Default: a scheme without certificates has nothing to do.
         """
 
+    def expect_peers(self, count: int) -> None:  # noqa: B027 - not all meet strangers
+        """So many peers may dial at once; limits for connections that have not authenticated follow from it. Callable
+        from any thread, also when the transport is closed. Default: the scheme has no such limit.
+        """
+
     @abstractmethod
     def listen(self, address: str, acceptor: Acceptor) -> str:
         """Accept dials on `address`; returns the real one (port 0 resolved) in the form `connect` takes.

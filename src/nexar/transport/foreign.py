@@ -43,6 +43,10 @@ class Foreign(Transport):
         """See Transport."""
         self.inside.replace_credentials(credentials, trust)
 
+    def expect_peers(self, count: int) -> None:
+        """See Transport."""
+        self.inside.expect_peers(count)
+
     def listen(self, address: str, acceptor: Acceptor) -> str:
         """See Transport."""
         return self.inside.listen(address, acceptor)

@@ -21,7 +21,12 @@ class Nobody:
 def open_here(config: Config, listen: str = "127.0.0.1:0") -> Transports:
     authority = Authority.create("c")
     return open_place(
-        config, authority.admit(7), Trust(authority.certificate_pem, allow_anonymous=True), Nobody(), listen=listen
+        config,
+        authority.admit(7),
+        Trust(authority.certificate_pem, allow_anonymous=True),
+        Nobody(),
+        size=2,
+        listen=listen,
     )
 
 

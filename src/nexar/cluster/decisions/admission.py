@@ -5,7 +5,7 @@
        └── time over, no room, wrong, gone ──┴──→ ended, once
 
 Laws:
-- Before its proof a connection costs one place in the waiting room and changes nothing else. So what strangers do is
+- Before its proof a connection costs one place among the pending ones and changes nothing else. So what strangers do is
   never seen by those who have the secret, except as a line in the list of refusals, which is bounded.
 - The node id counts only from the proof on: nobody keeps a node out by saying its name first.
 - A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
@@ -63,10 +63,10 @@ from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.register import Register
 from nexar.cluster.decisions.starting import Starting
 from nexar.cluster.decisions.vote import Vote
-from nexar.cluster.decisions.waiting_room import WaitingRoom
 from nexar.cluster.decisions.witness import Witness
 from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
 from nexar.errors import InternalError, UsageError
+from nexar.transport.pending_connections import PendingConnections, source_of
 from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.handshake import Hello
 from nexar.wire.joining import MAX_LISTED, Progress, Started
@@ -105,7 +105,7 @@ class Admission:
         self._starting: Starting | None = None  # from the commit until every member is connected
         self._compatibility = Compatibility(self._rules.clocks)
         self._guests: dict[int, Guest] = {}
-        self._pending = WaitingRoom(self._rules.max_pending, self._rules.auth_timeout)
+        self._pending = PendingConnections(self._rules.max_pending, self._rules.auth_timeout, self._rules.choose)
         self._members: dict[NodeId, Guest] = {}
         self._launchers: dict[NodeId, Guest] = {}
         self._onlookers = Onlookers()
@@ -249,13 +249,16 @@ class Admission:
         knocked = Note("knocked", event.address)
         if self.failed:
             return [knocked, *self._refuse(guest, self._failure)]
-        displaced = self._pending.enter(event.connection, now)
+        placement = self._pending.enter(event.connection, source_of(event.address), now)
+        if not placement.admitted:
+            return [knocked, *self._drop(guest, _CROWDED)]
+        displaced = placement.displaced
         dropped = [] if displaced is None else self._drop(self._guests[displaced], _CROWDED)
         return [*dropped, knocked]
 
     def _greeted(self, guest: Guest, hello: Hello) -> list[Action]:
         greet(guest, hello)
-        self._pending.spoke(guest.connection)
+        self._pending.shorten(guest.connection, self._now + self._rules.proof_timeout)
         return [SendChallenge(guest.connection)]
 
     def _prove(self, guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:
@@ -394,13 +397,17 @@ class Admission:
     # ------------------------------------------------------------ time
 
     def _tick(self, now: float) -> list[Action]:
-        late = f"it did not authenticate within {format_seconds(self._rules.auth_timeout)}"
         expired = [self._guests[connection] for connection in self._pending.expired(now)]
-        actions = [action for guest in expired for action in self._drop(guest, late)]
+        actions = [action for guest in expired for action in self._drop(guest, self._what_was_late(guest))]
         if self._forming is not None and now >= self._deadline:
             self._forming.expire(self._formation_timeout)
             actions += self._fail(self._forming)
         return actions if self._formed is None else actions + self._formed.tick(now)
+
+    def _what_was_late(self, guest: Guest) -> str:
+        if guest.hello is not None:
+            return f"it did not prove within {format_seconds(self._rules.proof_timeout)} of its hello that it may join"
+        return f"it did not authenticate within {format_seconds(self._rules.auth_timeout)}"
 
     # ------------------------------------------------------------ ends
 

@@ -69,6 +69,10 @@ class QuicCarrier(Carrier):
     def admit(self) -> None:
         """See Carrier."""
         self._inbound.admit()
+        try:
+            self._connection.lift_limits()
+        except (QuicError, ForkedError):
+            return  # it has ended, which its sink is told
 
     # ---------------------------------------------------------------- sending
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import nexar_quic
+
+_STRANGERS: Final = 256
+"""Handshakes of strangers that may be in progress, beside those of peers."""
+
+
+def handshake_limit(peers: int) -> int:
+    """Inbound handshakes that may be in progress at once, where `peers` may dial."""
+    return 2 * peers + _STRANGERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +27,12 @@ class QuicSettings:
     handshake_timeout: float = 10.0
     """Seconds an inbound handshake may take. A dial has its own deadline."""
     max_streams: int = 1024
-    """Streams a peer may have open at once. Room for all of them is made with the connection: 160 KB."""
+    """Streams a peer may have open at once. Room for all of them, 160 KB, is made when its certificate is verified."""
     max_connections: int = 65536
+    unverified_streams: int = 9
+    """The same before it has authenticated. One more than `inbound` tolerates, so that whoever wants more is noticed."""
+    peers: int = 1
+    """Peers that may dial at once; the limit of handshakes in progress follows from it."""
     stream_window_bytes: int = 32 << 20
     """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.
     100 Gbit/s for a millisecond are 12 MiB."""
@@ -32,5 +45,7 @@ class QuicSettings:
             handshake_timeout=self.handshake_timeout,
             max_streams=self.max_streams,
             max_connections=self.max_connections,
+            unverified_streams=self.unverified_streams,
+            max_handshakes=handshake_limit(self.peers),
             stream_window_bytes=self.stream_window_bytes,
         )

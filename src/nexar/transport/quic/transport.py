@@ -26,7 +26,7 @@ from nexar.transport.quic.driver import Driver
 from nexar.transport.quic.endings import CloseCode, numbered
 from nexar.transport.quic.identification import peer_of_arrival, to_native_credentials, to_native_trust
 from nexar.transport.quic.listener import Listener
-from nexar.transport.quic.settings import QuicSettings
+from nexar.transport.quic.settings import QuicSettings, handshake_limit
 from nexar.transport.race import race
 
 _FORKED: Final = "this process was forked; it must make a transport of its own"
@@ -67,6 +67,13 @@ class QuicTransport(Transport):
         assert native is not None
         self._endpoint.replace_credentials(native, to_native_trust(trust))
         self._identity = (credentials, trust)
+
+    def expect_peers(self, count: int) -> None:
+        """See Transport."""
+        try:
+            self._endpoint.set_max_handshakes(handshake_limit(count))
+        except EndpointClosed:
+            return  # nobody can dial any more
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
         """See Transport. `address` must be the one the socket is bound to; its port may be 0."""

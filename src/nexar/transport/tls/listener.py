@@ -2,8 +2,9 @@
 
 Every connection has until its deadline to authenticate, and for a carrier both halves must come: the first one waits
 for its answer until the second has said its hello, and then both get the same one. The two stay or go together.
-At most `max_pending` are in here; when one more comes, one that has not said a word goes, else the oldest: a newcomer
-always gets its turn. Everything here belongs to the driving thread.
+How many may be in here, and which one gives way to a newcomer, is decided by `PendingConnections`. A connection that
+gives way is closed without a word: no handshake is complete in which it could be told why.
+Everything here belongs to the driving thread.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from random import SystemRandom
 from typing import Final
 
 from nexar.transport.base import Acceptor, Peer
+from nexar.transport.pending_connections import PendingConnections, source_of
 from nexar.transport.tls.channel import Channel, TlsChannel
 from nexar.transport.tls.handshake import HandshakeFailed, Story, answer
 from nexar.transport.tls.hello import Hello, Verdict
@@ -37,7 +40,6 @@ Accepted = Callable[[Peer, Channel, Channel], None]
 @dataclass(slots=True)
 class _Candidate:
     address: str
-    deadline: float
     channel: TlsChannel
     story: Story[tuple[Hello, Channel]] = field(init=False)
     watching: int = READABLE
@@ -80,25 +82,27 @@ class Listener:
         self._accepted = accepted
         self._takes = takes
         self._timeout = handshake_timeout
-        self._max_pending = max_pending
-        self._candidates: dict[int, _Candidate] = {}  # by descriptor, oldest first
+        self._pending = PendingConnections(max_pending, handshake_timeout, SystemRandom().choice)
+        self._candidates: dict[int, _Candidate] = {}  # by descriptor, as in `_pending`
+        self._crowded = f"more than {max_pending} connections wait to authenticate; try again"
         self._paused_until: float | None = None
         self._lingerer = Lingerer(reactor, max_pending)
         reactor.add(listening.fileno(), self._knock)
 
     def due(self) -> float | None:
         """When `expire` has something to do."""
-        times = [candidate.deadline for candidate in self._oldest()]
-        times += [time for time in (self._paused_until, self._lingerer.due()) if time is not None]
-        return min(times, default=None)
+        times = (self._pending.next_deadline, self._paused_until, self._lingerer.due())
+        return min((time for time in times if time is not None), default=None)
 
     def expire(self) -> None:
         """Turn away whoever took too long."""
         if not (self._candidates or self._lingerer or self._paused_until):
             return
         now = time.monotonic()
-        while any(candidate.deadline <= now for candidate in self._oldest()):
-            self._refuse(next(iter(self._candidates.values())), self._what_is_missing())
+        for descriptor in self._pending.expired(now):
+            candidate = self._candidates.get(descriptor)
+            if candidate is not None:  # its other half may have taken it along
+                self._refuse(candidate, self._what_is_missing(candidate))
         self._lingerer.expire(now)
         if self._paused_until is not None and self._paused_until <= now:
             self._paused_until = None
@@ -122,12 +126,9 @@ class Listener:
         for candidate in self._candidates.values():
             candidate.channel.socket.close()
 
-    def _oldest(self) -> list[_Candidate]:
-        return [next(iter(self._candidates.values()))] if self._candidates else []
-
-    def _what_is_missing(self) -> str:
-        oldest = next(iter(self._candidates.values()))
-        missing = "its second connection" if oldest.waits else "the handshake" if oldest.spoke else "its first byte"
+    def _what_is_missing(self, candidate: _Candidate) -> str:
+        spoke = "the handshake" if candidate.spoke else "its first byte"
+        missing = "its second connection" if candidate.waits else spoke
         return f"{missing} did not come within {self._timeout:g} s"
 
     # --- coming in
@@ -147,33 +148,35 @@ class Listener:
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in _OUT_OF_DESCRIPTORS:
             return  # the newcomer was gone before we looked (ECONNABORTED and the like): nothing to accept
-        if self._candidates:
-            self._refuse(self._least_worthy(), f"no room: {error.strerror}")
+        displaced = self._pending.give_up(time.monotonic())
+        if displaced is not None:
+            self._dismiss(self._candidates[displaced], f"no room: {error.strerror}")
         else:
             self._paused_until = time.monotonic() + _PAUSE
             self._reactor.change(self._listening.fileno(), 0)
 
     def _admit(self, connection: socket.socket, address: str) -> None:
-        if len(self._candidates) >= self._max_pending:
-            self._refuse(self._least_worthy(), f"more than {self._max_pending} connections wait to authenticate")
+        placement = self._pending.enter(connection.fileno(), source_of(address), time.monotonic())
+        if placement.displaced is not None:
+            self._dismiss(self._candidates[placement.displaced], self._crowded)
+        if not placement.admitted:
+            connection.close()
+            self._acceptor.candidate_refused(address, self._crowded)
+            return
         believer = self._believer()
         try:
             tune(connection)
         except OSError as error:
+            self._pending.leave(connection.fileno())
             connection.close()
             self._acceptor.candidate_refused(address, f"it was gone at once: {error.strerror}")
             return
         assert believer.server is not None
         channel = TlsChannel(connection, believer.server, server_side=True)
-        candidate = _Candidate(address, time.monotonic() + self._timeout, channel)
+        candidate = _Candidate(address, channel)
         candidate.story = answer(channel, partial(self._judge, candidate))
         self._candidates[candidate.descriptor] = candidate
         self._reactor.add(candidate.descriptor, partial(self._resume, candidate))
-
-    def _least_worthy(self) -> _Candidate:
-        """The oldest that never spoke, else the oldest."""
-        everybody = self._candidates.values()
-        return next((candidate for candidate in everybody if not candidate.spoke), next(iter(everybody)))
 
     # --- getting on
 
@@ -225,8 +228,7 @@ class Listener:
             return
         candidate.partner, partner.partner = partner, candidate
         for half in (partner, candidate):
-            half.deadline = time.monotonic() + self._timeout
-            self._candidates[half.descriptor] = self._candidates.pop(half.descriptor)
+            self._pending.set_deadline(half.descriptor, time.monotonic() + self._timeout)
 
     def _accept_if_whole(self, candidate: _Candidate) -> None:
         partner = candidate.partner
@@ -240,21 +242,32 @@ class Listener:
             self._refuse(control, failure.reason)
             return
         for half in (control, data):
-            del self._candidates[half.descriptor]
+            self._remove(half)
         self._accepted(peer, control.settled, data.settled)
 
     # --- going away
 
     def _refuse(self, candidate: _Candidate, reason: str) -> None:
-        """Turn it away; its other half too, unless that is about to hear for itself why."""
-        del self._candidates[candidate.descriptor]
+        """Turn it away, and see to it that it can read why; its other half too, unless that is about to hear it."""
+        self._end(candidate, reason, self._lingerer.see_off)
+
+    def _dismiss(self, candidate: _Candidate, reason: str) -> None:
+        """It gives way: nothing of it is kept. Its other half goes with it."""
+        self._end(candidate, reason, socket.socket.close)
+
+    def _end(self, candidate: _Candidate, reason: str, close: Callable[[socket.socket], None]) -> None:
+        self._remove(candidate)
         if candidate.settled is None:
             self._reactor.remove(candidate.descriptor)
-        self._lingerer.see_off(candidate.channel.socket)
+        close(candidate.channel.socket)
         self._acceptor.candidate_refused(candidate.address, reason)
         partner = candidate.partner
         if partner is not None and not partner.waits and self._candidates.get(partner.descriptor) is partner:
-            self._refuse(partner, reason)
+            self._end(partner, reason, close)
+
+    def _remove(self, candidate: _Candidate) -> None:
+        self._pending.leave(candidate.descriptor)
+        del self._candidates[candidate.descriptor]
 
 
 def _belong_together(one: _Candidate, other: _Candidate) -> bool:

@@ -99,11 +99,12 @@ def a_door(
     *,
     timeout: float = 60.0,
     max_pending: int = 256,
+    auth_timeout: float = 10.0,
     elastic: bool = False,
     most: int = 0,
     seed: Attendant = SEED,
 ) -> Door:
-    rules = DoorRules(max_pending=max_pending, elastic=elastic, most=most)
+    rules = DoorRules(max_pending=max_pending, auth_timeout=auth_timeout, elastic=elastic, most=most)
     return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, rules=rules, seed=seed))
 
 

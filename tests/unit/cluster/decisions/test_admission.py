@@ -294,15 +294,25 @@ def test_a_connection_number_is_used_once() -> None:
 # ---------------------------------------------------------------- limits and time
 
 
-def test_when_too_many_wait_the_oldest_silent_one_is_dropped_and_may_come_again() -> None:
-    door = a_door(1, max_pending=3)
+def test_when_too_many_are_pending_the_source_with_the_most_gives_way() -> None:
+    door = a_door(1, max_pending=4)
     door.greet(1)
-    door.tell(Knocked(2, "two"), Knocked(3, "three"))
-    actions = door.tell(Knocked(4, "four"))
+    door.tell(*[Knocked(connection, f"10.6.6.6:{connection}") for connection in (2, 3, 4)])
+    actions = door.tell(Knocked(5, "10.7.7.7:5"))
     assert "too many" in only(actions, Drop).reason
     assert ends(actions) == [2]
-    assert door.machine.pending == 3
+    assert door.machine.pending == 4
     assert every(door.tell(Applied(1, application(), True, key(1)), Ready(1)), Commit)
+
+
+def test_when_too_many_are_pending_a_newcomer_of_the_largest_source_is_dropped_and_may_come_again() -> None:
+    door = a_door(1, max_pending=4)
+    door.tell(*[Knocked(connection, f"10.6.6.6:{connection}") for connection in (1, 2, 3, 4)])
+    actions = door.tell(Knocked(5, "10.6.6.6:5"))
+    assert "too many" in only(actions, Drop).reason
+    assert ends(actions) == [5]
+    door.now = 1.0
+    assert ends(door.tell(Knocked(6, "10.6.6.6:6"))) == [1]
 
 
 def test_two_hundred_silent_ones_delay_nobody() -> None:
@@ -317,7 +327,7 @@ def test_two_hundred_silent_ones_delay_nobody() -> None:
 
 def test_who_does_not_authenticate_in_time_is_dropped() -> None:
     door = a_door(1)
-    door.greet(1)
+    door.tell(Knocked(1, "one"))
     door.now = 4.0
     door.tell(Knocked(2, "two"))
     assert door.machine.due(door.now) == 10.0
@@ -327,6 +337,25 @@ def test_who_does_not_authenticate_in_time_is_dropped() -> None:
     assert notes(actions) == ["dropped"]
     assert door.machine.due(door.now) == 14.0
     assert door.machine.due(20.0) == 20.0
+
+
+def test_who_says_hello_has_a_third_of_the_time_for_its_proof() -> None:
+    door = a_door(1, auth_timeout=9.0)
+    door.tell(Knocked(1, "one"))
+    door.now = 2.0
+    door.tell(Greeted(1, hello(1)))
+    assert door.machine.due(door.now) == 5.0
+    door.now = 5.0
+    actions = door.tell(Tick())
+    assert only(actions, Drop) == Drop(1, "it did not prove within 3 s of its hello that it may join")
+
+
+def test_a_late_hello_buys_no_time() -> None:
+    door = a_door(1, auth_timeout=9.0)
+    door.tell(Knocked(1, "one"))
+    door.now = 8.0
+    door.tell(Greeted(1, hello(1)))
+    assert door.machine.due(door.now) == 9.0
 
 
 def test_a_formation_that_takes_too_long_fails_and_says_who_came_and_who_was_refused() -> None:

@@ -16,7 +16,7 @@ from nexar.transport.sleep import PollSleeper
 from nexar.transport.tls import TlsTransport
 from nexar.transport.tls.handshake import HandshakeFailed
 from nexar.transport.tls.hello import Half, Hello, encode_hello
-from nexar.transport.tls.listener import _Candidate
+from nexar.transport.tls.listener import Listener, _Candidate
 from nexar.transport.tls.transport import HANDSHAKE_TIMEOUT
 from nexar.transport.tls.trust import Believer
 from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump, wait_for
@@ -54,10 +54,14 @@ def lone_half(server: Node) -> Iterator[ssl.SSLSocket]:
         yield secured
 
 
-def candidates(server: Node) -> list[_Candidate]:
+def listener(server: Node) -> Listener:
     assert isinstance(server.transport, TlsTransport)
     assert server.transport._listener is not None
-    return list(server.transport._listener._candidates.values())
+    return server.transport._listener
+
+
+def candidates(server: Node) -> list[_Candidate]:
+    return list(listener(server)._candidates.values())
 
 
 def test_a_node_closes_while_a_half_waits_for_the_other(nodes: list[Node]) -> None:
@@ -132,11 +136,12 @@ def test_halves_that_found_each_other_have_their_time_anew(nodes: list[Node], mo
     accepted_peer = Believer.accepted_peer
 
     def look(self: Believer, certificate: bytes | None, address: str) -> Peer:
+        pending = listener(server)._pending
         for candidate in candidates(server):
             if candidate.partner is None:
-                candidate.deadline = time.monotonic() + HANDSHAKE_TIMEOUT / 2
+                pending.set_deadline(candidate.descriptor, time.monotonic() + HANDSHAKE_TIMEOUT / 2)
             else:
-                left.append(candidate.deadline - time.monotonic())
+                left.append(pending._pending[candidate.descriptor].deadline - time.monotonic())
         return accepted_peer(self, certificate, address)
 
     monkeypatch.setattr(Believer, "accepted_peer", look)

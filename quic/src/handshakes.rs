@@ -1,0 +1,188 @@
+//! Inbound handshakes in progress: how many there may be, and which one gives way to a newcomer.
+//!
+//! Pure: time and chance are arguments. The rule when all places are taken: the source with the most
+//! handshakes gives one up, a random one that is past its grace period if there is any. A source that
+//! has more than the newcomer's gets no grace. So a source cannot displace a smaller one, and an honest
+//! peer with an address of its own keeps its place however many handshakes others begin.
+//! `nexar.transport.pending_connections` states the same rule for TCP connections.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// A handshake keeps its place for this long, unless its source holds more than a newcomer's source.
+const GRACE: Duration = Duration::from_secs(1);
+/// Sources with fewer handshakes than this count as equal: two dials that cross are usual.
+const LEAST_SHARE: usize = 2;
+
+/// Where packets come from: the network that one party is given (an IPv4 address, or an IPv6 /64)
+/// and the address itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Source {
+    network: IpAddr,
+    address: IpAddr,
+}
+
+impl Source {
+    pub fn of(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        let network = match address {
+            IpAddr::V4(_) => address,
+            IpAddr::V6(v6) => {
+                let [a, b, c, d, ..] = v6.segments();
+                [a, b, c, d, 0, 0, 0, 0].into()
+            }
+        };
+        Source { network, address }
+    }
+}
+
+/// What becomes of a newcomer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Place {
+    Free,
+    /// This handshake has to end for it.
+    InsteadOf(u64),
+    Refused,
+}
+
+/// Handshakes of the network, then of the address: the larger gives way first.
+type Weight = (usize, usize);
+
+pub struct Handshakes {
+    pub limit: usize,
+    begun: HashMap<u64, (Source, Instant)>,
+}
+
+impl Handshakes {
+    pub fn new(limit: usize) -> Self {
+        Handshakes {
+            limit,
+            begun: HashMap::new(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.begun.len()
+    }
+
+    pub fn enter(&mut self, serial: u64, source: Source, now: Instant) {
+        self.begun.insert(serial, (source, now));
+    }
+
+    /// It succeeded, failed or was displaced. No effect for a serial that is not listed.
+    pub fn leave(&mut self, serial: u64) {
+        self.begun.remove(&serial);
+        if self.begun.is_empty() {
+            self.begun.shrink_to_fit();
+        }
+    }
+
+    /// Whether there is a place for a handshake from `source`. `chance` gives a number below its
+    /// argument. Changes nothing.
+    pub fn place(
+        &self,
+        source: Source,
+        now: Instant,
+        chance: impl FnOnce(usize) -> usize,
+    ) -> Place {
+        if self.begun.len() < self.limit {
+            return Place::Free;
+        }
+        let weights = self.weights(source);
+        let newcomer = weights[&source];
+        let heaviest = *weights.values().max().unwrap_or(&newcomer);
+        let crowd = self
+            .begun
+            .iter()
+            .filter(|(_, (source, _))| weights[source] == heaviest);
+        let (past, fresh): (Vec<_>, Vec<_>) =
+            crowd.partition(|(_, (_, begun))| now.saturating_duration_since(*begun) >= GRACE);
+        let mut chosen = past;
+        if chosen.is_empty() && newcomer < heaviest {
+            chosen = fresh;
+        }
+        if chosen.is_empty() {
+            return Place::Refused;
+        }
+        Place::InsteadOf(*chosen[chance(chosen.len())].0)
+    }
+
+    /// Of every source, as if the newcomer had its place.
+    fn weights(&self, newcomer: Source) -> HashMap<Source, Weight> {
+        let mut networks: HashMap<IpAddr, usize> = HashMap::new();
+        let mut addresses: HashMap<Source, usize> = HashMap::new();
+        let sources = self.begun.values().map(|(source, _)| *source);
+        for source in sources.chain([newcomer]) {
+            *networks.entry(source.network).or_default() += 1;
+            *addresses.entry(source).or_default() += 1;
+        }
+        let share = |count: usize| count.max(LEAST_SHARE);
+        addresses
+            .into_iter()
+            .map(|(source, count)| (source, (share(networks[&source.network]), share(count))))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str) -> Source {
+        Source::of(text.parse().unwrap())
+    }
+
+    fn full(sources: &[&str], now: Instant) -> Handshakes {
+        let mut handshakes = Handshakes::new(sources.len());
+        for (serial, text) in sources.iter().enumerate() {
+            handshakes.enter(serial as u64, source(text), now);
+        }
+        handshakes
+    }
+
+    #[test]
+    fn a_free_place_displaces_nobody() {
+        let now = Instant::now();
+        let mut handshakes = full(&["10.0.0.1", "10.0.0.1"], now);
+        handshakes.limit = 3;
+        assert_eq!(
+            handshakes.place(source("10.0.0.1"), now, |_| 0),
+            Place::Free
+        );
+    }
+
+    #[test]
+    fn the_largest_source_gives_way_even_within_its_grace_period() {
+        let now = Instant::now();
+        let sources = ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"];
+        let handshakes = full(&sources, now);
+        for choice in 0..3 {
+            let place = handshakes.place(source("10.0.0.3"), now, |_| choice);
+            assert!(matches!(place, Place::InsteadOf(serial) if serial > 0));
+        }
+    }
+
+    #[test]
+    fn a_source_displaces_only_its_own_and_only_past_their_grace_period() {
+        let now = Instant::now();
+        let handshakes = full(&["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"], now);
+        assert_eq!(
+            handshakes.place(source("10.0.0.2"), now, |_| 0),
+            Place::Refused
+        );
+        let place = handshakes.place(source("10.0.0.2"), now + GRACE, |_| 0);
+        assert!(matches!(place, Place::InsteadOf(serial) if serial > 0));
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_source() {
+        let now = Instant::now();
+        let sources = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:1::1"];
+        let handshakes = full(&sources, now);
+        for choice in 0..3 {
+            let place = handshakes.place(source("2001:db8:2::1"), now, |_| choice);
+            assert!(matches!(place, Place::InsteadOf(serial) if serial < 3));
+        }
+    }
+}

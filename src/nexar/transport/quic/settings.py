@@ -28,9 +28,9 @@ class QuicSettings:
     """Seconds an inbound handshake may take. A dial has its own deadline."""
     max_streams: int = 1024
     """Streams a peer may have open at once. Room for all of them, 160 KB, is made when its certificate is verified."""
-    max_connections: int = 65536
     unverified_streams: int = 9
-    """The same before it has authenticated. One more than `inbound` tolerates, so that whoever wants more is noticed."""
+    """The same before it has authenticated: one more than `inbound` tolerates, so that it notices who wants more."""
+    max_connections: int = 65536
     peers: int = 1
     """Peers that may dial at once; the limit of handshakes in progress follows from it."""
     stream_window_bytes: int = 32 << 20

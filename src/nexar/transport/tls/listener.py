@@ -243,6 +243,7 @@ class Listener:
             return
         for half in (control, data):
             self._remove(half)
+            half.partner = None
         self._accepted(peer, control.settled, data.settled)
 
     # --- going away
@@ -256,18 +257,25 @@ class Listener:
         self._end(candidate, reason, socket.socket.close)
 
     def _end(self, candidate: _Candidate, reason: str, close: Callable[[socket.socket], None]) -> None:
-        self._remove(candidate)
         if candidate.settled is None:
             self._reactor.remove(candidate.descriptor)
+        self._remove(candidate)
         close(candidate.channel.socket)
         self._acceptor.candidate_refused(candidate.address, reason)
         partner = candidate.partner
-        if partner is not None and not partner.waits and self._candidates.get(partner.descriptor) is partner:
+        if partner is None or partner.waits:
+            return
+        candidate.partner = None
+        if self._candidates.get(partner.descriptor) is partner:
             self._end(partner, reason, close)
 
     def _remove(self, candidate: _Candidate) -> None:
+        """Its story refers back to it: unless that is ended here, its TLS engine (50 KB) stays until the garbage collector
+        comes, which counts objects and not bytes. For the same reason the halves of a dial forget each other.
+        """
         self._pending.leave(candidate.descriptor)
         del self._candidates[candidate.descriptor]
+        candidate.story.close()
 
 
 def _belong_together(one: _Candidate, other: _Candidate) -> bool:

@@ -270,7 +270,7 @@ class Listener:
             self._end(partner, reason, close)
 
     def _remove(self, candidate: _Candidate) -> None:
-        """Its story refers back to it: unless that is ended here, its TLS engine (50 KB) stays until the garbage collector
+        """Its story refers back to it: unless that ends here, its TLS engine (50 KB) stays until the garbage collector
         comes, which counts objects and not bytes. For the same reason the halves of a dial forget each other.
         """
         self._pending.leave(candidate.descriptor)

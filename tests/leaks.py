@@ -11,7 +11,10 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 SETTLE_SECONDS = 2.0
-"""Threads and sockets end a moment after they are told to; this is how long they get."""
+"""Threads and sockets end a moment after they are told to; this is how long they get, and never fewer than LOOKS looks:
+on a loaded machine one look, or one collection, may take longer than that.
+"""
+LOOKS = 5
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PROC = Path("/proc")
@@ -36,12 +39,16 @@ class Stock:
 def leaked_since(before: Stock) -> list[str]:
     """What stays new although it got time to go. Polls until nothing is left or the time is over."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    leaked = Stock.take().new_since(before)
-    while leaked and time.monotonic() < deadline:
+    leaked, looks = _left_over(before), 1
+    while leaked and (looks < LOOKS or time.monotonic() < deadline):
         gc.collect()  # an object that only waits to be collected is a ResourceWarning, not a leak
         time.sleep(0.01)
-        leaked = Stock.take().new_since(before)
-    return [words for words in leaked if not _belongs_to_others(words)]
+        leaked, looks = _left_over(before), looks + 1
+    return leaked
+
+
+def _left_over(before: Stock) -> list[str]:
+    return [words for words in Stock.take().new_since(before) if not _belongs_to_others(words)]
 
 
 Found = Iterator[tuple[tuple[str, object], str]]
@@ -99,13 +106,16 @@ def _command(pid: int) -> str:
 
 
 def _belongs_to_others(words: str) -> bool:
-    """Whether a shared-memory entry is held by a process that is neither this one nor its child: another test run's."""
+    """Whether a shared-memory entry is held by a process that is neither this one nor its child, or has gone meanwhile:
+    another test run's.
+    """
     prefix = "shared memory "
     if not words.startswith(prefix):
         return False
     ours = {os.getpid(), *_child_pids(os.getpid())}
     others = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and int(entry.name) not in ours)
-    return any(words.removeprefix(prefix) in _maps(pid) for pid in others)
+    path = words.removeprefix(prefix)
+    return any(path in _maps(pid) for pid in others) or not os.path.exists(path)
 
 
 def _maps(pid: int) -> str:

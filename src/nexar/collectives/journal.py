@@ -51,8 +51,17 @@ def item_bytes(dtype: int) -> int:
 class Journal:
     """Of one generation of one communicator. Any thread. Close it with the communicator."""
 
-    def __init__(self, group: Members, *, kept: int = KEPT) -> None:
-        """`kept`: calls that are remembered."""
+    def __init__(
+        self,
+        group: Members,
+        *,
+        kept: int = KEPT,
+        beside: Callable[[int, int], tuple[str, float] | None] = lambda *_: None,
+    ) -> None:
+        """`kept`: calls that are remembered. `beside`: what this node does that is no call of this communicator and
+        generation, and since when; None: it is in user code. It takes no lock.
+        """
+        self._beside = beside
         self._group = group
         self._voice = Voice(group)
         self.patience: Final = Patience(group, self._voice)
@@ -289,9 +298,8 @@ class Journal:
         come = "failed" if notice.sequence in self._given_up else "done"
         state: Any = "absent" if notice.sequence >= self._next else come
         other = next(iter(self._open.values()), None)
-        doing = "" if other is None else other.name
         idle = self._left if finished is None else max(self._left, finished[2])
-        began = idle if other is None else other.began
+        doing, began = (other.name, other.began) if other is not None else self._beside(*self._about) or ("", idle)
         return Report(*self._about, notice.number, self._rank, state, 0, 0.0, doing, last, now - began)
 
     # -- what ends a call on all ranks: under the lock -------------------------------------------
@@ -337,6 +345,11 @@ class Journal:
     def in_flight(self) -> list[Entry]:
         """The calls that this rank is in, in their order. Takes no lock: who asks may want to know why it is held."""
         return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
+
+    @property
+    def about(self) -> tuple[int, int]:
+        """Its communicator and generation."""
+        return self._about
 
     @property
     def communicator(self) -> int:

@@ -17,6 +17,7 @@ from nexar.collectives.trace_part import PartWriter
 from nexar.communicator.branch import Branch
 from nexar.communicator.settling import ANYTHING, Completed, settle
 from nexar.communicator.sharing import Sharing, may_share
+from nexar.communicator.whereabouts import Whereabouts
 from nexar.config import Config
 from nexar.errors import PeerLost
 from nexar.group import Group
@@ -32,6 +33,7 @@ class Maker:
         self.config = config
         self._node = node
         self._mesh = mesh
+        self._whereabouts = Whereabouts(node.progress)
 
     def lose(self, node: NodeId, cause: str) -> None:
         """This node is no member any more: whoever still waits for it, on a communicator that has it, is told. Whatever
@@ -68,7 +70,10 @@ class Maker:
                 open_all(self._mesh, deadline)
             least = ANYTHING if completed is None else settle(group, completed, deadline)
             directory = self.config.trace_dir
-            journal = Journal(group, kept=KEPT if directory is None else TRACED)
+            kept = KEPT if directory is None else TRACED
+            journal = Journal(group, kept=kept, beside=self._whereabouts.beside)
+            self._whereabouts.add(journal)
+            undo.callback(self._whereabouts.remove, journal)
             if directory is not None:
                 undo.callback(PartWriter(directory, group, journal).write)
             undo.callback(journal.close)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from copy import copy
+from threading import get_ident
 from time import monotonic
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -60,6 +61,7 @@ class Progress:
         self._leadership = Leadership(self.lock, on_end)
         self._lead = self._leadership.lead
         self._followers = self._leadership.followers
+        self._waits: dict[Waiter, tuple[int, Sequence[Operation], float]] = {}  # thread, for what, since when
         self._closed = False  # written once, by who closes
         self._on_fork: dict[object, Callable[[], None]] = {}
         nodes.opened(self)
@@ -95,6 +97,17 @@ class Progress:
             if operation.error is not None:
                 self._fail(waiter, operations, operation.error)
 
+    def waits(self) -> list[tuple[int, str, float]]:
+        """Which thread waits for what, by its name, and since when. Takes no lock: who asks may want to know why it is
+        held.
+        """
+        found = []
+        for thread, operations, since in list(self._waits.values()):
+            name = next((each.name for each in operations if not each.done), None)
+            if name is not None:
+                found.append((thread, name, since))
+        return found
+
     def check(self) -> None:
         """For what needs no waiting: raise what every wait would raise, once the node is closed or was forked."""
         if self._leadership.ended is not None:
@@ -121,6 +134,7 @@ class Progress:
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = monotonic()
+        self._waits[waiter] = get_ident(), operations, begin
         in_main = interrupts.begin(self._kick, waiter)
         try:
             while waiter.pending:
@@ -137,6 +151,7 @@ class Progress:
             self._give_up(waiter, operations)
             raise
         finally:
+            self._waits.pop(waiter, None)
             if self._followers and not self._lead.locked():
                 self._leadership.offer()  # leadership was offered to us and we need it no more
             if in_main:

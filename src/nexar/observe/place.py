@@ -8,6 +8,8 @@ from typing import Final
 from nexar.collectives.dump import Called, Dump, Seat
 from nexar.types import Rank, format_seconds
 
+_METHODS: Final = "/nexar/communicator/"
+"""Where the methods of communicators are."""
 LASTING: Final = 0.5
 """Seconds. Calls that have been in flight for less are on their way: dumps of several ranks are never of one moment."""
 
@@ -56,14 +58,31 @@ class Place:
         if self.seat.in_flight:
             call = self.seat.in_flight[0]
             return f"it is in {name(call)} for {format_seconds(call.began_ago)}"
+        elsewhere = [
+            (seat, call) for seat in self.dump.communicators if seat is not self.seat for call in seat.in_flight
+        ]
+        if elsewhere:
+            seat, call = max(elsewhere, key=lambda each: each[1].began_ago)
+            return f"it is in {name(call)} of communicator {seat.communicator} for {format_seconds(call.began_ago)}"
         ended = [call.ended_ago for call in self.seat.last_calls if call.ended_ago is not None]
         since = f" for {format_seconds(min(ended))}" if ended else ""
-        return f"it is in user code{self._line()}{since}"
+        return f"it is in {self._method() or 'user code'}{self._line()}{since}"
 
     def history(self) -> str:
         """`its last finished call is all_reduce #41`."""
         last = self.finished
         return "it has finished no call" if last is None else f"its last finished call is {name(last)}"
+
+    def _method(self) -> str:
+        """The method of nexar's that the main thread has called and is in; empty: none."""
+        main = next((stack for stack in self.dump.threads if stack.main), None)
+        if main is None or not main.at or not self._alone:
+            return ""
+        lines = [frame.partition(" in ") for frame in main.frames]
+        users = [number for number, (where, _, _) in enumerate(lines) if where.endswith(f"/{main.at}")]
+        inner = lines[users[-1] + 1 :] if users else []
+        where, _, what = inner[0] if inner else ("", "", "")
+        return what.partition(":")[0] if _METHODS in where else ""
 
     def _line(self) -> str:
         at = next((stack.at for stack in self.dump.threads if stack.main), "")

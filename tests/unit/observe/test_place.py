@@ -1,3 +1,7 @@
+import pytest
+from msgspec.structs import replace
+
+from nexar.collectives.stacks import Stack
 from nexar.observe.place import Place, name, places_of
 from tests.unit.observe.recorded import ALL_REDUCE, SCAN, called, done, dump
 
@@ -56,3 +60,18 @@ def test_a_call_is_named_as_errors_name_it() -> None:
     assert name(called(7, ALL_REDUCE, began=1.0)) == "all_reduce #7"
     assert place(0, done(3), written=1000.0).came_at(3) == 1000.0 - 12.1
     assert place(0, done(3)).came_at(4) is None
+
+
+def test_a_rank_in_a_call_of_another_communicator_is_in_that_call() -> None:
+    made = dump(2, done(41, 12.0))
+    other = replace(made.communicators[0], communicator=9, in_flight=(called(3, SCAN, began=5.0),))
+    made = replace(made, communicators=(*made.communicators, other))
+    assert Place(made, made.communicators[0], alone=True).whereabouts() == "it is in scan #3 of communicator 9 for 5 s"
+
+
+@pytest.mark.parametrize(("inner", "said"), [("communicator/messaging.py", "recv"), ("arrays/view.py", "user code")])
+def test_a_rank_that_waits_for_a_message_is_in_that_method(inner: str, said: str) -> None:
+    frames = ("/home/ann/train.py:88 in step: comm.recv()", f"/lib/nexar/{inner}:7 in recv: return self._wait()")
+    made = replace(dump(2, done(41, 12.0)), threads=(Stack("MainThread", True, "train.py:88", frames),))
+    found = Place(made, made.communicators[0], alone=True)
+    assert found.whereabouts() == f"it is in {said} (train.py:88) for 12 s"

@@ -134,7 +134,7 @@ def test_envelopes_of_2_to_the_60_bytes_that_nobody_asked_for_only_wait(scene: S
             assert send(carrier, scene.frame(Kind.ENVELOPE, length=2**60, transfer=number, message=number))
         scene.check_friend()
         for _ in range(3):
-            with pytest.raises(UsageError, match="does not fit into memory"):
+            with pytest.raises(MemoryError, match="does not fit into memory"):
                 scene.victim.wait(scene.listen_for(), timeout=DEADLINE)
     assert resident_bytes() - before < 16 * MIB
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -13,6 +14,8 @@ from nexar.collectives.call import Call
 from nexar.collectives.entry import Entry
 from nexar.collectives.executor import Run
 from nexar.errors import Cancelled
+from nexar.links.handler import is_inside
+from nexar.links.message import Receive
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
@@ -26,7 +29,7 @@ class Work:
     The error of its `alarm` ends it, whatever it waits for.
     """
 
-    __slots__ = ("_name", "call", "end", "run", "writes")
+    __slots__ = ("_name", "call", "end", "run", "taken", "writes")
 
     def __init__(
         self,
@@ -42,6 +45,9 @@ class Work:
         self.run = run
         self.call = call
         self.end = end
+        self.taken: Sequence[Receive] = ()
+        """Receives whose messages are its result, once it ended well: they can be given back while nobody has used
+        it."""
         self.writes = False
         """Into memory of the caller's, which a failure may leave half-written: then the error says so. Written by who
         makes the work."""
@@ -149,9 +155,42 @@ class Running(Operation):
         """The call ends here; the other ranks are told that this one gave it up."""
         self.fail(Cancelled(operation=self.name))
 
+    def undo(self) -> None:
+        """Cancel it. Messages that it has received already go back, to be received by others."""
+        self.cancel()
+        with self._turn:
+            taken = self._work.taken
+            if not taken or self.error is not None:
+                return
+            for receive in taken:
+                receive.undo()
+            self.settle()
+            with self.lock:
+                self.error = Cancelled(operation=self.name)
+
+    @property
+    def takes(self) -> bool:
+        """Whether it has received messages that can be given back."""
+        return bool(self._work.taken) and self.error is None
+
+    def settle(self) -> None:
+        """Its result is used, or it has none: let go of the memory that it was received into."""
+        self._work.taken = ()
+        self._awaited = ()
+
+    def is_overtaken(self) -> bool:
+        """Whether giving back what it has received would change the order: see Receive."""
+        receives = [each for each in (*self._work.taken, *self._awaited) if isinstance(each, Receive)]
+        return any(receive.is_overtaken() for receive in receives)
+
     def drop(self) -> None:
-        """Nobody wants it any more: cancel it, but not here. A collector may run while this thread holds our locks."""
-        self._progress.run_soon(self.cancel)
+        """Nobody wants it any more: undo it. Not here if a collector runs this while the thread holds our locks, which
+        it can only do inside our code.
+        """
+        if is_inside(sys._getframe(1).f_back):
+            self._progress.run_soon(self.undo)
+        else:
+            self.undo()
 
     def fail(self, error: BaseException) -> None:
         """As cancel, for another reason."""

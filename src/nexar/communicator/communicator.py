@@ -32,6 +32,7 @@ from nexar.communicator.surviving import Surviving
 from nexar.config import Config
 from nexar.errors import NexarError, OperationTimeout, UsageError
 from nexar.group import checked_timeout, deadline_after
+from nexar.links.message import Receive
 from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import Rank
@@ -228,7 +229,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         """See request.Judge."""
         return self._presence.lineage.fate_after(self._branch, error)
 
-    def _carry_out(self, run: Run[Any], deadline: float) -> Any:
+    def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
         try:
             return run_to_end(self._group, run, deadline)
         except OperationTimeout as late:

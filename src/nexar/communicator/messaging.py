@@ -14,6 +14,7 @@ from nexar.communicator.parts import Run
 from nexar.communicator.point_to_point import Probed
 from nexar.errors import OperationTimeout
 from nexar.group import Group
+from nexar.links.message import Receive
 from nexar.types import ANY_SOURCE, Rank
 
 _A_LOOK: Final = 1e-4  # seconds: what one look at the network takes
@@ -33,8 +34,8 @@ class Messaging(ABC):
         """Of a call that begins now. UsageError for what is no timeout, or on a closed communicator."""
 
     @abstractmethod
-    def _carry_out(self, run: Run[Any], deadline: float) -> Any:
-        """Wait for it, or let it go on by itself."""
+    def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
+        """Wait for it, or let it go on by itself. `taken`: where the run puts its receives; see point_to_point."""
 
     # -- arrays ----------------------------------------------------------------------------------------
 
@@ -74,8 +75,9 @@ class Messaging(ABC):
         here, and untouched if not.
         """
         deadline = self._deadline(timeout)
-        run = point_to_point.recv(self._group, into, source, tag, return_source=return_source)
-        return self._carry_out(run, deadline)
+        taken: list[Receive] = []
+        run = point_to_point.recv(self._group, into, source, tag, return_source=return_source, taken=taken)
+        return self._carry_out(run, deadline, taken)
 
     def sendrecv(
         self,
@@ -95,11 +97,13 @@ class Messaging(ABC):
         `tag` is for both ways; `sendtag` and `recvtag` are for one of them.
         """
         deadline = self._deadline(timeout)
+        taken: list[Receive] = []
         run = point_to_point.sendrecv(
             self._group, array, dest, into, source, sendtag=tag if sendtag is None else sendtag,
             recvtag=tag if recvtag is None else recvtag, deadline=deadline, return_source=return_source,
+            taken=taken,
         )  # fmt: skip
-        return self._carry_out(run, deadline)
+        return self._carry_out(run, deadline, taken)
 
     def probe(
         self, source: Rank = ANY_SOURCE, tag: int | None = None, *, timeout: float | None = None
@@ -136,8 +140,9 @@ class Messaging(ABC):
     ) -> Any:
         """Receive bytes, or into a writable buffer of their length. Takes the bytes of an array too."""
         deadline = self._deadline(timeout)
-        run = point_to_point.recv_bytes(self._group, into, source, tag, return_source=return_source)
-        return self._carry_out(run, deadline)
+        taken: list[Receive] = []
+        run = point_to_point.recv_bytes(self._group, into, source, tag, return_source=return_source, taken=taken)
+        return self._carry_out(run, deadline, taken)
 
     def send_iov(
         self, buffers: Sequence[object], dest: Rank, tag: int | None = None, *, timeout: float | None = None
@@ -162,8 +167,9 @@ class Messaging(ABC):
         have been filled in part.
         """
         deadline = self._deadline(timeout)
-        run = point_to_point.recv_iov(self._group, buffers, source, tag, return_source=return_source)
-        return self._carry_out(run, deadline)
+        taken: list[Receive] = []
+        run = point_to_point.recv_iov(self._group, buffers, source, tag, return_source=return_source, taken=taken)
+        return self._carry_out(run, deadline, taken)
 
     # -- objects ---------------------------------------------------------------------------------------
 
@@ -197,5 +203,8 @@ class Messaging(ABC):
         and stays.
         """
         deadline = self._deadline(timeout)
-        run = point_to_point.recv_object(self._group, source, tag, pickle=pickle, return_source=return_source)
-        return self._carry_out(run, deadline)
+        taken: list[Receive] = []
+        run = point_to_point.recv_object(
+            self._group, source, tag, pickle=pickle, return_source=return_source, taken=taken
+        )
+        return self._carry_out(run, deadline, taken)

@@ -4,8 +4,9 @@ The first part travels in the caller's conversation: a table of sizes, and if al
 Otherwise the pieces follow, each a message of its own, in a conversation that the table names; so a large piece flows
 from its memory to its memory, and nobody who asks for messages of the caller's tag ever sees one.
 
-Law: who sends the table sends every piece after it, or one without bytes, which means "no more comes". Who takes the
-table takes every piece, or drains what is left. So neither leaves anything behind at the other.
+Law: who sends the table sends every piece after it, or one without bytes, which means "no more comes". A receiver that
+takes the table takes every piece, gives all of them back (if it is cancelled), or drains what is left (if the message
+failed). So neither leaves anything behind at the other, and a cancelled receive loses nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from nexar.arrays.view import allocate, copy
-from nexar.errors import NexarError, PeerMisbehaved, UsageError
+from nexar.errors import NexarError, PeerMisbehaved
 from nexar.group import Group
 from nexar.links.asking import PartReceive
 from nexar.links.message import Receive
@@ -138,37 +139,51 @@ def _tell_end(group: Group, dest: Rank, about: About, deadline: float) -> None:
 Room: TypeAlias = Callable[[tuple[int, ...]], Sequence[memoryview]]
 
 
-def receive_parts(group: Group, first: Receive, room: Room) -> Run[Sequence[memoryview]]:
+def receive_parts(
+    group: Group, first: Receive, room: Room, taken: list[Receive] | None = None
+) -> Run[Sequence[memoryview]]:
     """Wait for a first part that was asked for, and for its pieces. `room(sizes)` gives the memory that each goes to.
+    All receives that took a part are added to `taken` when the last part is here.
 
     Returns the pieces. When all came in the first part, they are in its memory, and `room` is not asked.
     """
     yield from held((first,))
     source = sender_of(group, first)
     table = _table_of(first, source)
+    taken = [] if taken is None else taken
     if table.number is None:
+        taken.append(first)
         return table.within
-    wanted = [size for size in table.sizes if size]
     try:
         rooms = room(table.sizes)
     except BaseException:
-        group.drain(source, tag=table.number, parts=len(wanted))
+        first.undo()
         raise
-    yield from _receive_pieces(group, source, [each for each in rooms if len(each)], table.number)
+    pieces = [each for each in rooms if len(each)]
+    taken += yield from _receive_pieces(group, source, first, pieces, table.number)
+    taken.append(first)
     return rooms
 
 
-def _receive_pieces(group: Group, source: Rank, rooms: Sequence[memoryview], number: int) -> Run[None]:
-    posted: list[Receive] = []
+def _receive_pieces(
+    group: Group, source: Rank, first: Receive, rooms: Sequence[memoryview], number: int
+) -> Run[list[PartReceive]]:
+    posted: list[PartReceive] = []
     try:
         for room in rooms:
-            posted.append(group.post_receive(source, room, space=Space.PART, tag=number, ask=PartReceive))  # noqa: PERF401
+            part = group.post_receive(source, room, space=Space.PART, tag=number, ask=PartReceive)
+            assert isinstance(part, PartReceive)
+            posted.append(part)
         yield posted
     except BaseException:
-        _cancel(posted)
-        missing = sum(1 for each in posted if each.error is not None) + len(rooms) - len(posted)
-        group.drain(source, tag=number, parts=missing)
+        if len(posted) == len(rooms) and not any(part.failed for part in posted):
+            undo((*posted, first))
+        else:
+            _cancel(posted)
+            missing = sum(1 for each in posted if each.error is not None) + len(rooms) - len(posted)
+            group.drain(source, tag=number, parts=missing)
         raise
+    return posted
 
 
 def _table_of(first: Receive, source: Rank) -> Table:
@@ -183,11 +198,11 @@ def _table_of(first: Receive, source: Rank) -> Table:
 
 
 def fresh(sizes: tuple[int, ...]) -> list[memoryview]:
-    """New memory for each. UsageError if there is not as much: the sizes are the sender's claim."""
+    """New memory for each. MemoryError if there is not as much: the sizes are the sender's claim."""
     try:
         return [allocate(size) for size in sizes]
     except (MemoryError, ValueError) as error:
-        raise UsageError(f"a message of {sum(sizes)} bytes does not fit into memory") from error
+        raise MemoryError(f"a message of {sum(sizes)} bytes does not fit into memory; it is kept") from error
 
 
 def sender_of(group: Group, receive: Receive) -> Rank:
@@ -197,12 +212,18 @@ def sender_of(group: Group, receive: Receive) -> Rank:
 
 
 def held(operations: Sequence[Operation]) -> Run[None]:
-    """Wait for these; if that ends otherwise, they are cancelled."""
+    """Wait for these; if that ends otherwise, they are undone: what they took goes back."""
     try:
         yield operations
     except BaseException:
-        _cancel(operations)
+        undo(operations)
         raise
+
+
+def undo(operations: Sequence[Operation]) -> None:
+    """Undo each of them: see Operation.undo."""
+    for operation in operations:
+        operation.undo()
 
 
 def _cancel(operations: Sequence[Operation]) -> None:

@@ -2,7 +2,8 @@
 
 A verb is a generator (see parts.Run), so that a call can be waited for by the thread that made it (`run_to_end`) or be
 advanced by whoever drives the node. Arguments are checked before it waits for anything. A verb that fails or is closed
-has let go of all memory of the caller.
+has let go of all memory of the caller, and given back the messages that it had taken. A receiving verb adds its
+receives to `taken` when it ends well: whoever finds that nobody will use its result undoes them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: flo
         yield from held((sent,))
 
 
-def recv(group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool) -> Run[Any]:
+def recv(
+    group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
+) -> Run[Any]:
     """`into`, filled, or a new array; with where it came from if that was asked for."""
     target = incoming(into)
     receive = _ask(group, source, tag, target.memory, target.code)
@@ -65,6 +68,8 @@ def recv(group: Group, into: Any, source: Rank, tag: int | None, *, return_sourc
     else:
         target.commit()
         result = into
+    if taken is not None:
+        taken.append(receive)
     return _with_source(group, receive, result, return_source=return_source)
 
 
@@ -79,6 +84,7 @@ def sendrecv(
     recvtag: int | None,
     deadline: float,
     return_source: bool,
+    taken: list[Receive] | None = None,
 ) -> Run[Any]:
     """Both at once. `into` may be `array` itself: then a copy is sent."""
     message, target = outgoing(array, sendtag), incoming(into)
@@ -90,7 +96,7 @@ def sendrecv(
     try:
         sent = group.post_send(dest, data, deadline, shape=message.shape, about=message.about)
     except BaseException:
-        receive.cancel()
+        receive.undo()
         raise
     yield from held((receive, sent))
     if into is None:
@@ -98,6 +104,8 @@ def sendrecv(
     else:
         target.commit()
         result = into
+    if taken is not None:
+        taken.append(receive)
     return _with_source(group, receive, result, return_source=return_source)
 
 
@@ -141,10 +149,14 @@ def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline
     yield from held((group.post_send(dest, row, deadline, about=About(space=space, tag=number)),))
 
 
-def recv_bytes(group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool) -> Run[Any]:
+def recv_bytes(
+    group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
+) -> Run[Any]:
     """`into`, filled, or new bytes."""
     receive = _ask(group, source, tag, None if into is None else room_for(into), 0)
     yield from held((receive,))
+    if taken is not None:
+        taken.append(receive)
     assert receive.into is not None
     result = bytes(receive.into) if into is None else into
     return _with_source(group, receive, result, return_source=return_source)
@@ -158,7 +170,13 @@ def send_iov(group: Group, buffers: Sequence[object], dest: Rank, tag: int | Non
 
 
 def recv_iov(
-    group: Group, buffers: Sequence[object], source: Rank, tag: int | None, *, return_source: bool
+    group: Group,
+    buffers: Sequence[object],
+    source: Rank,
+    tag: int | None,
+    *,
+    return_source: bool,
+    taken: list[Receive] | None = None,
 ) -> Run[Any]:
     """The buffers, filled one after the other."""
     scatter = Scatter(buffers)
@@ -168,7 +186,7 @@ def recv_iov(
         return BuffersReceive(owner, key, scatter.total, len(scatter))
 
     first = group.post_receive(source, None, space=space, tag=wanted, ask=ask)
-    pieces = yield from receive_parts(group, first, scatter.room)
+    pieces = yield from receive_parts(group, first, scatter.room, taken)
     scatter.settle(pieces)
     return _with_source(group, first, buffers, return_source=return_source)
 
@@ -186,12 +204,20 @@ def send_object(
     yield from send_parts(group, dest, encode_object(value, pickle=pickle), about, deadline)
 
 
-def recv_object(group: Group, source: Rank, tag: int | None, *, pickle: bool, return_source: bool) -> Run[Any]:
+def recv_object(
+    group: Group,
+    source: Rank,
+    tag: int | None,
+    *,
+    pickle: bool,
+    return_source: bool,
+    taken: list[Receive] | None = None,
+) -> Run[Any]:
     """The value."""
     space, wanted = space_and_wanted_tag(tag)
     form = PICKLE if pickle else OBJECT
     first = group.post_receive(source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive)
-    parts = yield from receive_parts(group, first, fresh)
+    parts = yield from receive_parts(group, first, fresh, taken)
     try:
         value = decode_object(parts, pickle=pickle)
     except ObjectError as error:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from nexar.collectives.conductor import DECLARE, Conductor
 from nexar.collectives.work import Running
-from nexar.errors import NexarError, UsageError
+from nexar.errors import Cancelled, NexarError, RpcCancelled, UsageError
 from nexar.group import checked_timeout, deadline_after
 from nexar.links.operation import Operation
 
@@ -32,9 +32,12 @@ class Request:
 
     Its buffers must be left alone until it is done. A request that is dropped is cancelled. Whoever waits drives; while
     nobody does, the node's progress thread.
+
+    Law: a message is delivered when `wait` or `await` returns it, or `done()` says True. A receive that is cancelled or
+    dropped before that gives its message back, and the next receive takes it.
     """
 
-    __slots__ = ("__weakref__", "_conductor", "_judge", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_conductor", "_delivered", "_judge", "_running", "_timeout")
 
     def __init__(self, conductor: Conductor, running: Running, timeout: float, judge: Judge) -> None:
         """`timeout`: the operation's own. `judge` knows what its error means to the communicator."""
@@ -42,15 +45,26 @@ class Request:
         self._conductor = conductor
         self._running = running
         self._timeout = timeout
+        self._delivered = False  # somebody knows its result, or that it is there
 
     def done(self) -> bool:
-        """Has it ended, well or not? Never blocks."""
-        return self._running.done
+        """Has it ended, well or not? Never blocks. A receive that has is delivered: it cannot be cancelled any more."""
+        if not self._running.done:
+            return False
+        self._deliver()
+        return True
+
+    def _deliver(self) -> None:
+        """The caller has the result, or knows that it is there: nothing is given back any more."""
+        self._delivered = True
+        if self._running.done:
+            self._running.settle()
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call it once the request has ended, well or not; at once if it has. It is run by whoever ends the request,
-        under a lock: it may only hand over.
+        under a lock: it may only hand over. A receive counts as delivered then.
         """
+        self._delivered = True
         with self._running.lock:
             self._running.when_done(callback)
 
@@ -60,6 +74,11 @@ class Request:
         OperationTimeout after `timeout` seconds: the request goes on, and can be waited for again. Without one, the
         operation's own timeout holds: it ends an operation in which nobody makes progress.
         """
+        result = self._result(timeout)
+        self._deliver()
+        return result
+
+    def _result(self, timeout: float | None) -> Any:
         seconds = None if timeout is None else checked_timeout(timeout)
         running = self._running
         if not running.done:
@@ -77,12 +96,20 @@ class Request:
         """
         return 0.0
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Give up: when this returns, its buffers are free. Of a collective the others are told, and raise.
 
-        A request that is done is left alone.
+        True: it was cancelled, and `wait` raises Cancelled; a message that had come for it is the next one that a
+        receive takes. False: it is done, and `wait` gives its outcome. That is so if it was done() before, and for a
+        receive that a later one of the same source and tag has overtaken: to give its message back would change the
+        order. This waits for the rest of that message, at most for the operation's own timeout.
         """
-        self._running.cancel()
+        running = self._running
+        if not self._delivered and running.is_overtaken():
+            self._conductor.attend(running, self._timeout)
+        elif not self._delivered:
+            running.undo()
+        return isinstance(running.error, Cancelled | RpcCancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The verb's result. Cancelling the task that awaits it cancels the request."""
@@ -98,16 +125,22 @@ class Request:
 
         timers = loop.call_later(DECLARE, self._declare), loop.call_later(self._timeout, watch)
         try:
-            return (yield from running.__await__())
+            result = yield from running.__await__()
+            self._deliver()
         except NexarError as error:
             fate = self._judge.fate_after(error)
             if fate is None:
                 raise
             yield from fate.__await__()  # raises it
             raise
+        except BaseException:
+            if not self._delivered:  # the task was cancelled, perhaps after the message had come
+                running.undo()
+            raise
         finally:
             for timer in timers:
                 timer.cancel()
+        return result
 
     def _declare(self) -> None:
         if not self._running.done:
@@ -118,12 +151,14 @@ class Request:
 
     def __del__(self) -> None:
         running = getattr(self, "_running", None)
-        if running is not None and not running.done:
-            running.drop()
+        if running is None or (running.done and (self._delivered or not running.takes)):
+            return
+        if not running.done:
             _log.warning("%r was dropped, which cancels it; keep it, and wait for it", self)
+        running.drop()
 
     def __repr__(self) -> str:
-        state = "in flight" if not self.done() else "failed" if self._running.error is not None else "done"
+        state = "in flight" if not self._running.done else "failed" if self._running.error is not None else "done"
         return f"<nexar.Request {self._running.name}, {state}>"
 
 
@@ -143,11 +178,13 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
     errors: list[Exception] = []
     for each in handles:
         try:
-            results.append(each.wait(_left(deadline)))
+            results.append(each._result(_left(deadline)))
         except Exception as error:  # noqa: BLE001  # also those of a user's function; raised below
             errors.append(error)
     if errors:
         raise _first(errors)
+    for each in handles:
+        each._deliver()
     return results
 
 

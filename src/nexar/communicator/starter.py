@@ -16,6 +16,7 @@ from nexar.communicator.parts import Run
 from nexar.communicator.request import Judge, Request
 from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
+from nexar.links.message import Receive
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import ANY_SOURCE, Rank
 
@@ -82,8 +83,11 @@ class Starter(Messaging, Collecting, Calling):
         self._group.progress.leave_behind()
         return CallRequest(conductor, running, timeout, self._judge)
 
-    def _carry_out(self, run: Run[Any], deadline: float) -> Request:
-        return self._conduct(Work(run, None, _as_it_is), deadline - monotonic())
+    def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Request:
+        work = Work(run, None, _as_it_is)
+        if taken is not None:
+            work.taken = taken
+        return self._conduct(work, deadline - monotonic())
 
 
 def _as_it_is(error: BaseException | None) -> BaseException | None:

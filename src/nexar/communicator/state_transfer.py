@@ -134,7 +134,7 @@ class StateReceiver:
         try:
             with _between(self._node, self._mesh, two) as group:
                 run_to_end(group, self._taken(group, deadline), deadline)
-        except (NexarError, ObjectError) as error:
+        except (NexarError, ObjectError, MemoryError) as error:
             _log.warning("the state did not come whole: %s", error)
 
     def _taken(self, group: Group, deadline: float) -> Run[None]:

@@ -26,6 +26,10 @@ class Probe(Receive):
         """Never: so every message that is meant comes to `mismatch`, and stays."""
         return False
 
+    def undo(self) -> None:
+        """It took nothing, so there is nothing to give back."""
+        self.cancel()
+
     def mismatch(self, message: Message) -> NexarError | None:
         """No error: this is what it waited for."""
         self.frame, self.shape, self.source = message.frame, message.shape, message.key[0]
@@ -54,10 +58,20 @@ class ObjectReceive(Receive):
 class PartReceive(Receive):
     """Takes the next part of a message. A part without bytes says that its sender has given the message up."""
 
-    __slots__ = ()
+    __slots__ = ("_unfit",)
+
+    def __init__(self, owner: Owner, key: Key, into: memoryview | None, dtype: int) -> None:
+        super().__init__(owner, key, into, dtype)
+        self._unfit = False  # a part came that is not the one it was to be
+
+    @property
+    def failed(self) -> bool:
+        """The rest of the message will never come, or is not what was announced. False if this side cancelled it."""
+        return self._unfit or (self.error is not None and not isinstance(self.error, Cancelled))
 
     def mismatch(self, message: Message) -> NexarError | None:
         """The parts are as long as the first one said, or nothing is right any more."""
+        self._unfit = True
         rank, node, length = message.origin.rank, message.key[0], message.frame.length
         if not length:
             reason = f"{describe_peer(rank, node)} has given up sending it"

@@ -97,6 +97,10 @@ class EarlyBudget:
         self.used += size
         return True
 
+    def exceed(self, size: int) -> None:
+        """`size` more, room or not: a receive that was cancelled leaves its message here. Others wait until it fits."""
+        self.used += size
+
     def release(self, size: int) -> None:
         """Those bytes were consumed, or will not come."""
         self.used -= size

@@ -45,9 +45,33 @@ class EarlyStore:
         size = message.frame.length
         if not self.budget.reserve(size):
             return None
+        try:
+            memory = self._lease(message)
+        except MemoryError:  # as if the budget were used up: the message stays with its sender
+            self.budget.release(size)
+            return None
         message.early_bytes = size
-        message.lease = self._pool.take(size)
+        return memory
+
+    def _lease(self, message: Message) -> memoryview:
+        message.lease = self._pool.take(message.frame.length)
         return message.lease.view
+
+    def take_over(self, message: Message) -> memoryview:
+        """Memory for all of a message that a cancelled receive leaves behind, whatever the budget says: it had memory
+        before, so this bounds what a node holds by what was asked for. Raises MemoryError.
+        """
+        memory = self._lease(message)
+        self.budget.exceed(message.frame.length)
+        message.early_bytes = message.frame.length
+        return memory
+
+    def keep_back(self, message: Message, data: memoryview) -> None:
+        """A message was received and is given back: it is whole, and `data` is nobody else's."""
+        message.state = State.WHOLE
+        message.data = data
+        self.budget.exceed(len(data))
+        message.early_bytes = len(data)
 
     def free(self, message: Message) -> None:
         """The message needs no early memory any more, nor will. Others may have room now.

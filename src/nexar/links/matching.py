@@ -17,21 +17,23 @@ from copy import copy as duplicate
 from dataclasses import replace
 from typing import Final
 
-from nexar.arrays.view import allocate
+from nexar.arrays.view import allocate, copy
 from nexar.errors import Cancelled, NexarError, UsageError
 from nexar.links.early import EarlyStore
 from nexar.links.ledger import Ledger
 from nexar.links.message import ANY, Asking, Message, Origin, Receive, State, key_of, room_for
-from nexar.links.moving import make_room, move
+from nexar.links.moving import make_room, move, no_memory
 from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
 from nexar.links.shelf import Key, Shelf
+from nexar.transport.base import Redirected
 from nexar.types import AwaitedPeer
 from nexar.wire.frame import Frame, Space
 
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 _TAGS: Final = 1 << 64
 _COLLECTIVE_TAGS: Final = 1 << 96  # its tag is its sequence and its step
+_REMEMBERED: Final = 4096  # conversations; more than are in use at a time
 
 
 class Matching:
@@ -57,6 +59,7 @@ class Matching:
         self._order = 0  # of arrivals and postings
         self._posted = Posted()
         self._waiting: Shelf[Message] = Shelf()  # messages nobody has asked for yet
+        self._taken: dict[Key, int] = {}  # by conversation: the order of the message that was taken last
         self._lost: dict[int, NexarError] = {}  # sources that will send no more, and why
         self._closed: NexarError | None = None
         self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
@@ -129,6 +132,37 @@ class Matching:
             self._move_out(receive, message, room)
         return True
 
+    def give_back(self, receive: Receive) -> None:
+        """See Receive.undo. The message goes back to its place by order of arrival, so it is the next one taken."""
+        self.cancel(receive)
+        into = receive.into
+        if receive.error is not None or into is None:
+            return
+        data = _copied(into) if receive.brought else into
+        with self.lock:
+            if receive.error is None:
+                receive.error = Cancelled(operation=receive.name)
+                if self._closed is None:
+                    self._restore(receive, data)
+        self._outbox.flush()
+
+    def _restore(self, receive: Receive, data: memoryview) -> None:
+        key = receive.key
+        origin = _Here(self.peers[key[0]].rank if key[0] in self.peers else None)
+        message = Message(origin, key, receive.frame, receive.shape, receive.order)
+        message.credited = True  # when it was received
+        self._early.keep_back(message, data)
+        self._waiting.put(key, message)
+        self._rematch(key)
+
+    def is_overtaken(self, receive: Receive) -> bool:
+        """See Receive. Forgets after some thousand conversations."""
+        with self.lock:
+            message = receive.message
+            if message is not None:
+                return self._taken.get(message.key, 0) > message.order
+            return receive.done and receive.error is None and self._taken.get(receive.key, 0) > receive.order
+
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
         known = self.peers.get(source, AwaitedPeer(node=None if source == ANY else source))
@@ -149,6 +183,11 @@ class Matching:
                 into[:] = data
             receive.frame = frame
             receive.shape = shape
+            if space != _COLLECTIVE:  # may be given back
+                receive.order = self._order = self._order + 1
+                if receive.wild:
+                    receive.key = key
+                self._remember(key, self._order)
             receive.finish()
             return True
         message = self._register(origin, key, frame, shape)
@@ -257,6 +296,8 @@ class Matching:
             message.origin.consumed(message)
         message.receive = receive
         receive.message = message
+        if message.key[1] != _COLLECTIVE:
+            self._remember(message.key, message.order)
         if not announced:
             message.arrived = message.state is State.WHOLE
             message.state = State.MOVING
@@ -267,6 +308,12 @@ class Matching:
         self._early.free(message)
         message.origin.grant(message, receive.into)
         return False
+
+    def _remember(self, key: Key, order: int) -> None:
+        """The message of this order is taken."""
+        if len(self._taken) > _REMEMBERED:
+            self._taken.clear()
+        self._taken[key] = order
 
     def _find_message(self, receive: Receive) -> Message | None:
         if not receive.wild:
@@ -296,6 +343,8 @@ class Matching:
     def _complete(self, receive: Receive, message: Message) -> None:
         receive.frame = message.frame
         receive.shape = message.shape
+        receive.key = message.key
+        receive.order = message.order
         receive.message = None
         message.state = State.GONE
         message.receive = message.data = None
@@ -327,13 +376,13 @@ class Matching:
     def _move_in(self, receive: Receive, message: Message) -> None:
         """From early memory into the buffer of a receive that came late."""
         whole = False
-        fault: NexarError | None = None
+        fault: MemoryError | None = None
         try:
             if receive.into is None:
                 receive.into = allocate(message.frame.length)
             whole = move(message, receive.into)
-        except MemoryError:
-            fault = UsageError(f"{receive.name}: {message.frame.length} bytes do not fit into memory")
+        except (MemoryError, ValueError):
+            fault = no_memory(receive, message.frame.length)
         with self.lock:
             if fault is not None:
                 self._return_unmoved(receive, message, fault)
@@ -358,7 +407,7 @@ class Matching:
             message.state = State.DIRECT
             message.data = receive.into
 
-    def _return_unmoved(self, receive: Receive, message: Message, fault: NexarError) -> None:
+    def _return_unmoved(self, receive: Receive, message: Message, fault: MemoryError) -> None:
         """The receive cannot have it; the message stays where it is."""
         receive.message = None
         receive.finish(fault)
@@ -366,15 +415,17 @@ class Matching:
         self._back_to_shelf(message, whole=message.arrived)
 
     def _begin_move_out(self, receive: Receive, message: Message) -> memoryview | None:
-        """A receive gives up while its message flows in. The message must not be lost: keep it if there is room.
+        """A receive gives up while its message flows in. The message must not be lost: keep it.
 
-        Without room the sender is told, and None returned.
+        Without memory the sender is told, and None returned.
         """
-        room = self._early.reserve(message)
-        if room is not None:
+        try:
+            room = self._early.take_over(message)
+        except MemoryError:
+            message.origin.refuse(message, f"{receive.name} was cancelled, and there is no memory to keep the message")
+        else:
             message.state = State.MOVING
             return room
-        message.origin.refuse(message, f"{receive.name} was cancelled, and early_bytes are used up")
         message.state = State.GONE
         message.receive = message.data = receive.message = None
         receive.finish(Cancelled(operation=receive.name))
@@ -398,3 +449,29 @@ class Matching:
             self._drop(message)
         else:
             self._rematch(message.key)
+
+
+class _Here:
+    """The `Origin` of a message that was received and given back: all of it is here, and its sender knows."""
+
+    def __init__(self, rank: int | None) -> None:
+        self.rank = rank
+
+    def grant(self, message: Message, into: memoryview) -> None:
+        """Never asked: it is whole."""
+
+    def redirect(self, message: Message, into: memoryview | None) -> Redirected:
+        """Everything has landed."""
+        return Redirected.LANDED
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """Never asked: it is whole."""
+
+    def consumed(self, message: Message) -> None:
+        """Never asked: its credit was given back when it was received."""
+
+
+def _copied(data: memoryview) -> memoryview:
+    own = allocate(len(data))
+    copy(data, own)
+    return own

@@ -151,6 +151,12 @@ class Owner(Protocol):
     def cancel(self, receive: Receive) -> None:
         """See Operation.cancel."""
 
+    def give_back(self, receive: Receive) -> None:
+        """See Operation.undo."""
+
+    def is_overtaken(self, receive: Receive) -> bool:
+        """See Receive.is_overtaken."""
+
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
 
@@ -161,7 +167,8 @@ class Receive(Operation):
     __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape", "wild")
 
     order: int
-    """Of posting, set then: of several that fit, the oldest takes the message."""
+    """Of posting, set then: of several that fit, the oldest takes the message. Once it is done: its message's order of
+    arrival, which is the message's place if it is given back; `key` is then the message's, too."""
     frame: Frame
     """Set when it is done, like the shape."""
     shape: tuple[int, ...]
@@ -194,8 +201,18 @@ class Receive(Operation):
         return self
 
     def cancel(self) -> None:
-        """A message that was flowing in goes back among the early ones, if there is room; else its sender is told."""
+        """A message that was flowing in goes back among the early ones; if there is no memory, its sender is told."""
         self.owner.cancel(self)
+
+    def undo(self) -> None:
+        """See Operation. Raises MemoryError if the message is in the caller's memory and there is none to move it to;
+        the receive keeps it then.
+        """
+        self.owner.give_back(self)
+
+    def is_overtaken(self) -> bool:
+        """Has a later message of its conversation been taken? Then giving its own back would change the order."""
+        return self.owner.is_overtaken(self)
 
     def wants(self, key: Key) -> bool:
         """Is a message of this (source, space, tag) meant? ANY_TAG takes tagged and untagged, nothing else."""

@@ -7,7 +7,6 @@ landed in the old place already is there something for us to copy. Runs without 
 from __future__ import annotations
 
 from nexar.arrays.view import allocate, copy
-from nexar.errors import UsageError
 from nexar.links.message import Message, Receive
 from nexar.transport.base import Redirected
 
@@ -32,10 +31,16 @@ def make_room(receive: Receive, message: Message) -> bool:
     """Memory for a receive that brought none. The size is the sender's claim, so it may be absurd: False, and the
     receive is done.
     """
-    size = message.frame.length
     try:
-        receive.into = allocate(size)
+        receive.into = allocate(message.frame.length)
     except (MemoryError, ValueError):
-        receive.finish(UsageError(f"{receive.name}: a message of {size} bytes does not fit into memory"))
+        receive.finish(no_memory(receive, message.frame.length))
         return False
     return True
+
+
+def no_memory(receive: Receive, size: int) -> MemoryError:
+    """What a receive raises that brought no memory, if there is none for its message."""
+    return MemoryError(
+        f"{receive.name}: a message of {size} bytes does not fit into memory; it is kept: free some memory"
+    )

@@ -45,6 +45,12 @@ class Operation(ABC):
     def cancel(self) -> None:
         """Give up. When this returns, nothing touches the operation's buffers. Done operations are left alone."""
 
+    def undo(self) -> None:
+        """Cancel it. A receive that is done already gives its message back, for the next receive to take; only for
+        results that nobody has used.
+        """
+        self.cancel()
+
     def last_moved(self) -> float:
         """When it last came nearer to its end (time.monotonic), where that can be seen; else 0."""
         return 0.0

@@ -140,17 +140,23 @@ class BufferPool:
         return cls(list(zip(TIER_BYTES, PROFILES[profile], strict=True)))
 
     def take(self, size: int) -> Lease:
-        """Memory for `size` bytes."""
+        """Memory for `size` bytes. MemoryError if there is none."""
         tier = bisect_left(self._sizes, size)
         if tier == len(self._sizes):
+            memory = _make(size)
             with self._lock:
                 self._unpooled += 1
-            return Lease(self, tier, _make(size), size)
+            return Lease(self, tier, memory, size)
         with self._lock:
             free = self._free[tier]
-            memory = free.pop() if free else None
-            (self._misses if memory is None else self._hits)[tier] += 1
-        return Lease(self, tier, _make(self._sizes[tier]) if memory is None else memory, size)
+            used = free.pop() if free else None
+            if used is not None:
+                self._hits[tier] += 1
+                return Lease(self, tier, used, size)
+        made = _make(self._sizes[tier])
+        with self._lock:
+            self._misses[tier] += 1
+        return Lease(self, tier, made, size)
 
     def stats(self) -> PoolStats:
         """Counters, all of one moment."""
@@ -178,4 +184,9 @@ class BufferPool:
 
 
 def _make(size: int) -> Memory:
-    return mmap.mmap(-1, size) if size >= _MAPPED_FROM_BYTES else bytearray(size)
+    if size < _MAPPED_FROM_BYTES:
+        return bytearray(size)
+    try:
+        return mmap.mmap(-1, size)
+    except (OSError, OverflowError, ValueError) as error:  # also a size that no address space holds
+        raise MemoryError(f"the system refused {size} bytes: {error}") from error

@@ -16,7 +16,7 @@ from nexar.communicator.parts import (
 )
 from nexar.communicator.point_to_point import run_to_end
 from nexar.config import Config
-from nexar.errors import PeerMisbehaved, UsageError
+from nexar.errors import PeerMisbehaved
 from nexar.group import Group, deadline_after
 from nexar.links.asking import ObjectReceive
 from nexar.links.form import OBJECT
@@ -59,7 +59,7 @@ def test_a_row_that_was_cut_is_refused(cut: int) -> None:
 
 def test_memory_that_there_is_not_is_refused() -> None:
     assert [len(room) for room in fresh((3, 0))] == [3, 0]
-    with pytest.raises(UsageError, match="does not fit"):
+    with pytest.raises(MemoryError, match="does not fit"):
         fresh((1 << 62,))
 
 
@@ -95,11 +95,11 @@ def test_a_first_part_that_is_none_is_the_senders_fault(row: bytes) -> None:
         assert raised.value.rank == 0
 
 
-def test_a_claim_beyond_all_memory_is_refused_and_the_rest_thrown_away() -> None:
+def test_a_message_for_which_there_is_no_memory_is_kept_for_the_next_receive() -> None:
     deadline = deadline_after(PATIENCE)
 
     def refuse(sizes: tuple[int, ...]) -> list[memoryview]:
-        raise UsageError("no room")
+        raise MemoryError("no room")
 
     def talk(comm: Communicator) -> int:
         group = comm._group
@@ -107,8 +107,10 @@ def test_a_claim_beyond_all_memory_is_refused_and_the_rest_thrown_away() -> None
             run_to_end(group, send_parts(group, 1, [memoryview(bytes(300_000))] * 3, ABOUT, deadline), deadline)
             comm.barrier()
             return 0
-        with pytest.raises(UsageError, match="no room"):
+        with pytest.raises(MemoryError, match="no room"):
             run_to_end(group, receive_parts(group, asked(group), refuse), deadline)
+        parts = run_to_end(group, receive_parts(group, asked(group), fresh), deadline)
+        assert [len(part) for part in parts] == [300_000] * 3
         comm.barrier()
         return len(group.matching._waiting) + len(group.matching._posted)
 

@@ -1,14 +1,18 @@
+import asyncio
 import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
-from nexar.communicator.request import wait_all
+from nexar.communicator.point_to_point import recv
+from nexar.communicator.request import Request, wait_all
 from nexar.config import Config
 from nexar.errors import Cancelled, OperationTimeout, UsageError
+from nexar.group import deadline_after
 from tests.ranks import PATIENCE, on_every
 
 
@@ -104,3 +108,102 @@ def test_a_function_that_raises_is_one_of_the_errors_and_the_rest_is_waited_for(
         return int(requests[1].wait())
 
     assert on_every(pair, talk) == [2, 2]
+
+
+# ---------------------------------------------------------------- a message is received or stays
+
+
+def _came(comm: Communicator, request: Request) -> None:
+    """Wait until its message is in the request, without asking the request, which would deliver it."""
+    comm._group.wait((request._running,), deadline_after(PATIENCE))
+
+
+def test_a_request_that_is_cancelled_after_its_message_came_gives_it_back(pair: list[Communicator]) -> None:
+    into = np.zeros(1, int)
+    request = pair[0].start.recv(into, source=1)
+    pair[1].send(np.array([5]), 0)
+    pair[1].send(np.array([6]), 0)
+    _came(pair[0], request)
+    assert request.cancel()
+    into[:] = 9
+    with pytest.raises(Cancelled):
+        request.wait()
+    assert [int(pair[0].recv(source=1)[0]) for _ in range(2)] == [5, 6]
+
+
+@pytest.mark.parametrize("collect", [False, True])
+def test_a_request_that_is_dropped_after_its_message_came_gives_it_back(
+    pair: list[Communicator], collect: bool
+) -> None:
+    request: Any = pair[0].start.recv_object(source=1)
+    pair[1].send_object([1, np.ones(100_000)], 0)
+    pair[1].send_object(2, 0)
+    _came(pair[0], request)
+    if collect:
+        ring = [request]
+        ring.append(ring)
+        del ring
+    del request
+    gc.collect()
+    assert pair[0].recv_object(source=1)[0] == 1
+    assert pair[0].recv_object(source=1) == 2
+
+
+def test_a_request_whose_result_somebody_has_gives_nothing_back(pair: list[Communicator]) -> None:
+    for look in (lambda request: request.wait(PATIENCE), lambda request: request.done()):
+        request: Any = pair[0].start.recv(np.zeros((), int), source=1)
+        pair[1].send(1, 0)
+        _came(pair[0], request)
+        look(request)
+        assert not request.cancel()
+        del request
+        gc.collect()
+    assert pair[0].probe(source=1, timeout=0) is None
+
+
+def test_cancelling_a_receive_that_a_later_one_has_overtaken_completes_it(pair: list[Communicator]) -> None:
+    first, second = (pair[0].start.recv(source=1) for _ in range(2))
+    pair[1].send(1, 0)
+    pair[1].send(2, 0)
+    _came(pair[0], second)
+    assert not first.cancel()
+    assert [int(first.wait()), int(second.wait())] == [1, 2]
+
+
+def test_an_awaited_request_that_is_cancelled_after_its_message_came_gives_it_back(pair: list[Communicator]) -> None:
+    async def hear() -> None:
+        request = pair[0].start.recv(source=1)
+        awaiting = asyncio.ensure_future(_awaited(request))
+        await asyncio.sleep(0)
+        pair[1].send(7, 0)
+        _came(pair[0], request)  # the loop has not run since: the task does not know yet
+        awaiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+
+    asyncio.run(hear())
+    assert int(pair[0].recv(source=1)) == 7
+
+
+async def _awaited(request: Request) -> Any:
+    return await request
+
+
+def test_results_that_wait_all_did_not_return_go_back(pair: list[Communicator]) -> None:
+    requests = [pair[0].start.recv(source=1, tag=tag) for tag in (1, 2)]
+    pair[1].send(4, 0, 1)
+    with pytest.raises(OperationTimeout):
+        wait_all(requests, 0.05)
+    del requests
+    gc.collect()
+    assert int(pair[0].recv(source=1, tag=1)) == 4
+
+
+def test_an_interrupt_after_the_message_came_gives_it_back(pair: list[Communicator]) -> None:
+    run = recv(pair[0]._group, None, 1, None, return_source=False)
+    waits = next(run)
+    pair[1].send(3, 0)
+    pair[0]._group.wait(waits, deadline_after(PATIENCE))
+    with pytest.raises(KeyboardInterrupt):
+        run.throw(KeyboardInterrupt())
+    assert int(pair[0].recv(source=1)) == 3

@@ -10,7 +10,7 @@ from nexar.links.matching import Matching
 from nexar.links.message import Message
 from nexar.links.outbox import Outbox
 from nexar.transport.base import Redirected
-from nexar.transport.buffer_pool import BufferPool
+from nexar.transport.buffer_pool import BufferPool, Lease
 from nexar.wire.frame import Frame, Kind, Space
 
 TAGGED, UNTAGGED = int(Space.TAGGED), int(Space.UNTAGGED)
@@ -65,8 +65,18 @@ class ScriptedOrigin:
         matching._outbox.flush()
 
 
-def make(early_bytes: int = 1 << 20) -> tuple[Matching, ScriptedOrigin]:
-    early = EarlyStore(early_bytes, BufferPool.of_profile("training"))
+class NoMemory(BufferPool):
+    """The system refuses every byte."""
+
+    def __init__(self) -> None:
+        super().__init__([(1, 0)])
+
+    def take(self, size: int) -> Lease:
+        raise MemoryError(f"{size} bytes")
+
+
+def make(early_bytes: int = 1 << 20, pool: BufferPool | None = None) -> tuple[Matching, ScriptedOrigin]:
+    early = EarlyStore(early_bytes, pool or BufferPool.of_profile("training"))
     return Matching(0, 0, threading.Lock(), early, Outbox()), ScriptedOrigin()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nexar.errors import BufferMismatch, Cancelled, PeerLost, UsageError
 from nexar.links.message import ANY
 from nexar.wire.frame import Frame, Kind, Space
-from tests.unit.links.scripted_origin import TAGGED, UNTAGGED, announce, arrive, make
+from tests.unit.links.scripted_origin import TAGGED, UNTAGGED, NoMemory, announce, arrive, make
 
 
 def test_a_message_lands_in_the_buffer_of_a_receive_posted_before() -> None:
@@ -132,7 +132,7 @@ def test_a_claim_that_fits_no_memory_is_refused_to_the_receive_and_not_allocated
     matching, origin = make()
     receive = matching.post(None, source=1, space=TAGGED, tag=7)
     announce(matching, origin, 1 << 60, transfer=1)
-    with pytest.raises(UsageError, match=str(1 << 60)):
+    with pytest.raises(MemoryError, match=str(1 << 60)):
         receive.result()
     assert not origin.granted
 
@@ -158,12 +158,24 @@ def test_cancelling_a_receive_in_mid_flight_keeps_the_message_for_the_next() -> 
     assert bytes(matching.post(None, source=1, space=TAGGED, tag=7).into or b"") == b"wxyz"
 
 
-def test_cancelling_in_mid_flight_without_room_tells_the_sender() -> None:
+def test_cancelling_in_mid_flight_keeps_the_message_although_the_budget_is_used_up() -> None:
     matching, origin = make(early_bytes=1)
     receive = matching.post(memoryview(bytearray(4)), source=1, space=TAGGED, tag=7)
     message = announce(matching, origin, 4, transfer=1)
     receive.cancel()
+    assert origin.refused == []
+    origin.pour(matching, message, b"wxyz")
+    assert bytes(matching.post(None, source=1, space=TAGGED, tag=7).into or b"") == b"wxyz"
+    assert matching._early.budget.used == 0
+
+
+def test_cancelling_in_mid_flight_without_memory_tells_the_sender() -> None:
+    matching, origin = make(pool=NoMemory())
+    receive = matching.post(memoryview(bytearray(4)), source=1, space=TAGGED, tag=7)
+    message = announce(matching, origin, 4, transfer=1)
+    receive.cancel()
     assert origin.refused == [message]
+    assert isinstance(receive.error, Cancelled)
 
 
 def test_a_withdrawn_message_leaves_its_receive_waiting_in_its_old_place() -> None:

@@ -192,3 +192,111 @@ def test_nothing_lands_any_more_in_a_receive_whose_message_ended_while_it_was_mo
     receive = post(matching, 4)
     assert receive.done == (end == "abandon")
     assert origin.places == {1: None}
+
+
+# -- receives that are undone ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_receive_that_is_undone_after_its_message_came_gives_it_to_the_next(size: int | None) -> None:
+    matching, origin = make()
+    receive = post(matching, size)
+    arrive(matching, origin, b"data")
+    receive.undo()
+    if size is not None and receive.into is not None:
+        receive.into[:] = b"mine"  # its buffer is the caller's again
+    assert isinstance(receive.error, Cancelled)
+    assert content(post(matching, 4)) == b"data"
+    assert matching._early.budget.used == 0
+
+
+def test_a_message_that_is_given_back_comes_before_those_that_arrived_after_it() -> None:
+    matching, origin = make()
+    receive = post(matching, 1)
+    for data in (b"1", b"2", b"3"):
+        arrive(matching, origin, data)
+    receive.undo()
+    assert [content(post(matching, 1)) for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_messages_that_are_given_back_together_keep_their_order(forward: bool) -> None:
+    matching, origin = make()
+    receives = [post(matching, None, tag=ANY), post(matching, 1), post(matching, 1)]
+    for data in (b"1", b"2", b"3"):
+        arrive(matching, origin, data)
+    for receive in receives if forward else reversed(receives):
+        receive.undo()
+    assert [content(post(matching, 1)) for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_a_message_that_is_given_back_goes_to_a_receive_that_waits_for_it() -> None:
+    matching, origin = make()
+    first, second = post(matching, 4), post(matching, 4)
+    arrive(matching, origin, b"data")
+    first.undo()
+    assert content(second) == b"data"
+
+
+def test_a_large_message_that_had_landed_is_given_back_whole() -> None:
+    matching, origin = make(early_bytes=1)
+    receive = post(matching, 4)
+    message = announce(matching, origin, 4, transfer=1)
+    origin.pour(matching, message, b"data")
+    receive.undo()
+    assert origin.refused == []
+    assert content(post(matching, 4)) == b"data"
+    assert matching._early.budget.used == 0
+
+
+def test_undoing_twice_gives_back_once() -> None:
+    matching, origin = make()
+    receive = post(matching, 4)
+    arrive(matching, origin, b"data")
+    receive.undo()
+    receive.undo()
+    assert content(post(matching, 4)) == b"data"
+    assert not post(matching, 4).done
+
+
+def test_what_is_given_back_to_a_communicator_that_is_closed_is_gone() -> None:
+    matching, origin = make()
+    receive = post(matching, 4)
+    arrive(matching, origin, b"data")
+    with matching.lock:
+        matching.close(Cancelled(operation="all of it"))
+    receive.undo()
+    assert len(matching._waiting) == 0
+    assert matching._early.budget.used == 0
+
+
+def test_a_receive_is_overtaken_when_a_later_message_of_its_conversation_was_taken() -> None:
+    matching, origin = make()
+    first = post(matching, 1)
+    arrive(matching, origin, b"1")
+    other = post(matching, 1, tag=8)
+    arrive(matching, origin, b"x", tag=8)
+    assert not first.is_overtaken()
+    second = post(matching, 1)
+    arrive(matching, origin, b"2")
+    assert first.is_overtaken()
+    assert not second.is_overtaken()
+    assert not other.is_overtaken()
+
+
+def test_a_receive_whose_message_flows_is_overtaken_by_a_smaller_one() -> None:
+    matching, origin = make()
+    first, second = post(matching, 4), post(matching, 1)
+    announce(matching, origin, 4, transfer=1)
+    assert not first.is_overtaken()
+    arrive(matching, origin, b"2")
+    assert second.done
+    assert first.is_overtaken()
+
+
+def test_what_is_known_of_conversations_stays_bounded() -> None:
+    matching, origin = make()
+    for tag in range(10_000):
+        post(matching, 1, tag=tag)
+        arrive(matching, origin, b"x", tag=tag)
+    assert len(matching._taken) < 5000

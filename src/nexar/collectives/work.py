@@ -160,7 +160,7 @@ class Running(Operation):
         self.cancel()
         with self._turn:
             taken = self._work.taken
-            if not taken or self.error is not None:
+            if not taken or self.error is not None:  # a run that was cut off has undone its receives itself
                 return
             for receive in taken:
                 receive.undo()
@@ -178,10 +178,15 @@ class Running(Operation):
         self._work.taken = ()
         self._awaited = ()
 
-    def is_overtaken(self) -> bool:
-        """Whether giving back what it has received would change the order: see Receive."""
-        receives = [each for each in (*self._work.taken, *self._awaited) if isinstance(each, Receive)]
-        return any(receive.is_overtaken() for receive in receives)
+    def retract(self) -> bool:
+        """As undo, but only if the order of messages is kept: see Receive. False: it goes on, or keeps what it has."""
+        with self._turn:
+            every = (*self._work.taken, *self._awaited)
+            first = next((each for each in every if isinstance(each, Receive)), None)
+            if first is not None and not first.retract():
+                return False
+        self.undo()
+        return True
 
     def drop(self) -> None:
         """Nobody wants it any more: undo it. Not here if a collector runs this while the thread holds our locks, which

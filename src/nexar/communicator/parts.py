@@ -143,16 +143,16 @@ def receive_parts(
     group: Group, first: Receive, room: Room, taken: list[Receive] | None = None
 ) -> Run[Sequence[memoryview]]:
     """Wait for a first part that was asked for, and for its pieces. `room(sizes)` gives the memory that each goes to.
-    All receives that took a part are added to `taken` when the last part is here.
+    The receives that took the parts are added to `taken`.
 
     Returns the pieces. When all came in the first part, they are in its memory, and `room` is not asked.
     """
     yield from held((first,))
+    taken = [] if taken is None else taken
+    taken.append(first)
     source = sender_of(group, first)
     table = _table_of(first, source)
-    taken = [] if taken is None else taken
     if table.number is None:
-        taken.append(first)
         return table.within
     try:
         rooms = room(table.sizes)
@@ -161,7 +161,6 @@ def receive_parts(
         raise
     pieces = [each for each in rooms if len(each)]
     taken += yield from _receive_pieces(group, source, first, pieces, table.number)
-    taken.append(first)
     return rooms
 
 

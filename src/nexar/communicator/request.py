@@ -105,10 +105,8 @@ class Request:
         order. This waits for the rest of that message, at most for the operation's own timeout.
         """
         running = self._running
-        if not self._delivered and running.is_overtaken():
+        if not self._delivered and not running.retract():
             self._conductor.attend(running, self._timeout)
-        elif not self._delivered:
-            running.undo()
         return isinstance(running.error, Cancelled | RpcCancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -109,11 +109,13 @@ class Matching:
             continue
         self._outbox.flush()
 
-    def _cancelled(self, receive: Receive) -> bool:
-        """One attempt. False: its message was being moved; that is over now, so look again."""
+    def _cancelled(self, receive: Receive, *, in_order: bool = False) -> bool:
+        """One attempt. False: its message was being moved; that is over now, so look again. `in_order`: a receive that
+        is overtaken is left alone.
+        """
         with self.lock:
             message = receive.message
-            if receive.done:
+            if receive.done or (in_order and self._is_overtaken(receive)):
                 return True
             if message is None:
                 self._posted.remove(receive)
@@ -124,29 +126,36 @@ class Matching:
                 settled = message.settled
             else:
                 settled = None
-                room = self._begin_move_out(receive, message)
+                heir = self._next_for(message)
+                room = None if heir is not None else self._begin_move_out(receive, message)
         if settled is not None:
             settled.wait()
             return False
-        if room is not None:
+        if heir is not None:
+            self._move_over(receive, message, heir)
+        elif room is not None:
             self._move_out(receive, message, room)
         return True
 
-    def give_back(self, receive: Receive) -> None:
-        """See Receive.undo. The message goes back to its place by order of arrival, so it is the next one taken."""
-        self.cancel(receive)
+    def give_back(self, receive: Receive, *, in_order: bool = False) -> bool:
+        """See Receive.undo and, `in_order`, Receive.retract. The message goes back to its place by order of arrival, so
+        it is the next one taken.
+        """
+        while not self._cancelled(receive, in_order=in_order):
+            continue
         into = receive.into
-        if receive.error is not None or into is None:
-            return
-        data = _copied(into) if receive.brought else into
-        with self.lock:
-            if receive.error is None:
-                receive.error = Cancelled(operation=receive.name)
-                if self._closed is None:
+        if _has_its_message(receive) and into is not None:
+            data = _copied(into) if receive.brought else into
+            with self.lock:
+                if _has_its_message(receive) and not (in_order and self._is_overtaken(receive)):
                     self._restore(receive, data)
         self._outbox.flush()
+        return receive.error is not None
 
     def _restore(self, receive: Receive, data: memoryview) -> None:
+        receive.error = Cancelled(operation=receive.name)
+        if self._closed is not None:
+            return
         key = receive.key
         origin = _Here(self.peers[key[0]].rank if key[0] in self.peers else None)
         message = Message(origin, key, receive.frame, receive.shape, receive.order)
@@ -155,13 +164,12 @@ class Matching:
         self._waiting.put(key, message)
         self._rematch(key)
 
-    def is_overtaken(self, receive: Receive) -> bool:
-        """See Receive. Forgets after some thousand conversations."""
-        with self.lock:
-            message = receive.message
-            if message is not None:
-                return self._taken.get(message.key, 0) > message.order
-            return receive.done and receive.error is None and self._taken.get(receive.key, 0) > receive.order
+    def _is_overtaken(self, receive: Receive) -> bool:
+        """Has a later message of its conversation been taken? Forgets after some thousand conversations."""
+        message = receive.message
+        if message is not None:
+            return self._taken.get(message.key, 0) > message.order
+        return _has_its_message(receive) and self._taken.get(receive.key, 0) > receive.order
 
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
@@ -184,10 +192,10 @@ class Matching:
             receive.frame = frame
             receive.shape = shape
             if space != _COLLECTIVE:  # may be given back
-                receive.order = self._order = self._order + 1
-                if receive.wild:
-                    receive.key = key
-                self._remember(key, self._order)
+                receive.key = key
+                receive.order = self._taken[key] = self._order = self._order + 1
+                if len(self._taken) > _REMEMBERED:
+                    self._taken.clear()
             receive.finish()
             return True
         message = self._register(origin, key, frame, shape)
@@ -269,6 +277,8 @@ class Matching:
 
     def _register(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...]) -> Message:
         self._order += 1
+        if len(self._taken) > _REMEMBERED:
+            self._taken.clear()
         message = Message(origin, key, frame, shape, self._order)
         self._waiting.put(key, message)
         return message
@@ -297,7 +307,7 @@ class Matching:
         message.receive = receive
         receive.message = message
         if message.key[1] != _COLLECTIVE:
-            self._remember(message.key, message.order)
+            self._taken[message.key] = message.order
         if not announced:
             message.arrived = message.state is State.WHOLE
             message.state = State.MOVING
@@ -308,12 +318,6 @@ class Matching:
         self._early.free(message)
         message.origin.grant(message, receive.into)
         return False
-
-    def _remember(self, key: Key, order: int) -> None:
-        """The message of this order is taken."""
-        if len(self._taken) > _REMEMBERED:
-            self._taken.clear()
-        self._taken[key] = order
 
     def _find_message(self, receive: Receive) -> Message | None:
         if not receive.wild:
@@ -414,6 +418,31 @@ class Matching:
         message.receive = None
         self._back_to_shelf(message, whole=message.arrived)
 
+    def _next_for(self, message: Message) -> Receive | None:
+        """The next receive that waits for the message of one that gives up. It must take it now: a later message would
+        come to it while this one is moved elsewhere.
+        """
+        while (receive := self._posted.find(message.key)) is not None:
+            self._posted.remove(receive)
+            if not receive.accepts(message.frame):
+                receive.finish(receive.mismatch(message))
+            elif receive.into is not None or make_room(receive, message):
+                receive.message = message
+                message.receive = receive
+                message.state = State.MOVING
+                return receive
+        return None
+
+    def _move_over(self, receive: Receive, message: Message, heir: Receive) -> None:
+        """From the buffer of a cancelled receive into that of the next one."""
+        assert heir.into is not None
+        whole = move(message, heir.into)
+        with self.lock:
+            receive.message = None
+            receive.finish(Cancelled(operation=receive.name))
+            self._end_move_in(heir, message, whole=whole)
+            message.end_move()
+
     def _begin_move_out(self, receive: Receive, message: Message) -> memoryview | None:
         """A receive gives up while its message flows in. The message must not be lost: keep it.
 
@@ -469,6 +498,10 @@ class _Here:
 
     def consumed(self, message: Message) -> None:
         """Never asked: its credit was given back when it was received."""
+
+
+def _has_its_message(receive: Receive) -> bool:
+    return receive.done and receive.error is None
 
 
 def _copied(data: memoryview) -> memoryview:

@@ -151,11 +151,8 @@ class Owner(Protocol):
     def cancel(self, receive: Receive) -> None:
         """See Operation.cancel."""
 
-    def give_back(self, receive: Receive) -> None:
-        """See Operation.undo."""
-
-    def is_overtaken(self, receive: Receive) -> bool:
-        """See Receive.is_overtaken."""
+    def give_back(self, receive: Receive, *, in_order: bool = False) -> bool:
+        """See Receive.undo, Receive.retract."""
 
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
@@ -210,9 +207,11 @@ class Receive(Operation):
         """
         self.owner.give_back(self)
 
-    def is_overtaken(self) -> bool:
-        """Has a later message of its conversation been taken? Then giving its own back would change the order."""
-        return self.owner.is_overtaken(self)
+    def retract(self) -> bool:
+        """As undo, but only if that keeps the order. False: a later message of the conversation was taken already, so
+        this receive goes on, or keeps what it has.
+        """
+        return self.owner.give_back(self, in_order=True)
 
     def wants(self, key: Key) -> bool:
         """Is a message of this (source, space, tag) meant? ANY_TAG takes tagged and untagged, nothing else."""

@@ -270,28 +270,45 @@ def test_what_is_given_back_to_a_communicator_that_is_closed_is_gone() -> None:
     assert matching._early.budget.used == 0
 
 
-def test_a_receive_is_overtaken_when_a_later_message_of_its_conversation_was_taken() -> None:
+def test_a_receive_is_retracted_unless_a_later_message_of_its_conversation_was_taken() -> None:
     matching, origin = make()
     first = post(matching, 1)
     arrive(matching, origin, b"1")
     other = post(matching, 1, tag=8)
     arrive(matching, origin, b"x", tag=8)
-    assert not first.is_overtaken()
     second = post(matching, 1)
     arrive(matching, origin, b"2")
-    assert first.is_overtaken()
-    assert not second.is_overtaken()
-    assert not other.is_overtaken()
+    assert not first.retract()
+    assert content(first) == b"1"
+    assert second.retract()
+    assert other.retract()
+    assert content(post(matching, 1)) == b"2"
 
 
-def test_a_receive_whose_message_flows_is_overtaken_by_a_smaller_one() -> None:
+def test_a_receive_whose_message_flows_is_not_retracted_after_a_later_one_was_taken() -> None:
     matching, origin = make()
     first, second = post(matching, 4), post(matching, 1)
-    announce(matching, origin, 4, transfer=1)
-    assert not first.is_overtaken()
+    message = announce(matching, origin, 4, transfer=1)
     arrive(matching, origin, b"2")
     assert second.done
-    assert first.is_overtaken()
+    assert not first.retract()
+    origin.pour(matching, message, b"data")
+    assert content(first) == b"data"
+
+
+def test_a_message_that_comes_while_another_is_moved_out_does_not_overtake_it() -> None:
+    matching, origin = make()
+    first, second = post(matching, 4), post(matching, 4)
+    message = announce(matching, origin, 4, transfer=1)
+
+    def come() -> None:
+        arrive(matching, origin, b"next")
+
+    origin.on_redirect = come
+    assert first.retract()
+    origin.pour(matching, message, b"data")
+    assert content(second) == b"data"
+    assert content(post(matching, 4)) == b"next"
 
 
 def test_what_is_known_of_conversations_stays_bounded() -> None:

@@ -11,6 +11,7 @@ looks for tasks: of the two, one sees the other.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from nexar.errors import InternalError
 from nexar.links.interrupt import interrupts
 from nexar.links.waiter import Waiter
 from nexar.transport.base import Sleeper, Transport
+from nexar.transport.foreign import TransportBroke
 
 LONGEST_SLEEP: Final = 3600.0
 LONGEST_WAIT: Final = 0.5
@@ -32,6 +34,9 @@ _CROWDED: Final = 100e-6  # a yield that took longer: others need this core more
 _YIELD_EVERY: Final = 4  # looks at memory for one yield: a look is cheaper, and what comes is seen sooner
 _NATIVE_EVERY: Final = 8  # rounds of looking at memory for one round of asking the system
 _CLOCK_EVERY: Final = 16  # rounds of news for one look at the clock
+_MOST_FAULTS: Final = 1000  # more than a node has connections to lose at a time
+_FAULTS_WITHIN: Final = 10.0  # seconds
+_log = logging.getLogger(__name__)
 
 
 class Poller(Protocol):
@@ -68,8 +73,9 @@ class Drive:
         self._tasks: deque[Callable[[], None]] = deque()  # any thread appends
         self._sleeps = False  # or is about to
         self._pending = interrupts.pending
+        self._faults: deque[float] = deque(maxlen=_MOST_FAULTS)  # when transports raised
 
-    def until_done(self, waiter: Waiter, deadline: float) -> None:
+    def until_done(self, waiter: Waiter, deadline: float) -> None:  # noqa: C901 - a call for each look would cost more
         """Until nothing is pending, the deadline has come, a signal wants its handler run, or the node closes."""
         tasks, pending = self._tasks, self._pending
         rounds = news = 0
@@ -77,7 +83,11 @@ class Drive:
         while waiter.pending and not (self.stopped or pending):
             busy = False
             for memory in self._memory:
-                if memory.poll():
+                try:
+                    if memory.poll():
+                        busy = True
+                except Exception as fault:  # noqa: BLE001 - see _go_on_after
+                    self._go_on_after(fault, memory)
                     busy = True
             if (tasks and self._run_tasks()) or busy:
                 rounds = 0
@@ -102,7 +112,11 @@ class Drive:
         while not followers and not self.stopped:
             busy = False
             for memory in self._memory:
-                busy = memory.poll() or busy
+                try:
+                    busy = memory.poll() or busy
+                except Exception as fault:  # noqa: BLE001 - see _go_on_after
+                    self._go_on_after(fault, memory)
+                    busy = True
             if not ((self._tasks and self._run_tasks()) or busy):
                 self._sleep(LONGEST_SLEEP, 0.0)
 
@@ -183,5 +197,21 @@ class Drive:
         try:
             if not self._tasks:
                 self._sleeper.sleep(max(timeout, 0.0), spin)
+        except Exception as fault:  # noqa: BLE001 - see _go_on_after
+            self._go_on_after(fault, self._native)
         finally:
             self._sleeps = False
+
+    def _go_on_after(self, fault: Exception, raised_by: object) -> None:
+        """What a transport raises has already cost the connection that it concerned, and the operations on it have
+        their error (see transport.base: Sinks). So it is logged, and the other connections go on. Raises what is
+        nobody's connection, and what comes so often that going on would be a loop.
+        """
+        if raised_by not in self._transports or isinstance(fault, TransportBroke):
+            raise fault
+        now = monotonic()
+        self._faults.append(now)
+        if len(self._faults) == _MOST_FAULTS and now - self._faults[0] < _FAULTS_WITHIN:
+            often = f"transports raised {_MOST_FAULTS} times within {_FAULTS_WITHIN:g} s"
+            raise InternalError(f"{often}, the last time {fault!r}") from fault
+        _log.error("a connection was closed, because handling what came on it raised %r", fault, exc_info=fault)

@@ -1,5 +1,5 @@
 from nexar.links.message import State
-from tests.unit.links.scripted_origin import TAGGED, announce, make
+from tests.unit.links.scripted_origin import TAGGED, NoMemory, announce, make
 
 
 def test_a_message_larger_than_the_budget_waits_for_its_receive_and_blocks_nobody() -> None:
@@ -32,3 +32,15 @@ def test_a_message_taken_while_it_waited_for_room_is_forgotten() -> None:
     origin.pour(matching, first, bytes(10))
     matching.post(None, source=1, space=TAGGED, tag=7)
     assert origin.granted == [first, second]
+
+
+def test_a_message_for_which_there_is_no_memory_stays_with_its_sender_until_it_is_received() -> None:
+    matching, origin = make(pool=NoMemory())
+    message = announce(matching, origin, 4, transfer=1)
+    assert message.state is State.ANNOUNCED
+    assert origin.granted == []
+    assert matching._early.budget.used == 0
+    into = bytearray(4)
+    matching.post(memoryview(into), source=1, space=TAGGED, tag=7)
+    origin.pour(matching, message, b"data")
+    assert into == b"data"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
+from nexar.errors import Cancelled, InternalError, OperationTimeout, PeerLost, UsageError
 from nexar.links.operation import FINISHED
 from nexar.links.progress import DEFAULT_SPIN, spin_of
 from tests.unit.links.waiting import Node, Posted, Waiting, in_a_while
@@ -264,12 +264,52 @@ def test_the_progress_thread_drives_while_nobody_waits(node: Node) -> None:
     assert driven.wait(10)
 
 
-def test_a_fault_while_nobody_waits_ends_every_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+def test_what_a_transport_raises_costs_no_more_than_the_connection_it_has_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = Node()
     node.transport.tell(lambda: 1 / 0)
+    operation = node.post()
+    node.transport.tell(operation.end)
+    node.wait(operation)
+    assert "ZeroDivisionError" in caplog.text
+    assert node.progress._background._thread.is_alive()
+    node.progress.close()
+
+
+class Broken:
+    """A poller with a bug."""
+
+    spins = False
+
+    def poll(self) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    def arm(self) -> bool:
+        return True
+
+
+def test_a_fault_that_is_nobodys_connection_ends_every_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    node = Node()
+    node.progress.add_poller(Broken())
     node.progress._background._thread.join(10)
-    with pytest.raises(Exception, match="progress thread ended"):
+    with pytest.raises(InternalError, match="progress thread ended"):
+        node.wait(node.post())
+    node.progress.close()
+
+
+def test_a_transport_that_raises_at_every_look_ends_every_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    node = Node()
+
+    def again() -> None:
+        node.transport.tell(again)
+        raise ZeroDivisionError
+
+    node.transport.tell(again)
+    node.progress._background._thread.join(60)
+    with pytest.raises(InternalError, match="progress thread ended"):
         node.wait(node.post())
     node.progress.close()
 

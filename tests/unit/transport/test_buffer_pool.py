@@ -173,3 +173,11 @@ def test_one_lease_released_by_many_threads_goes_back_once(pool: BufferPool) -> 
             thread.join()
     assert pool.stats().leased == 0
     assert pool.stats().free_bytes == 1000
+
+
+@pytest.mark.parametrize("size", [1 << 46, 1 << 62, 1 << 70])
+def test_memory_that_the_system_refuses_is_a_memory_error_and_leaves_no_lease(size: int) -> None:
+    pool = BufferPool([(1 << 46, 1)])
+    with pytest.raises(MemoryError):
+        pool.take(size)
+    assert pool.stats().leased == 0

@@ -158,3 +158,15 @@ def test_what_others_wrote_moves_no_cursor() -> None:
     expelled = errors.Expelled(epoch=2, reason=cause)
     for error in (change, timeout, remote, expelled, errors.PeerLost(cause=cause)):
         assert all(line.isprintable() for line in str(error).split("\n")), repr(error)
+
+
+def test_a_variable_that_is_not_set_is_called_not_set():
+    error = errors.ConfigError(variable="NEXAR_SEED", value="", allowed="HOST:PORT", hint="start one")
+    assert str(error) == "NEXAR_SEED is not set; set it to HOST:PORT (start one)"
+
+
+def test_a_formation_that_failed_says_the_reason_first():
+    facts = {"joined": ["rank 0"], "expected": 2, "refused": {}, "timeout": 1.0}
+    error = errors.FormationTimeout(reason="rank 0 offers tls, rank 1 offers quic", **facts)
+    assert str(error).splitlines()[0] == "the cluster did not form: rank 0 offers tls, rank 1 offers quic"
+    assert "NEXAR_FORMATION_TIMEOUT_SECS" not in str(error), "more time would not help"

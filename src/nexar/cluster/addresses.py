@@ -63,6 +63,8 @@ def candidate_addresses(
     bound = _number(host)
     if advertise is not None:
         chosen = [_advertised(text.strip(), port) for text in advertise.split(",") if text.strip()]
+        if not chosen:
+            raise _wrong_advertise(advertise, "it names no host")
     elif bound is not None and not bound.is_unspecified:
         return dict.fromkeys(schemes, (format_address(str(bound), port),))
     else:
@@ -174,12 +176,28 @@ def _advertised(text: str, port: int) -> str:
     """`text` with our port, unless it brings its own."""
     number = _number(text.removeprefix("[").removesuffix("]"))
     if number is not None:
-        return format_address(str(number), port)
+        return _dialable(text, str(number), port)
     try:
-        return format_address(*parse_address(text if ":" in text else f"{text}:{port}"))
+        return _dialable(text, *parse_address(text if ":" in text else f"{text}:{port}"))
     except UsageError as error:
-        allowed = "host names or addresses, with a port or without, separated by commas"
-        raise ConfigError(variable="NEXAR_ADVERTISE", value=text, allowed=allowed, hint=str(error)) from error
+        raise _wrong_advertise(text, str(error)) from error
+
+
+def _dialable(text: str, host: str, port: int) -> str:
+    """ConfigError for an address that nobody can dial, wherever it is."""
+    number = _number(host)
+    if not host or not port:
+        raise _wrong_advertise(text, "it names no host" if not host else "nobody can connect to port 0")
+    if number is not None and (number.is_unspecified or number.is_multicast):
+        raise _wrong_advertise(text, f"nobody can connect to {number}")
+    if number is None and not re.search(r"[^0-9.]", host):
+        raise _wrong_advertise(text, f"{host} is no IPv4 address")
+    return format_address(host, port)
+
+
+def _wrong_advertise(text: str, why: str) -> ConfigError:
+    allowed = "host names or addresses, with a port or without, separated by commas"
+    return ConfigError(variable="NEXAR_ADVERTISE", value=text, allowed=allowed, hint=why)
 
 
 def _network(text: str) -> Network | None:

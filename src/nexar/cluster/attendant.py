@@ -11,6 +11,7 @@ from typing import Self
 from nexar.cluster.join_line import JoinLine
 from nexar.cluster.node import Node
 from nexar.cluster.standing import Listeners, Standing
+from nexar.cluster.wait_notice import Tell
 from nexar.cluster.worker import Worker
 from nexar.config import Config
 from nexar.security.invitation import Invitation
@@ -29,7 +30,17 @@ class Attendant:
     children have ended. A seed that goes away is knocked at again, and hears then what could not be reported.
     """
 
-    def __init__(self, invitation: Invitation, count: int, config: Config, first_rank: Rank | None = None) -> None:
+    def __init__(
+        self,
+        invitation: Invitation,
+        count: int,
+        config: Config,
+        first_rank: Rank | None = None,
+        *,
+        tell: Tell | None = None,
+    ) -> None:
+        """`tell` shows the user what it waits for while no seed answers."""
+        self._tell = tell
         self._invitation, self._count, self._config = invitation, count, config
         self._lock = threading.Lock()
         self._reports: deque[ChildDied] = deque()  # that the seed has not heard; under the lock
@@ -47,7 +58,7 @@ class Attendant:
             raise
 
     def _reserve(self) -> None:
-        worker = Worker(self._node, self._invitation, timeout=self._config.formation_timeout)
+        worker = Worker(self._node, self._invitation, timeout=self._config.formation_timeout, tell=self._tell)
         line, welcome = worker.enter("launcher", self._ask)
         self.first_rank = welcome.first_rank
         self.group_rank: int | None = welcome.group_rank

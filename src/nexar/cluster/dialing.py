@@ -45,8 +45,10 @@ class Dialer:
         expected: Expected,
         deadline: float,
         recall: Recall | None = None,
+        failed: Callable[[str], None] | None = None,
     ) -> Carrier:
-        """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred.
+        """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred. `failed`
+        is told why one of them did not, while others may still get through; by another thread, and must not block.
         ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic), Recalled when the node
         closes, or when `recall`, that of this dial, is made. May run in several threads at once.
         """
@@ -54,7 +56,7 @@ class Dialer:
         if not schemes:
             offered, ours = ", ".join(addresses) or "none", ", ".join(self._transports) or "none"
             raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")
-        race = _Race()
+        race = _Race(failed)
         try:
             with self._recall.waking(race.recall), (recall or self._recall).waking(race.recall):
                 for scheme in schemes:
@@ -116,7 +118,8 @@ class Dialer:
 class _Race:
     """What several attempts at one peer have come to."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[str], None] | None) -> None:
+        self._on_failure = on_failure
         self._condition = threading.Condition()  # over everything below
         self._entered: list[str] = []
         self._failures: dict[str, Exception] = {}
@@ -138,6 +141,8 @@ class _Race:
             carrier.abort("another way was quicker")
 
     def failed(self, scheme: str, error: Exception) -> None:
+        if self._on_failure is not None:
+            self._on_failure(_clause(scheme, error))
         with self._condition:
             self._failures[scheme] = error
             self._condition.notify_all()
@@ -187,8 +192,12 @@ def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
         if not isinstance(error, OSError):
             return error
     refused = {scheme: error for scheme, error in failures.items() if isinstance(error, ConnectRefused)}
-    text = "; ".join(f"{scheme}: {getattr(error, 'reason', None) or error}" for scheme, error in failures.items())
+    text = "; ".join(_clause(scheme, error) for scheme, error in failures.items())
     if late and not refused:
         return TimeoutError(text)
     address = ", ".join(dict.fromkeys(error.address for error in refused.values())) or "the peer"
     return ConnectRefused(address, text, verification=any(error.verification for error in refused.values()))
+
+
+def _clause(scheme: str, error: Exception) -> str:
+    return f"{scheme}: {getattr(error, 'reason', None) or error}"

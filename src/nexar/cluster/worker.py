@@ -21,8 +21,10 @@ from cryptography import x509
 from nexar.cluster.join_line import Impostor, JoinLine, LineLost, RefusedBySeed
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.cluster.node import Node
+from nexar.cluster.wait_notice import NoticeTimes, Tell, WaitNotice, seconds_left
 from nexar.config import agreed_settings
 from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable
+from nexar.errors.base import list_ranks
 from nexar.links.redial import pause_before
 from nexar.security.authority import make_credentials
 from nexar.security.credentials import Trust
@@ -37,7 +39,9 @@ from nexar.wire.joining import (
     Committed,
     Current,
     FormationFailed,
+    Inquire,
     JoinMessage,
+    Progress,
     Ready,
     Reserve,
     Shown,
@@ -98,9 +102,12 @@ class Worker:
         join_timeout: float = 0.0,
         random: Random | None = None,
         clock: Callable[[], float] = time.time,
+        tell: Tell | None = None,
+        tells_alone: bool = True,
     ) -> None:
         """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit.
-        `clock`: seconds since 1970.
+        `clock`: seconds since 1970. `tell` shows the user what is waited for; with `tells_alone` also while no seed
+        answers, which every process of a host would tell.
         """
         self._node = node
         self._invitation = invitation
@@ -108,6 +115,9 @@ class Worker:
         self._join_timeout = join_timeout or math.inf
         self._random = random or Random()
         self._clock = clock
+        self._tell = tell
+        self._tell_alone = tell if tells_alone else None
+        self._last_failure = "no answer yet"  # why the attempt before came to nothing
         self.attempts = 0
 
     def join(self, place: Place, on_current: OnCurrent | None = None) -> Joined:
@@ -163,15 +173,24 @@ class Worker:
     def _persist(
         self, attempt: Callable[[float], _Entered], deadline: float, cause: Exception | None = None
     ) -> _Entered:
-        while self.attempts == 0 or time.monotonic() < deadline:
-            self._node.recall.pause(self._pause(deadline))
-            try:
-                return attempt(min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
-            except TimeoutError as failed:
-                cause = cause or failed  # the last attempt has little time: the one before knew more
-            except (ConnectRefused, LineLost) as failed:
-                cause = failed
+        with WaitNotice(self._tell_alone, lambda: self._no_seed(deadline)):
+            while self.attempts == 0 or time.monotonic() < deadline:
+                self._node.recall.pause(self._pause(deadline))
+                try:
+                    return attempt(min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
+                except TimeoutError as failed:
+                    cause = cause or failed  # the last attempt has little time: the one before knew more
+                except (ConnectRefused, LineLost) as failed:
+                    cause = failed
+                self._last_failure = _text(cause)
         raise self._unreachable(cause) from cause
+
+    def _note_failure(self, cause: str) -> None:
+        self._last_failure = cause
+
+    def _no_seed(self, deadline: float) -> str:
+        where = ", ".join(self._invitation.addresses)
+        return f"no seed answers at {where}: {self._last_failure}{seconds_left(deadline)}"
 
     def _attempt(self, knock: Callable[[], _Entered]) -> _Entered:
         """What another attempt would not change is raised as the user reads it; the rest is an OSError."""
@@ -221,7 +240,7 @@ class Worker:
         """Until the seed has given this answer."""
         invitation, node = self._invitation, self._node
         expected = Expected(UNKNOWN_NODE, invitation.fingerprint, anonymous=True)
-        line = JoinLine(node.dialer.dial(self._addresses(), expected, deadline))
+        line = JoinLine(node.dialer.dial(self._addresses(), expected, deadline, failed=self._note_failure))
         try:
             with node.recall.waking(line.interrupt):
                 proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
@@ -267,8 +286,9 @@ class Worker:
     def _await_membership(self, line: JoinLine, welcome: Welcome, deadline: float, on_current: OnCurrent) -> Joined:
         """Who is a member already is not told first whom it will join."""
         began, at_once = time.monotonic(), True
+        notices = NoticeTimes(began)
         while True:
-            message = self._await_word(line, welcome, deadline)
+            message = self._await_word(line, welcome, deadline, notices)
             match message:
                 case Committed():
                     return Joined(line, welcome, _read_membership(line, message), again=at_once)
@@ -281,13 +301,30 @@ class Worker:
                 case _:
                     raise LineLost(f"the seed said {type(message).__name__} where the membership was due")
 
-    def _await_word(self, line: JoinLine, welcome: Welcome, deadline: float) -> JoinMessage:
-        try:
-            return line.receive(deadline)
-        except TimeoutError as late:
-            raise self._too_late(line, welcome) from late
-        except RefusedBySeed as refused:
-            raise JoinRefused(reason=refused.reason, address=line.address, expelled=refused.expelled) from refused
+    def _await_word(self, line: JoinLine, welcome: Welcome, deadline: float, notices: NoticeTimes) -> JoinMessage:
+        """The next message about the membership. Meanwhile the user is told who is missing."""
+        while True:
+            try:
+                message = line.receive(deadline if self._tell is None else min(deadline, notices.next))
+            except TimeoutError as late:
+                if time.monotonic() >= deadline:
+                    raise self._too_late(line, welcome) from late
+                self._ask_who_is_missing(line, deadline)
+                notices.advance(time.monotonic())
+                continue
+            except RefusedBySeed as refused:
+                raise JoinRefused(reason=refused.reason, address=line.address, expelled=refused.expelled) from refused
+            if not isinstance(message, Progress):
+                return message
+            if self._tell is not None and message.reports:
+                self._tell(_missing(message) + seconds_left(deadline))
+
+    def _ask_who_is_missing(self, line: JoinLine, deadline: float) -> None:
+        """Of the seed, while the cluster forms. The members of one that has formed decide by themselves."""
+        if not line.epoch:
+            line.send(Inquire())
+        elif self._tell is not None:
+            self._tell(f"waiting for a checkpoint of the members, which lets this node in{seconds_left(deadline)}")
 
     def _too_late(self, line: JoinLine, welcome: Welcome) -> FormationTimeout | OperationTimeout:
         if not line.epoch:
@@ -306,6 +343,17 @@ def formation_error(failed: FormationFailed) -> FormationTimeout:
         refused=dict(failed.refused),
         timeout=failed.timeout,
         reason=failed.reason,
+    )
+
+
+def _missing(progress: Progress) -> str:
+    """Whom a formation waits for, and whom the seed has refused meanwhile."""
+    count = progress.expected - progress.joined
+    named = f": {list_ranks(progress.missing)}" if progress.missing else ""
+    more = ", …" if 0 < len(progress.missing) < count else ""
+    refused = "; ".join(f"{who}: {why}" for who, why in progress.refused.items())
+    return f"waiting for {count} of {progress.expected} ranks{named}{more}" + (
+        f" (refused: {refused})" if refused else ""
     )
 
 

@@ -16,6 +16,7 @@ from nexar.cluster.node import Node
 from nexar.cluster.recall import Recalled
 from nexar.cluster.standing import Listeners, Standing
 from nexar.cluster.switchboard import Switchboard
+from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
 from nexar.cluster.worker import Joined, Place, Worker, formation_error
 from nexar.communicator.branch import Branch
 from nexar.communicator.communicator import Communicator
@@ -41,13 +42,15 @@ def bootstrap(
     launcher: NodeId = UNKNOWN_NODE,
     size: int | None = None,
     beside: Callable[[Presence], Callable[[], None]] | None = None,
+    tell: Tell | None = None,
+    tells_alone: bool = True,
 ) -> Communicator:
     """Join, and return when everybody is there and can be reached. The caller closes the communicator.
 
     `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
-    node once it is in; what it returns is called first when all is closed. JoinRefused, SeedUnreachable,
-    FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a cluster that forms has all its
-    members, or this raises FormationTimeout on every one of them.
+    node once it is in; what it returns is called first when all is closed. `tell`, `tells_alone`: see Worker.
+    JoinRefused, SeedUnreachable, FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a
+    cluster that forms has all its members, or this raises FormationTimeout on every one of them.
     """
     deadline = time.monotonic() + config.formation_timeout
     with ExitStack() as undo:
@@ -58,7 +61,10 @@ def bootstrap(
         receiver = StateReceiver(node, mesh)
         board.connect(receiver.offered, Offer)
         place = Place(rank, launcher, size=size or 0, confirms=True)
-        worker = Worker(node, invitation, timeout=config.formation_timeout, join_timeout=config.join_timeout)
+        timeout, join_timeout = config.formation_timeout, config.join_timeout
+        worker = Worker(
+            node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_alone=tells_alone
+        )
         joined = worker.join(place, mesh.adopt)
         presence = Presence(node, mesh, board, joined.membership)
         presence.state = receiver.state
@@ -79,7 +85,9 @@ def bootstrap(
         if gate is None:
             world = begin_world(presence, joined.membership, deadline)
         else:
-            world = start_world(presence.lineage, joined.membership, gate, deadline)
+            awaited = f"waiting until all {joined.membership.size} ranks are connected"
+            with WaitNotice(tell if tells_alone else None, lambda: awaited + seconds_left(deadline)):
+                world = start_world(presence.lineage, joined.membership, gate, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
     if beside is not None:

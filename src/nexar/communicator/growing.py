@@ -157,18 +157,18 @@ class Growing(ABC):
         """Everybody brings what it knows; rank 0 waits for joiners, if that is wanted."""
         presence, group = self._presence, self._branch.group
         late = wanted and group.rank == 0 and not self._joiners_come(wanted, seconds)
-        mine = presence.wishes.mine()
+        config = presence.node.config
+        mine = replace(presence.wishes.mine(), least=config.elastic_min_world_size, most=config.elastic_max_world_size)
         if late:  # the others wait for this rank, and are told
             mine = replace(mine, complaint=f"joiners: {wanted} are needed, {len(mine.waiting)} wait")
         self._seconds(seconds)  # joiners were waited for: it may be over since
         work = all_gather_object(self._branch.assembly, encode_wish(mine), pickle=False, code=code)
         told = self._call(work, seconds + _GRACE if wanted else seconds)
-        config, wishes = presence.node.config, [_read(rank, each) for rank, each in enumerate(told)]
+        wishes = [_read(rank, each) for rank, each in enumerate(told)]
         complaint = next((wish.complaint for wish in wishes if wish.complaint), "")
         if complaint:
             raise OperationTimeout(operation=name_of(code), waiting_for=one_line(complaint), timeout=seconds)
-        least, most = config.elastic_min_world_size, config.elastic_max_world_size
-        return resize(self._branch.membership, wishes, least=least, most=most)
+        return resize(self._branch.membership, wishes, least=wishes[0].least, most=wishes[0].most)
 
     def _joiners_come(self, wanted: int, seconds: float) -> bool:
         """Wait for so many. False: not in time, or this communicator is over; what is called next says why."""

@@ -157,12 +157,8 @@ class Config:
 
     # -- growing and shrinking
     elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
-    elastic_min_world_size: int = _setting(
-        1, _POSITIVE, "With fewer members than this a checkpoint waits for more.", agrees=True
-    )
-    elastic_max_world_size: int = _setting(
-        0, Whole(zero="unlimited"), "More members than this are refused.", agrees=True
-    )
+    elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
+    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are refused.")
     elastic_checkpoint_timeout: float = _setting(
         60.0, Seconds(), "Deadline of a checkpoint that changes the membership."
     )

@@ -36,11 +36,14 @@ class ConfigError(NexarError):
 
     variable: str
     value: object
+    """Empty: it is not set, and is needed."""
     allowed: str
     hint: str = ""
 
     def _message(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
+        if self.value == "":
+            return f"{self.variable} is not set; set it to {self.allowed}{hint}"
         return f"{self.variable} = {self.value!r} is refused; allowed: {self.allowed}{hint}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
 from nexar.errors import OperationTimeout, UsageError
 from nexar.security.storage import read_secret_file, write_secret_file
 
@@ -40,14 +41,15 @@ def offered(name: str, ticket: str, seed: int) -> Iterator[None]:
             path.unlink()
 
 
-def take(name: str, timeout: float) -> str:
-    """Wait for the ticket that rank 0 offers. OperationTimeout if it does not."""
+def take(name: str, timeout: float, tell: Tell | None = None) -> str:
+    """Wait for the ticket that rank 0 offers, and `tell` the user so. OperationTimeout if it does not."""
     path, deadline = _folder() / name, time.monotonic() + timeout
-    while (ticket := _look(path)) is None:
-        if time.monotonic() > deadline:
-            waiting_for = "rank 0, which opens the cluster on this host"
-            raise OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=timeout)
-        time.sleep(_LOOK_INTERVAL)
+    waiting_for = "rank 0, which opens the cluster on this host"
+    with WaitNotice(tell, lambda: f"waiting for {waiting_for}{seconds_left(deadline)}"):
+        while (ticket := _look(path)) is None:
+            if time.monotonic() > deadline:
+                raise OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=timeout)
+            time.sleep(_LOOK_INTERVAL)
     return ticket
 
 

@@ -59,7 +59,8 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     with the remedy if nothing says how to come in; JoinRefused, SeedUnreachable or FormationTimeout if that fails. The
     caller closes the communicator; one that is still open at interpreter exit is closed then, within 5 s.
     """
-    from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
+    from nexar.launch.joining import join, may_tell  # noqa: PLC0415  # wrong settings are refused without it
 
     chosen = choose_config(config, settings)
     start = detect(inherited())
@@ -67,8 +68,8 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     rank, size = (None, None) if start is None else (start.rank, start.size)
     launcher = UNKNOWN_NODE if start is None else start.launcher
     listen()
-    with opened(door, chosen) as invitation:
-        local_rank = None if start is None else start.local_rank
+    local_rank = None if start is None else start.local_rank
+    with opened(door, chosen, tell_on_stderr if may_tell(local_rank) else None) as invitation:
         return join(chosen, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 
@@ -94,8 +95,10 @@ def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
 
 
 @contextmanager
-def opened(door: Door, config: Config) -> Iterator[Invitation]:
-    """What the door means; kept open until the block ends, where this rank opened it. Errors as for `init`."""
+def opened(door: Door, config: Config, tell: Callable[[str], None] | None = None) -> Iterator[Invitation]:
+    """What the door means; kept open until the block ends, where this rank opened it. Errors as for `init`. `tell`
+    shows the user what is waited for.
+    """
     if isinstance(door, ByTicket):
         yield parse_ticket(door.ticket)
     elif isinstance(door, ByToken):
@@ -107,7 +110,7 @@ def opened(door: Door, config: Config) -> Iterator[Invitation]:
         with _shared(door, config) as invitation:
             yield invitation
     else:
-        yield parse_ticket(take(door.name, config.formation_timeout))
+        yield parse_ticket(take(door.name, config.formation_timeout, tell))
 
 
 @contextmanager

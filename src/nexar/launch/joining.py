@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from nexar.cluster.wait_notice import tell_on_stderr
 from nexar.communicator.bootstrap import bootstrap
 from nexar.config import Config
 from nexar.launch.leave_at_exit import ExitLeaver
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
     from nexar.communicator.communicator import Communicator
     from nexar.communicator.presence import Presence
+
+
+def may_tell(local_rank: int | None) -> bool:
+    """Whether this rank tells the user what every rank of its host waits for: the first two do, one of which may be
+    what the others wait for.
+    """
+    return local_rank is None or local_rank <= 1
 
 
 def join(
@@ -40,7 +48,16 @@ def join(
         return ends.close
 
     try:
-        communicator = bootstrap(config, invitation, rank=rank, launcher=launcher, size=size, beside=watch)
+        communicator = bootstrap(
+            config,
+            invitation,
+            rank=rank,
+            launcher=launcher,
+            size=size,
+            beside=watch,
+            tell=tell_on_stderr,
+            tells_alone=may_tell(local_rank),
+        )
     except BaseException:
         ends.close()
         raise

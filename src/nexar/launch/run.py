@@ -58,10 +58,13 @@ class Entrance:
 def run_host(order: Order, console: Console) -> int:
     """Run the ranks and wait for them. The exit code of it all; the reasons are on the console."""
     from nexar.cluster.attendant import Attendant  # noqa: PLC0415  # what is wrong with the order is said at once
+    from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
 
     with (
         _opened(order) as entrance,
-        Attendant(entrance.invitation, order.count, order.config, first_rank=order.first_rank) as attendant,
+        Attendant(
+            entrance.invitation, order.count, order.config, first_rank=order.first_rank, tell=tell_on_stderr
+        ) as attendant,
     ):
         host, port = _master(entrance, order.inherited)
         block = Block(

@@ -12,6 +12,7 @@ because a lookup blocks, and the attempts under way wait for it.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
@@ -159,11 +160,18 @@ def _resolved(texts: list[str], resolve: Callable[[str], list[Place]]) -> Iterat
         try:
             found = resolve(text)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = _why_unresolved(text, error)
             yield Failed(reason if len(texts) == 1 else f"{text}: {reason}")
             continue
         yield from (place for place in dict.fromkeys(found) if place not in seen)
         seen.update(found)
+
+
+def _why_unresolved(text: str, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if not isinstance(error, socket.gaierror):
+        return reason
+    return f"the host name {parse_addresses(text)[0][0]!r} cannot be resolved ({reason})"
 
 
 def _is_name(host: str) -> bool:

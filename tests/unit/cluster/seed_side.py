@@ -137,7 +137,13 @@ class FakeNode:
         self.certified: list[tuple[Credentials, Trust]] = []
         self._answers = list(answers)
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float) -> Carrier:
+    def dial(
+        self,
+        addresses: Mapping[str, Sequence[str]],
+        expected: Expected,
+        deadline: float,
+        failed: Callable[[str], None] | None = None,
+    ) -> Carrier:
         self.dials.append((addresses, expected))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return as_carrier(answer())

@@ -114,7 +114,10 @@ def test_an_advertised_address_may_have_a_port_of_its_own():
     assert told[:2] == ("gate:81", "[fd00::1]:82")
 
 
-@pytest.mark.parametrize("advertise", ["no host", "a:b:c", "host:port", "host:99999"])
+@pytest.mark.parametrize(
+    "advertise",
+    ["no host", "a:b:c", "host:port", "host:99999", ",", ":5", "10.0.0.1:0", "0.0.0.0", "::", "224.0.0.1", "999.1.1.1"],
+)
 def test_what_cannot_be_advertised_is_refused(advertise):
     with pytest.raises(ConfigError) as refused:
         hosts(advertise=advertise)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nexar.cluster import wait_notice
 from nexar.cluster.join_line import LineLost
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.recall import Recalled
@@ -21,7 +22,9 @@ from nexar.wire.joining import (
     Committed,
     Current,
     FormationFailed,
+    Inquire,
     JoinMessage,
+    Progress,
     Ready,
     Refused,
     Renewed,
@@ -361,3 +364,54 @@ def test_a_member_that_the_seed_takes_for_somebody_new_tries_again_later(authori
         Worker(as_node(node), INVITATION, timeout=PATIENCE).rejoin(Place(epoch=4))
     (apply,) = [message for message in seed.sent if isinstance(message, Apply)]
     assert apply.epoch == 4
+
+
+# ---------------------------------------------------------------- what the user is told
+
+
+class Forming(Opening):
+    """A seed whose cluster forms when somebody has asked who is missing."""
+
+    def __init__(self, authority: Authority, progress: Progress) -> None:
+        super().__init__(authority, size=2)
+        self.progress = progress
+
+    def told(self, message: JoinMessage) -> None:
+        super().told(message)
+        if isinstance(message, Inquire):
+            self.say_message(self.progress)
+            self.say_message(COMMITTED)
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_who_waits_for_others_asks_who_is_missing_and_the_first_of_a_host_tells(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, reports: bool
+) -> None:
+    monkeypatch.setattr(wait_notice, "FIRST_NOTICE", 0.01)
+    told: list[str] = []
+    refused = {"node 7 at 10.0.0.7:1": "it was started as one of 3"}
+    progress = Progress(joined=1, expected=2, missing=(1,), refused=refused, reports=reports)
+    node = FakeNode(lambda: Forming(authority, progress))
+    Worker(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=told.append).join(Place())
+    expected = "waiting for 1 of 2 ranks: rank 1 (refused: node 7 at 10.0.0.7:1: it was started as one of 3); trying"
+    assert [text[: len(expected)] for text in told] == ([expected] if reports else [])
+
+
+def test_a_seed_that_does_not_answer_is_told_with_the_reason_and_the_time_that_is_left(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait_notice, "FIRST_NOTICE", 0.01)
+    told, heard = [], threading.Event()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        heard.set()
+
+    def nobody() -> FakeCarrier:
+        if heard.is_set():
+            return Opening(authority, COMMITTED)
+        raise ConnectRefused("seed:1", "nobody listens")
+
+    Worker(as_node(FakeNode(nobody)), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=tell).join(Place())
+    assert told[0].startswith("no seed answers at seed:1, seed:2: n")
+    assert "s more" in told[0]

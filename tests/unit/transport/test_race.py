@@ -1,3 +1,4 @@
+import socket
 import time
 from collections import deque
 from itertools import pairwise
@@ -188,3 +189,12 @@ def test_what_is_no_address_is_refused_before_anything_is_dialed():
     with pytest.raises(UsageError):
         race("10.0.0.1:1,nonsense", time.monotonic() + 5, lambda _: ["a"], course)
     assert course.begun == {}
+
+
+def test_a_host_name_that_cannot_be_resolved_is_called_so():
+    def unknown(_):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with pytest.raises(ConnectRefused) as refused:
+        race("nosuch:1", time.monotonic() + 5.0, unknown, PaperCourse({}))
+    assert refused.value.reason == "the host name 'nosuch' cannot be resolved (Name or service not known)"

@@ -80,11 +80,18 @@ class _OwnDoor:
             nullcontext() if self.ticket_file is None else ticket_in(self.ticket_file, seed.ticket),
         ):
             if self.size > 1:
-                way = f"--ticket {seed.ticket}" if self.ticket_file is None else f"--ticket-file {self.ticket_file}"
-                complain(f"waiting for {self.size - 1} more; run this on the other hosts:")
-                complain(f"  nexar doctor {way}")
+                self._invite(seed.ticket)
             with counting("doctors", self.size, lambda: seed.board().joined):
                 yield parse_ticket(seed.ticket)
+
+    def _invite(self, ticket: str) -> None:
+        """Say what to do on the other hosts."""
+        if self.ticket_file is None:
+            complain(f"waiting for {self.size - 1} more; run this on the other hosts:")
+            complain(f"  nexar doctor --ticket {ticket}")
+        else:
+            complain(f"waiting for {self.size - 1} more; copy {self.ticket_file} to the other hosts, and run there:")
+            complain(f"  nexar doctor --ticket-file {self.ticket_file}")
 
     def _place(self, config: Config) -> str | None:
         """Beside the port of the member in this same process, where the settings fix that."""

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from nexar.cli.doctor.questions import Answer, Ask, Conclude, Hand, NotADoctor, Said, decode, encode
+from nexar.transport.address import host_of
 from nexar.transport.base import Carrier, CarrierLost
 from nexar.wire.frame import Frame, Lane, control_header
 
 QUESTIONS: Final = 16
+_UDP_BYTES: Final = 8
+_IPV4_BYTES: Final = 20
+_IPV6_BYTES: Final = 40
 
 Heard: TypeAlias = Callable[["Conversation", "Hand | Conclude"], None]
 
@@ -35,6 +39,12 @@ class _Heard:
     answer: Answer
     moment: float
     clock: float
+
+
+def _header_bytes(address: str) -> int:
+    """Of UDP and IP, in each datagram to this address."""
+    host = host_of(address)
+    return _UDP_BYTES + (_IPV6_BYTES if host is not None and ":" in host else _IPV4_BYTES)
 
 
 class Conversation:
@@ -69,9 +79,9 @@ class Conversation:
         self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
     def mtu_bytes(self) -> int | None:
-        """Of the path, where the transport finds it out."""
-        found = self._carrier.stats().get("mtu")
-        return None if found is None else int(found)
+        """Of the path, where the transport finds it out: what QUIC may put into a datagram, and the headers."""
+        payload = self._carrier.stats().get("mtu")
+        return None if payload is None else int(payload) + _header_bytes(self._carrier.peer.address)
 
     def finish(self) -> None:
         """Say no more: what was said still arrives."""

@@ -10,6 +10,7 @@ from nexar.cli.doctor.consultation import Consultation, patience
 from nexar.cli.doctor.observations import Finding, Machine, Report
 from nexar.cli.doctor.reachability import cluster_findings
 from nexar.cluster.node import Node
+from nexar.cluster.wait_notice import tell_on_stderr
 from nexar.cluster.worker import Place, Worker
 from nexar.config import Config
 from nexar.security.invitation import Invitation
@@ -36,7 +37,7 @@ def visit(config: Config, invitation: Invitation, place: Place, machine: Machine
     with Node(config) as node:
         consultation = Consultation(node)
         node.listen(consultation)
-        joined = Worker(node, invitation, timeout=config.formation_timeout).join(place)
+        joined = Worker(node, invitation, timeout=config.formation_timeout, tell=tell_on_stderr).join(place)
         try:
             rank, size = consultation.adopt(joined.membership), joined.membership.size
             address = next(iter(node.addresses().values()))[0]

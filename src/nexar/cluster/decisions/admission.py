@@ -73,6 +73,7 @@ from nexar.wire.joining import MAX_LISTED, Progress, Started
 
 _MAX_REASON: Final = 900
 """Characters of the reason why a cluster did not start."""
+_DISBELIEVED: Final = "it left when it had seen the seed's proof, as a node with another ticket or token does"
 _CROWDED: Final = "too many connections wait to authenticate; try again"
 
 
@@ -229,6 +230,10 @@ class Admission:
                 return self._confirmed(guest, event)
 
     def _went(self, guest: Guest, event: Gone | Left) -> list[Action]:
+        if isinstance(event, Gone) and guest.hello is not None and not (guest.fingerprint or guest.watches):
+            reason = brief(f"{_DISBELIEVED} ({event.reason})")
+            self._refusals.add(self._who(guest), reason)
+            return self._end(guest, "refused", reason)
         if isinstance(event, Gone):
             return self._end(guest, "gone", event.reason)
         return [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]

@@ -33,6 +33,10 @@ class Wish(msgspec.Struct, frozen=True, array_like=True):
     """Whom it asks to go, and why."""
     complaint: str = ""
     """Why there can be no checkpoint; empty: there can."""
+    least: Annotated[int, Meta(ge=0)] = 1
+    """How many members there are at least, by its settings. Those of rank 0 count: a joiner may have others."""
+    most: Annotated[int, Meta(ge=0)] = 0
+    """How many there are at most, likewise; 0: no limit."""
 
 
 class Resize(NamedTuple):

@@ -1,11 +1,14 @@
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
 from nexar import Config
+from nexar.cli.doctor.command import _OwnDoor
 from nexar.cli.doctor.consultation import Consultation, patience
+from nexar.cli.doctor.conversation import Conversation
 from nexar.cli.doctor.observations import Finding
 from nexar.cli.doctor.reachability import NOT_OFFERED
 from nexar.cluster.introduction import say
@@ -121,3 +124,17 @@ def test_a_question_to_who_has_left_is_not_waited_for(practice):
 
 def test_patience_grows_with_the_number_of_doctors():
     assert patience(2) < patience(64) < 600
+
+
+@pytest.mark.parametrize(("address", "mtu"), [("10.0.0.2:4000", 1500), ("[fd00::2]:4000", 1520)])
+def test_the_mtu_of_a_path_counts_the_headers(address, mtu):
+    peer = SimpleNamespace(address=address)
+    carrier = SimpleNamespace(attach=lambda _: None, stats=lambda: {"mtu": 1472.0}, peer=peer)
+    assert Conversation(carrier, lambda *_: None).mtu_bytes() == mtu
+
+
+def test_a_doctor_that_writes_the_ticket_to_a_file_says_to_copy_it(capsys, tmp_path):
+    _OwnDoor(3, None, tmp_path / "ticket")._invite("a secret")
+    said = capsys.readouterr().err
+    assert f"copy {tmp_path / 'ticket'} to the other hosts" in said.replace("\n", " ")
+    assert "a secret" not in said

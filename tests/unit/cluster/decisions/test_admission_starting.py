@@ -11,6 +11,7 @@ from nexar.cluster.decisions.admission_events import (
     Gone,
     Inquired,
     Left,
+    Note,
     Ready,
     Refuse,
     Start,
@@ -232,3 +233,12 @@ def test_the_first_of_a_host_reports_whom_all_wait_for() -> None:
     assert (first.reports, second.reports) == (True, False)
     assert first.missing == (), "nobody has claimed a rank, so nobody can say which one is missing"
     assert not door.tell(Inquired(9))
+
+
+def test_who_leaves_when_it_has_seen_the_proof_of_the_seed_is_noted_as_refused_with_its_address() -> None:
+    door = a_door(2)
+    door.greet(1)
+    (note,) = every(door.tell(Gone(1, "it closed the line")), Note)
+    assert (note.kind, note.address, note.node) == ("refused", "10.0.0.9:1", 1)
+    assert "another ticket or token" in note.reason
+    assert list(door.machine.refused.values()) == [note.reason]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import nexar
 from nexar.testing.availability import why_absent
-from tests.processes.nexar_command import Nexar
+from tests.processes.nexar_command import Nexar, Python
 
 RANK = Path(__file__).with_name("formation_rank.py")
 PATIENCE = 120.0
@@ -80,3 +81,12 @@ def test_a_setting_that_must_agree_is_refused_by_name_with_both_values(tmp_path)
         assert "65536 on rank 1" in text
         assert "2097152 on rank 0" in text
     assert code != 0
+
+
+@pytest.mark.timeout(150)
+def test_the_doctor_names_a_clock_that_differs_by_more_than_certificates_allow(tmp_path):
+    with nexar.Seed("127.0.0.1:0", size=2) as seed:
+        arguments = ["clock_behind", "doctor", "--ticket", seed.ticket]
+        with Python(RANK, *arguments, cwd=tmp_path, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1") as doctor:
+            assert doctor.end(PATIENCE) != 0
+    assert re.search(r"the clock of .* is (1799|180\d) s behind the seed's", doctor.stderr), doctor.stderr

@@ -209,14 +209,14 @@ def _stand(
         on_refused=presence.seed_refused,
     )
     if gate is not None:
-        listeners = _through_gate(gate, listeners)
+        listeners = _through_gate(gate, joined.line.address, listeners)
     standing = Standing(node, joined.line, joined.welcome, knock, listeners=listeners, news=presence.bulletin)
     if gate is not None:
         gate.tell = standing.send
     return standing
 
 
-def _through_gate(gate: StartGate, listeners: Listeners) -> Listeners:
+def _through_gate(gate: StartGate, seed: str, listeners: Listeners) -> Listeners:
     """What concerns the start of the cluster is told to the gate as well."""
 
     def back(epoch: int) -> None:
@@ -225,7 +225,7 @@ def _through_gate(gate: StartGate, listeners: Listeners) -> Listeners:
 
     def refused(reason: str, expelled: int) -> None:
         listeners.on_refused(reason, expelled)
-        gate.failed(JoinRefused(reason=reason, address="the seed", expelled=expelled))
+        gate.failed(JoinRefused(reason=reason, address=seed, expelled=expelled))
 
     def failed(message: FormationFailed) -> None:
         gate.failed(formation_error(message))

@@ -1,6 +1,7 @@
 """A launcher in a process of its own, and the scripts it runs. Every wait has a deadline."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -53,6 +54,12 @@ class Launch:
             self.process.kill()
         if self.process.stdout is not None and not self.process.stdout.closed:
             self.process.communicate(timeout=PATIENCE)
+
+
+def without_notices(said: str) -> str:
+    """What a command said, but for what it waits for: on a busy machine it says so."""
+    lines = said.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.search(r"nexar: (waiting (for|until)|no seed answers at) ", line))
 
 
 def launch(*arguments: object, cwd: Path, **variables: str) -> Launch:

@@ -74,6 +74,7 @@ class Journal:
         self._next = 0
         self._open: dict[int, Entry] = {}
         self._finished: tuple[int, int, float] | None = None  # the last that went well: operation, sequence, end
+        self._highest = -1  # sequence of all that went well: they need not end in the order of their numbers
         self._given_up = GivenUp()
         self._farewell: Farewell | None = None  # once this rank's user has closed it
         self._calls: dict[Rank, Call] | None = None  # of the mismatch that ended it all
@@ -129,6 +130,7 @@ class Journal:
         self.recorder.record((sequence, fingerprint, began, ended, size_bytes, ""))
         with self._lock:
             self._finished = operation, sequence, ended
+            self._highest = max(self._highest, sequence)
             self._tally.count(operation, size_bytes, ended - began, 0.0, "")
 
     def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Entry:
@@ -170,6 +172,7 @@ class Journal:
             del self._open[entry.sequence]
             self._ledger.end(entry.sequence)
             self._finished = entry.fingerprint.operation, entry.sequence, ended
+            self._highest = max(self._highest, entry.sequence)
             self._count(entry, ended, "", arrivals)
         return None
 
@@ -187,8 +190,7 @@ class Journal:
     def completed(self) -> int:
         """The number of the last call that went well here, with all before it; -1: there is none."""
         with self._lock:
-            last = -1 if self._finished is None else self._finished[1]
-            return min(last, *(sequence - 1 for sequence in self._open)) if self._open else last
+            return min(self._highest, *(sequence - 1 for sequence in self._open)) if self._open else self._highest
 
     def _end_badly(self, entry: Entry, error: BaseException) -> BaseException:
         with self._lock:

@@ -290,3 +290,29 @@ def test_a_forked_child_lets_go() -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         all_well(together([left, right], add))
+
+
+@pytest.mark.parametrize("count", [4, LARGE])
+@pytest.mark.parametrize("spin", [True, False])
+def test_after_a_give_up_nobody_writes_into_its_slots_until_the_others_have_left(count: int, spin: bool) -> None:
+    with ranks(2, slot_bytes=SLOT) as (left, right):
+        queue = left.arena._queue
+        given_up = left.arena.all_reduce(left.arena.reserve(), ones(count), SUM, spin=spin)
+        given_up.cancel()
+        mine = [row[0].copy() for row in queue.slots.of(np.dtype(np.uint8))]
+        published = queue._pace.round
+        array = np.full(count, 7)
+        operation = left.arena.all_reduce(left.arena.reserve(), array, SUM, spin=spin)
+        queue.poll()
+        assert not operation.done
+        assert queue._pace.round == published, "it has not begun"
+        after = [row[0] for row in queue.slots.of(np.dtype(np.uint8))]
+        assert all((one == other).all() for one, other in zip(mine, after, strict=True))
+        del after, mine
+        with pytest.raises(GivenUp):
+            add(right, count)
+        both = np.ones(count, np.int64)
+        theirs = right.arena.all_reduce(right.arena.reserve(), both, SUM)
+        all_well(together([left, right], lambda rank: rank.wait(operation if rank is left else theirs)))
+        assert (array == 8).all()
+        assert (both == 8).all()

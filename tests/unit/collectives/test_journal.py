@@ -356,3 +356,30 @@ def test_the_calls_in_flight_can_be_seen_while_somebody_holds_the_lock() -> None
     assert not world[0].journal.closed
     world[0].journal.close()
     assert world[0].journal.closed
+
+
+# -- how far it has come ------------------------------------------------------------------------------------
+
+
+def test_completed_is_the_last_call_before_which_none_is_open() -> None:
+    journal = World(1)[0].journal
+    assert journal.completed == -1
+    first, second, third = (journal.begin(ALL_REDUCE) for _ in range(3))
+    assert journal.completed == -1
+    journal.end(third)
+    assert journal.completed == -1, "two before it are open"
+    journal.end(first)
+    assert journal.completed == 0, "one between them is open"
+    journal.end(second)
+    assert journal.completed == 2, "all are done, in whatever order"
+
+
+def test_completed_counts_calls_that_had_no_entry() -> None:
+    journal = World(1)[0].journal
+    open_one = journal.begin(ALL_REDUCE)
+    taken = journal.take()
+    assert taken == 1
+    journal.note(taken, ALL_REDUCE, 0, 0.0)
+    assert journal.completed == -1
+    journal.end(open_one)
+    assert journal.completed == 1

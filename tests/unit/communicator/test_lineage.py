@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from nexar.errors import (
     Revoked,
     UsageError,
 )
+from tests.ranks import PATIENCE
 from tests.unit.cluster.memory_mesh import eventually, soon
 from tests.unit.communicator.branches import interruptions
 from tests.unit.communicator.lineages import PART, Story, nodes
@@ -373,3 +375,31 @@ def test_what_a_user_makes_in_the_very_moment_of_closing_is_closed_too(story: St
     with pytest.raises(UsageError, match="closed"):
         story.begin()
     assert [cast(Any, made.group).closed.is_set() for made in story.maker.made] == [True]
+
+
+def test_who_waits_for_the_successor_of_a_barred_generation_is_told_at_once(story: Story) -> None:
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.held = threading.Event()
+    story.change(2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(story.lineage.wait_for_successor, part, time.monotonic() + 3600.0)
+        story.lineage.closed_by(part, 3)
+        assert waiting.result(PATIENCE) is None
+    story.maker.held.set()
+
+
+def test_a_change_that_comes_when_a_successor_was_just_made_interrupts_it(story: Story) -> None:
+    world = story.begin()
+    changed: list[Branch] = []
+
+    def opened(made: Branch) -> None:  # it is made, and not listed yet
+        if made is not world and not changed:
+            changed.append(made)
+            story.change(3)
+
+    story.lineage.opened = opened
+    story.change(2)
+    eventually(lambda: world.is_succeeded, "a successor")
+    first = changed[0]
+    eventually(lambda: bool(interruptions(first)), "its calls end")
+    assert nodes(story.successor(first)) == [1]

@@ -221,3 +221,49 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_the_call(scene: Scene) -> N
     scene.registry.add(object, "f")
     scene.call(1, "f")
     assert "cannot be sent" in scene.answer().text
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_call_that_is_withdrawn_before_it_starts_does_not_run(scene: Scene, asynchronous: bool) -> None:
+    ran: list[int] = []
+
+    async def later(value: int) -> None:
+        ran.append(value)
+
+    scene.registry.add(later if asynchronous else ran.append, "f")
+    with scene.lock:  # both words come before anybody has a thread for the call
+        scene.server.called(NODE, 1, called("f", 1))
+        scene.server.called(NODE, 1, encode(Body(What.WITHDRAW)))
+    scene.outbox.flush()
+    scene.call(2, "f", 2)
+    assert scene.answer().what == What.RETURNED
+    scene.server.close()
+    assert ran == [2]
+    assert scene.post.posted == []
+    assert scene.server._jobs == {}
+
+
+def test_a_large_call_of_an_unknown_function_gives_its_place_back(scene: Scene) -> None:
+    scene.registry.add(len, "f")
+    for number in range(5):
+        assert scene.tell(scene.server.expects, NODE, number) is None
+        scene.call(number, "unknown")
+        assert scene.answer().what == What.UNKNOWN
+    assert scene.server._jobs == {}
+
+
+def test_who_calls_again_as_soon_as_it_is_answered_finds_its_place_free(scene: Scene) -> None:
+    scene.registry.add(len, "f")
+    scene.server._limit = 1
+    numbers = iter(range(2, 6))
+    keep = scene.post.answer
+
+    def answer(node: int, space: int, number: int, row: memoryview) -> None:
+        keep(node, space, number, row)
+        following = next(numbers, None)
+        if following is not None:
+            scene.call(following, "f", [1])
+
+    scene.post.answer = answer  # type: ignore[method-assign]
+    scene.call(1, "f", [1])
+    assert [scene.answer().what for _ in range(5)] == [What.RETURNED] * 5

@@ -4,11 +4,24 @@ from random import Random
 
 import pytest
 
-from nexar.cluster.change import Departure
+from nexar.cluster.change import Change, Departure
 from nexar.cluster.decisions.succession import Succession
-from nexar.cluster.decisions.succession_events import Found, Heard, Lost, Recover, Resign, Say, Tick, Wanted
+from nexar.cluster.decisions.succession_events import (
+    Adopt,
+    Expel,
+    Found,
+    Heard,
+    Lost,
+    Probe,
+    Probed,
+    Recover,
+    Resign,
+    Say,
+    Tick,
+    Wanted,
+)
 from nexar.cluster.decisions.turns import WILLING_DELAY
-from nexar.wire.messages import Accepted, Number, Prepare, Promise
+from nexar.wire.messages import Accept, Accepted, Chosen, Number, Prepare, Promise, Rejected
 from tests.unit.cluster.decisions.parliament import SEED, Parliament, a_member, a_membership
 
 
@@ -381,3 +394,65 @@ def test_a_voter_that_claims_to_have_accepted_what_is_no_change_binds_nobody() -
     me.step(Heard(2, Accepted((0, 1, 0), ballot)), moment + 0.05)
     me.step(Tick(), moment + 0.2)
     assert me.membership.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"no change",
+        Change(3, left=(Departure(3, "silence"),)).encode(),
+        Change(2, left=tuple(Departure(node, "silence") for node in (1, 2, 3))).encode(),
+        Change(2, left=(Departure(99, "silence"),)).encode(),
+    ],
+    ids=["garbage", "of another epoch", "that removes everybody", "that removes a stranger"],
+)
+def test_a_forged_chosen_is_ignored(value: bytes) -> None:
+    me = Succession(1, a_membership(3), recovery_timeout=10.0, random=Random(1))
+    actions = me.step(Heard(2, Chosen((0, 1, 0), value)), 0.0)
+    assert not any(isinstance(each, Adopt | Expel) for each in actions)
+    assert (me.membership.epoch, me.expelled) == (1, False)
+    true = Change(2, left=(Departure(3, "silence"),))
+    assert me.step(Heard(2, Chosen((0, 1, 0), true.encode())), 1.0) == [Adopt(true)]
+
+
+def asking(me: Succession, lost: int, *voters: int) -> tuple[Number, float]:
+    """Let it find this member lost, and propose its removal, for which these promise their votes."""
+    actions, moment = me.step(Lost(lost, "silence"), 0.0), 0.0
+    actions += me.step(Tick(), moment)
+    while not (asked := [each.word for each in actions if isinstance(each, Say) and isinstance(each.word, Prepare)]):
+        moment = me.due(moment) or moment
+        actions = me.step(Tick(), moment)
+    ballot = asked[0].ballot
+    said = [each for voter in voters for each in me.step(Heard(voter, Promise((0, 1, 0), ballot)), moment)]
+    assert any(isinstance(each, Say) and isinstance(each.word, Accept) for each in said)
+    return ballot, moment
+
+
+@pytest.mark.parametrize("others", [(), (4,)], ids=["alone", "beside another one"])
+def test_votes_that_come_after_a_suspect_was_found_again_remove_nobody(others: tuple[int, ...]) -> None:
+    me = Succession(1, a_membership(5), recovery_timeout=10.0, random=Random(1))
+    for other in others:
+        me.step(Lost(other, "silence"), 0.0)
+    ballot, moment = asking(me, 5, 2, 3)
+    me.step(Found(5), moment)
+    for voter in (2, 3):
+        actions = me.step(Heard(voter, Accepted((0, 1, 0), ballot)), moment)
+        assert not any(isinstance(each, Adopt) for each in actions)
+    assert me.membership.epoch == 1
+
+
+def test_a_good_probe_of_a_disputed_suspect_clears_it() -> None:
+    me = Succession(1, a_membership(5), recovery_timeout=10.0, random=Random(1))
+    ballot, moment = asking(me, 5, 2, 3)
+    said = [each for voter in (2, 3) for each in me.step(Heard(voter, Rejected((0, 1, 0), ballot, None, (5,))), moment)]
+    assert Probe(5) in said
+    assert 5 in me.suspects()
+    me.step(Probed(5, None), moment + 0.01)
+    assert me.suspects() == {}
+
+
+def test_a_good_probe_of_a_suspect_that_nobody_disputes_clears_nothing() -> None:
+    me = Succession(1, a_membership(5), recovery_timeout=10.0, random=Random(1))
+    me.step(Lost(5, "silence"), 0.0)
+    me.step(Probed(5, None), 0.01)
+    assert 5 in me.suspects()

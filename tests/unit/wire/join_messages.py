@@ -30,6 +30,7 @@ from nexar.wire.joining import (
     Welcome,
     Word,
 )
+from nexar.wire.line import line
 
 nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
 proofs = st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES)
@@ -37,7 +38,7 @@ blobs = st.binary(min_size=1, max_size=200)
 ranks = st.integers(0, MAX_RANKS - 1)
 counts = st.integers(1, MAX_RANKS)
 maybe_ranks = st.one_of(st.none(), ranks)
-lines = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cn", "Cs", "Zl", "Zp"]), max_size=40)
+lines = st.text(max_size=40).map(line)
 words = lines.filter(bool)
 addresses = st.dictionaries(st.sampled_from(["quic", "tls", "shm"]), st.lists(words, max_size=3).map(tuple), max_size=3)
 numbers = st.integers(0, 2**63 - 1)

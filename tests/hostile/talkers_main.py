@@ -1,8 +1,8 @@
 """A process that opens connections without end and never authenticates: `KIND HOST PORT SOURCES RATE`.
 
-KIND `byte`: TCP connections that send one byte. `tls`: TLS, two connections each, that say both hellos and no more.
-`quic`: QUIC connections that say the hello of a join line and no more. They come from SOURCES loopback addresses, RATE
-connections a second, as far as the machine allows. Each line on the standard input is answered by the number so far.
+KIND `byte`: TCP connections that send one byte. `hello`: TLS, two connections each, that say both hellos and no more.
+They come from SOURCES loopback addresses, RATE connections a second, as far as the machine allows.
+Each line on the standard input is answered by the number so far.
 """
 
 import secrets
@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any
 
 from nexar.transport.tls.hello import Half
 from nexar.transport.tls.hello import Hello as TransportHello
@@ -47,7 +46,7 @@ class Talkers:
         self._context = blind_context()
         talks: dict[str, tuple[Callable[[str], list[socket.socket]], int]] = {
             "byte": (self._one_byte, 1),
-            "tls": (self._hello, 2),
+            "hello": (self._hello, 2),
         }
         self._talk, self._each = talks[kind]
         self._pause = THREADS * self._each / rate
@@ -93,50 +92,6 @@ class Talkers:
         return list(halves)
 
 
-class QuicTalkers:
-    """The same over QUIC: one endpoint and one thread for each source."""
-
-    def __init__(self, place: Place, sources: int, rate: float) -> None:
-        import nexar_quic
-
-        self._place = place
-        self._pause = sources / rate
-        self._held_each = max(8, HELD // sources)
-        self._endpoints = [
-            nexar_quic.Endpoint((f"127.0.1.{number + 1}", 0), None, nexar_quic.Trust()) for number in range(sources)
-        ]
-        self.opened = 0
-
-    def start(self) -> None:
-        for endpoint in self._endpoints:
-            threading.Thread(target=self._run, args=(endpoint,), daemon=True).start()
-
-    def _run(self, endpoint: Any) -> None:
-        import nexar_quic
-
-        finished, held = nexar_quic.Completions(endpoint), deque[object]()
-        due = time.monotonic() + secrets.randbelow(1000) / 1000 * self._pause
-        while True:
-            operations, _ = finished.wait(max(0.0, due - time.monotonic()))
-            for operation in operations:
-                with suppress(OSError):
-                    held.append(_say_hello(operation.result()))
-            if time.monotonic() >= due:
-                due = max(due + self._pause, time.monotonic() - 1.0)
-                endpoint.post_connect(self._place, "seed", finished, verify=False, anonymous=True)
-                self.opened += 1
-            while len(held) > self._held_each:
-                held.popleft()
-
-
-def _say_hello(connection: Any) -> object:
-    from nexar.transport.quic.preamble import StreamType, encode_preamble
-
-    stream = connection.open_uni()
-    stream.write(encode_preamble(StreamType.ORDERED), join_hello())
-    return connection, stream
-
-
 def _read_frame(half: ssl.SSLSocket) -> None:
     header = _exactly(half, HEADER_BYTES)
     _exactly(half, decode(header).body)
@@ -154,11 +109,7 @@ def _exactly(half: ssl.SSLSocket, size: int) -> bytes:
 
 def main(kind: str, host: str, port: str, sources: str, rate: str) -> None:
     place = (host, int(port))
-    made: Talkers | QuicTalkers
-    if kind == "quic":
-        made = QuicTalkers(place, int(sources), float(rate))
-    else:
-        made = Talkers(kind, place, int(sources), float(rate))
+    made = Talkers(kind, place, int(sources), float(rate))
     made.start()
     for _ in sys.stdin:
         print(made.opened, flush=True)  # noqa: T201

@@ -41,6 +41,8 @@ MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_BUFFER_BYTES: Final = MAX_FRAME_BYTES
 """A reader holds at most one frame of the largest size, or as many smaller ones as fit into that."""
 FIRST_BUFFER_BYTES: Final = 64 << 10
+STRANGER_BUFFER_BYTES: Final = 16 << 10
+"""The same for a peer that has not authenticated, whose frames are small."""
 _LEAST_ROOM_BYTES: Final = 16 << 10  # a TLS record; a read into less would cost a system call per few bytes
 _CHUNK: Final = int(Kind.CHUNK)  # plain numbers: looking a member up in an enum class costs as much as a small decode
 _FINISH: Final = int(Kind.FINISH)
@@ -75,12 +77,14 @@ def encode_finish(count: int) -> bytes:
 class FrameReader:
     """The receiving end of one byte stream. Not thread-safe: it belongs to the thread that drives."""
 
-    __slots__ = ("_end", "_pending", "_start", "_view", "decode")
+    __slots__ = ("_end", "_first_bytes", "_pending", "_start", "_view", "decode")
 
-    def __init__(self, decode: Decode = decode) -> None:
+    def __init__(self, decode: Decode = decode, first_bytes: int = FIRST_BUFFER_BYTES) -> None:
+        """`first_bytes`: of the buffer while it is empty."""
         self.decode = decode
         """Judges the headers from now on; may be replaced at any time."""
-        self._view = memoryview(bytearray(FIRST_BUFFER_BYTES))
+        self._first_bytes = first_bytes
+        self._view = memoryview(bytearray(first_bytes))
         self._start = 0  # _view[_start:_end] has arrived and was not handed out yet
         self._end = 0
         self._pending: Frame | None = None  # header at _start, decoded, while its body is incomplete
@@ -89,8 +93,8 @@ class FrameReader:
         """Where the next bytes go; never empty once `next()` has said None. Views handed out before are void."""
         start, end = self._start, self._end
         if start == end:
-            if len(self._view) != FIRST_BUFFER_BYTES:
-                self._resize(FIRST_BUFFER_BYTES)
+            if len(self._view) != self._first_bytes:
+                self._resize(self._first_bytes)
             self._start = self._end = 0
             return self._view
         if len(self._view) - end < _LEAST_ROOM_BYTES:

@@ -57,6 +57,11 @@ class Channel(Protocol):
     def buffered(self) -> bool:
         """Something may be readable although the socket is not."""
 
+    def release(self) -> None:
+        """Free its memory; nothing is read or written any more. Not left to the garbage collector, which counts objects
+        and not bytes: connections that come and go quickly would pile up.
+        """
+
 
 class TlsChannel:
     """Bytes through TLS.
@@ -153,6 +158,12 @@ class TlsChannel:
         """Sealed bytes wait for the socket."""
         return self._unsent is not None or self._outgoing.pending > 0
 
+    def release(self) -> None:
+        """See Channel.release."""
+        del self.engine
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._unsent = None
+
     def remainder(self) -> bytes:
         """After TLS was shut down: bytes of the plain stream that came along."""
         return self._incoming.read()
@@ -206,3 +217,7 @@ class PlainChannel:
     def buffered(self) -> bool:
         """See Channel.buffered."""
         return len(self._first) > 0
+
+    def release(self) -> None:
+        """See Channel.release."""
+        self._first = memoryview(b"")

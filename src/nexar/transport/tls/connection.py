@@ -146,6 +146,7 @@ class Connection:
             if self._watched:
                 self._reactor.remove(self.descriptor)
             self.channel.socket.close()
+            self.channel.release()
             self.outbox.clear()
 
     def abandon(self) -> None:

@@ -20,7 +20,7 @@ from nexar.transport.tls.reactor import Reactor
 from nexar.transport.tls.sockets import address_text, calm, limit_unread, open_listener, widen
 from nexar.transport.tls.trust import Believer
 from nexar.transport.tls.under_way import DialsUnderWay
-from nexar.wire.codec import FrameReader
+from nexar.wire.codec import FIRST_BUFFER_BYTES, STRANGER_BUFFER_BYTES, FrameReader
 from nexar.wire.frame import decode
 
 HANDSHAKE_TIMEOUT: Final = 30.0
@@ -158,11 +158,12 @@ class TlsTransport(Transport):
         for channel in (control, data):
             calm(channel.socket)
         judge = decode if peer.verified else decode_from_stranger
+        size = FIRST_BUFFER_BYTES if peer.verified else STRANGER_BUFFER_BYTES
         scheme = "tls"
         if isinstance(data, PlainChannel):
             scheme = "tcp"
             widen(data.socket)
-        first, second = (Connection(channel, FrameReader(judge), self._reactor) for channel in (control, data))
+        first, second = (Connection(channel, FrameReader(judge, size), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed

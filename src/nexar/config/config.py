@@ -74,9 +74,13 @@ class Config:
         0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that lets it in."
     )
     join_max_pending: int = _setting(
-        256, Whole(least=1, most=1_000_000), "Unauthenticated connections the seed holds at once."
+        256, Whole(least=1, most=1_000_000), "Unauthenticated connections that the seed, or a rank, holds at once."
     )
-    join_auth_timeout: float = _setting(10.0, Seconds(least=0.01), "How long a stranger may take to authenticate.")
+    join_auth_timeout: float = _setting(
+        10.0,
+        Seconds(least=0.01),
+        "How long a connection may take to authenticate; its proof has to follow its hello within a third of that.",
+    )
     certificate_lifetime: float = _setting(
         31_536_000.0, Seconds(), "How long the certificates the seed issues are valid."
     )

@@ -33,9 +33,9 @@ def use(group: dist.ProcessGroup | None = None) -> "weakref.ref[nexar.Communicat
     return weakref.ref(communicator_of(group))
 
 
-def alive(seen: list["weakref.ref[nexar.Communicator]"]) -> int:
+def alive(seen: list["weakref.ref[nexar.Communicator]"], patience: float = SETTLE_SECONDS) -> int:
     """How many somebody still holds. A thread that ends may hold the last one for a moment."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+    deadline = time.monotonic() + patience
     while (found := _held(seen)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
@@ -100,6 +100,53 @@ def test_a_group_may_be_destroyed_while_a_call_is_in_flight(tmp_path):
     assert works[1].startswith("RuntimeError: ")
     assert "this communicator is closed" in works[1]
     assert "communicator of rank 0 was closed" in works[2]
+
+
+def made_directly(folder: Path, rank: int, size: int) -> dist.ProcessGroup:
+    """A group that torch does not know of, as libraries make them that replace groups while they train."""
+    store = dist.FileStore(f"{folder}/store", size)
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.timeout = timedelta(seconds=PATIENCE)
+    made = dist.Backend._plugins["NEXAR"].creator_fn(options, None)
+    if isinstance(made, dist.ProcessGroup):
+        return made
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, made)
+    return group
+
+
+def test_a_group_that_is_dropped_leaves_and_the_next_one_meets_in_the_same_store(tmp_path):
+    def task(rank, size):
+        before = Stock.take()
+        totals, seen = [], []
+        for _ in range(2):
+            group = made_directly(tmp_path, rank, size)
+            tensor = torch.ones(1)
+            group.allreduce(tensor).wait()
+            totals.append(tensor.item())
+            seen.append(weakref.ref(communicator_of(group)))
+            del group
+        return totals, alive(seen, PATIENCE), leaked_since(before), _zombies()  # they leave in other threads
+
+    assert on_ranks(tmp_path, 2, task, initialise=False) == [([2.0] * 2, 0, [], [])] * 2
+
+
+def test_the_others_are_told_at_once_of_a_group_that_was_dropped(tmp_path):
+    def task(rank, size):
+        group = made_directly(tmp_path, rank, size)
+        group.barrier().wait()
+        if rank == 0:
+            del group
+            while not (tmp_path / "told").exists():  # the process goes on, so it is not its end that tells
+                time.sleep(0.01)
+            return ""
+        found = _error(group.allreduce(torch.ones(1)).wait)
+        (tmp_path / "told").touch()
+        return found
+
+    assert "rank 0" in on_ranks(tmp_path, 2, task, initialise=False)[1]
 
 
 def _error(call: object) -> str:

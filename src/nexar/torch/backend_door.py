@@ -34,6 +34,8 @@ def _is_alone(options: Any) -> bool:
     """Whether no other backend serves another device of this group: then ours is asked first, for the CPU, and torch
     takes the group for one of a backend it does not know. In the detailed debug mode torch puts its own checks between.
     """
+    if options.process_group is None:  # made by somebody else than torch, who has a group for it
+        return False
     unknown = {name for name, kind in dist.Backend.backend_type_map.items() if kind == _CUSTOM}
     return (
         unknown <= {NAME, *_FOR_TESTS}
@@ -57,7 +59,6 @@ class NexarGroup(ProcessGroup):
         self._set_default_backend(_CUSTOM)
         for device in dist.Backend.backend_capability[NAME]:
             self._register_backend(torch.device(device), _CUSTOM, backend)
-        backend.group = self
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
         """As users write it."""
@@ -70,8 +71,6 @@ class NexarBackend(Calls, Backend):
     def __init__(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
         self._options = Backend.Options(NAME, timedelta(seconds=timeout))
-        self.group: NexarGroup | None = None
-        """torch may keep only its half of this; written once by who makes it, and by who ends it."""
         self.begin(communicator, timeout, footing)
 
     # -- facts -------------------------------------------------------------------------------------------
@@ -119,11 +118,6 @@ class NexarBackend(Calls, Backend):
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()
-
-    def shutdown(self) -> None:
-        """Leave. Idempotent."""
-        super().shutdown()
-        self.group = None  # it holds this backend, in C++ where no collector looks
 
     # -- other groups ------------------------------------------------------------------------------------
 

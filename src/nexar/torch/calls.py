@@ -5,6 +5,7 @@ Both doors (`backend_door`, `group_door`) are this class and one of torch's.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -28,12 +29,13 @@ from nexar.types import ANY_SOURCE
 
 AnyWork = DoneWork | PendingWork
 
-_open: set[Calls] = set()  # torch may keep only its own half of a group: whoever made or ended one writes it
-
 
 class Calls:
     """What torch calls on a process group. Collectives that torch waits for at once are performed in the thread that
     calls: their errors are raised there. All others go on in the background.
+
+    A group that is dropped without `shutdown` leaves too, in a thread of its node: the collector may drop it anywhere,
+    also where leaving would wait for itself. torch keeps the groups that it made until they are destroyed.
     """
 
     def begin(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
@@ -44,9 +46,11 @@ class Calls:
         self._footing = footing
         self._sequence = 0  # written by whichever thread calls; torch calls one at a time
         self._completion = Completion()
-        _open.add(self)
-        footing.enter(communicator)
         self._flying: set[Request] = set()  # nobody else may hold them, and one that is dropped is cancelled
+        footing.enter(communicator)
+        self._departure = partial(_leave, communicator, footing, self._completion)
+        self._when_dropped = weakref.finalize(self, footing.hand_over, self._departure)
+        self._when_dropped.atexit = False  # the node itself leaves then
 
     # -- how calls are performed -----------------------------------------------------------------------
 
@@ -236,10 +240,15 @@ class Calls:
 
     def shutdown(self) -> None:
         """Leave. Idempotent."""
-        GROUND.forget(self.communicator)
-        self._footing.end(self.communicator)
-        self._completion.close()
-        _open.discard(self)
+        self._when_dropped.detach()
+        self._departure()
+
+
+def _leave(communicator: Communicator, footing: Footing, completion: Completion) -> None:
+    """What a group does when it ends; idempotent. It refers to nothing that refers to the group."""
+    GROUND.forget(communicator)
+    footing.end(communicator)
+    completion.close()
 
 
 def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> Calls:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nexar.communicator.communicator import Communicator
+from nexar.torch.completion import Completion
 
 
 class Footing:
@@ -20,11 +21,19 @@ class Footing:
         self._leave = leave
         self._lock = threading.Lock()
         self._standing: set[Communicator] = set()  # under the lock
+        self._dropped = Completion()
 
     def enter(self, communicator: Communicator) -> None:
         """A group on this node begins."""
         with self._lock:
             self._standing.add(communicator)
+        self._dropped.open()
+
+    def hand_over(self, departure: Callable[[], None]) -> None:
+        """A group was dropped: let it leave, in another thread. Never blocks and takes no lock, so a finalizer may call
+        it wherever it runs.
+        """
+        self._dropped.hand_over(departure)
 
     def end(self, communicator: Communicator) -> None:
         """It has ended. Idempotent."""
@@ -37,6 +46,7 @@ class Footing:
             communicator.close()
         if last:
             self._leave()
+            self._dropped.close()
 
 
 class Ground:

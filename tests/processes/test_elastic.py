@@ -17,7 +17,7 @@ from tests.processes.scale import MIB, measured, sized
 RANK = Path(__file__).with_name("growing_rank.py")
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Scene:
@@ -194,7 +194,7 @@ def test_all_are_told_when_joiners_do_not_come_in_time(scene: Scene) -> None:
     assert all("joiners: 2 are needed, 0 wait" in each for each in late)
 
 
-@pytest.mark.timeout(sized(150, 600))
+@pytest.mark.timeout(sized(300, 600))
 def test_ranks_that_die_anywhere_in_a_checkpoint_do_not_stop_the_others(scene: Scene, record_property: Any) -> None:
     """Three members; in each round one comes in and one dies in the checkpoint that was to let it in."""
     rounds = sized(4, 20)

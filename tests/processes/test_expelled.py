@@ -9,7 +9,7 @@ import pytest
 from tests.processes.scale import measured
 from tests.processes.story import Story, causes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 TIMEOUT = 2.0
 
 

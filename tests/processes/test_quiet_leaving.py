@@ -9,7 +9,7 @@ from tests.processes.story import Story, causes
 
 RANK = Path(__file__).with_name("leaving_rank.py")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Parting(Story):

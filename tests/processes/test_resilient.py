@@ -29,7 +29,7 @@ def assert_right(line: str, number: int) -> None:
     assert (int(told), int(lowest), int(highest)) == (number, expected, expected), line
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_patience")
 @pytest.mark.parametrize("transports", ["shm,tls", "tls"])
 @pytest.mark.parametrize("seed", sized([1], [1, 2, 3, 4, 5]))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from nexar.cluster.decisions.failure_detector import IF_SLOW
 from nexar.cluster.decisions.refusals import brief
 from nexar.cluster.introduction import Dialed
 from nexar.cluster.membership import Member
@@ -93,7 +94,7 @@ class Dial:
 
     def _explain(self, answer: Introduced | Declined | CarrierLost | None) -> DialFailed | Superseded:
         if answer is None:
-            return DialFailed(self._recalled() or "it accepted the connection and did not answer")
+            return DialFailed(self._recalled() or f"it accepted the connection and did not answer{IF_SLOW}")
         if isinstance(answer, Introduced):
             return DialFailed(self._fault_of(self._member.node, answer) or "it answered too late")
         if isinstance(answer, Declined) and answer.expelled:

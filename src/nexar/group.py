@@ -25,6 +25,8 @@ from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, real, whole
 from nexar.wire.frame import Frame, Kind, Space
 
 _EAGER: Final = int(Kind.EAGER)
+_NOTHING: Final = memoryview(b"")
+_LAST_WORD: Final = About(space=Space.CLOSED)
 _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
 
 
@@ -144,6 +146,16 @@ class Group:
         if number is None or not 0 <= number < self.size:
             raise UsageError(f"there is no rank {rank!r}; this communicator has ranks 0 to {self.size - 1}")
         return number
+
+    def leave(self) -> None:
+        """This rank's user closes it: tell those with whom there is a link, after all that was sent to them, so that
+        nobody waits for a message of this rank. To be closed next. Never blocks.
+        """
+        for link in self.links().values():
+            try:
+                link.post_send(self.communicator, _NOTHING, about=_LAST_WORD, matching=self.matching)
+            except NexarError:
+                continue  # it is lost, or the generation is over: that ends the peer's waits as well
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""

@@ -308,3 +308,31 @@ def test_a_closed_communicator_refuses_every_verb(pair: list[Communicator]) -> N
     for verb in verbs:
         with pytest.raises(NexarError, match="closed"):
             verb()
+
+
+# ---------------------------------------------------------------- a rank that closes its part
+
+
+def test_a_receive_from_a_rank_that_closed_its_part_says_so_at_once(pair: list[Communicator]) -> None:
+    heard = threading.Event()
+
+    def talk(comm: Communicator) -> None:
+        part = comm.split(0)
+        assert part is not None
+        with part:
+            if comm.rank == 0:
+                for count in (3, LARGE):
+                    part.send(np.ones(count), 1, tag=1)
+                heard.wait(PATIENCE)
+                return  # closes it
+            waiting = part.start.recv(source=0, tag=2, timeout=10 * PATIENCE)
+            heard.set()
+            with pytest.raises(Cancelled, match=r"by rank 0: it has closed this communicator"):
+                waiting.wait()
+            assert [part.recv(source=0, tag=1).size for _ in range(2)] == [3, LARGE], "sent before"
+            for source in (0, ANY_SOURCE):
+                with pytest.raises(Cancelled, match="closed this communicator"):
+                    part.recv(source=source, timeout=10 * PATIENCE)
+
+    on_every(pair, talk)
+    assert told(pair, lambda comm: comm.send(1, 1), lambda comm: int(comm.recv(source=0))) == 1

@@ -124,6 +124,7 @@ def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch],
     """
 
     def close_part(branch: Branch) -> None:
+        branch.group.leave()
         branch.assembly.journal.leave()
         presence.lineage.forget(branch)
 

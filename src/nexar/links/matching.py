@@ -31,6 +31,8 @@ from nexar.types import AwaitedPeer
 from nexar.wire.frame import Frame, Space
 
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_CLOSED: Final = int(Space.CLOSED)
+_MESSAGES: Final = frozenset((int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)))
 _TAGS: Final = 1 << 64
 _COLLECTIVE_TAGS: Final = 1 << 96  # its tag is its sequence and its step
 _REMEMBERED: Final = 4096  # conversations; more than are in use at a time
@@ -61,6 +63,7 @@ class Matching:
         self._waiting: Shelf[Message] = Shelf()  # messages nobody has asked for yet
         self._taken: dict[Key, int] = {}  # by conversation: the order of the message that was taken last
         self._lost: dict[int, NexarError] = {}  # sources that will send no more, and why
+        self._left: set[int] = set()  # sources whose users have closed it: they send no more messages
         self._closed: NexarError | None = None
         self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
         self.ledger = Ledger(self._discard)  # of the collectives
@@ -87,6 +90,8 @@ class Matching:
             if message is None:
                 if self._lost or self._closed is not None:
                     self._refuse_to_wait(source)
+                if self._left and self._waits_in_vain(receive):
+                    raise self._left_without(receive)
                 self._posted.add(receive)
             elif receive.accepts(message.frame):
                 moves = self._pair(receive, message)
@@ -198,6 +203,9 @@ class Matching:
                     self._taken.clear()
             receive.finish()
             return True
+        if space == _CLOSED:
+            self._leave(source)
+            return True
         message = self._register(origin, key, frame, shape)
         self._early.keep(message, data)
         self._rematch(key)
@@ -250,6 +258,32 @@ class Matching:
         for receive in [r for r in self._posted.everything() if r.key[0] in (ANY, source)]:
             self._posted.remove(receive)
             receive.finish(error)
+
+    def _leave(self, source: int) -> None:
+        """This source has closed the communicator. What it sent before stays receivable; its collectives are told of it
+        otherwise.
+        """
+        self._left.add(source)
+        for receive in self._posted.everything():
+            if self._waits_in_vain(receive):
+                self._posted.remove(receive)
+                receive.finish(self._left_without(receive))
+
+    def _waits_in_vain(self, receive: Receive) -> bool:
+        """Have all left who could send what it asks for?"""
+        source, space, _ = receive.key
+        if space not in _MESSAGES:
+            return False
+        return source in self._left or (
+            source == ANY and self.members is not None and len(self._left) >= len(self.members) - 1
+        )
+
+    def _left_without(self, receive: Receive) -> NexarError:
+        source = receive.key[0]
+        known = self.peers.get(source)
+        who = "it has" if known is not None else "all other ranks have"
+        rank = None if known is None else known.rank
+        return Cancelled(operation=receive.name, rank=rank, reason=f"{who} closed this communicator")
 
     def close(self, error: NexarError) -> None:
         """The generation is over, and all that was unfinished was abandoned: receives fail, early messages go."""
@@ -336,6 +370,8 @@ class Matching:
         if not receive.brought:
             receive.into = None
         error = self.lost(receive.key[0])
+        if error is None and self._waits_in_vain(receive):
+            error = self._left_without(receive)
         if error is not None:
             receive.finish(error)
             return

@@ -74,6 +74,7 @@ class Space(IntEnum):
     PART = 3  # the rest of a message that came in parts: tag is the number that its first part gave
     CALL = 4  # a remote call, or a word about one: tag is the number that its caller gave it
     ANSWER = 5  # to a remote call: tag is that number
+    CLOSED = 6  # no body: its sender has closed the communicator, and this is its last message there
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):

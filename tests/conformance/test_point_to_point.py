@@ -336,3 +336,40 @@ def test_a_receive_from_a_rank_that_closed_its_part_says_so_at_once(pair: list[C
 
     on_every(pair, talk)
     assert told(pair, lambda comm: comm.send(1, 1), lambda comm: int(comm.recv(source=0))) == 1
+
+
+@pytest.mark.parametrize("length", [5, 8 * LARGE])
+@pytest.mark.parametrize("form", ["bytes", "iov", "array"])
+def test_a_bytearray_can_be_resized_once_its_request_is_done(pair: list[Communicator], form: str, length: int) -> None:
+    def say(comm: Communicator) -> None:
+        data = bytearray(length)
+        request = {
+            "bytes": lambda: comm.start.send_bytes(data, 1),
+            "iov": lambda: comm.start.send_iov([data, b"end"], 1),
+            "array": lambda: comm.start.send(np.zeros(length, np.uint8), 1),
+        }[form]()
+        request.wait(PATIENCE)
+        data.append(1)  # BufferError while somebody holds its memory
+        assert request.done()
+
+    def hear(comm: Communicator) -> None:
+        data = bytearray(length)
+        request = {
+            "bytes": lambda: comm.start.recv_bytes(0, into=data),
+            "iov": lambda: comm.start.recv_iov([data, bytearray(3)], 0),
+            "array": lambda: comm.start.recv(data, 0),
+        }[form]()
+        request.wait(PATIENCE)
+        data.append(1)
+        assert request.done()
+
+    told(pair, say, hear)
+
+
+def test_a_bytearray_can_be_resized_once_its_request_is_cancelled(pair: list[Communicator]) -> None:
+    data = bytearray(8 * LARGE)
+    request = pair[1].start.recv_bytes(0, into=data)
+    assert request.cancel()
+    data.append(1)
+    with pytest.raises(Cancelled):
+        request.wait()

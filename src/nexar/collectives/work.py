@@ -263,5 +263,7 @@ class Running(Operation):
 
     def _end(self, error: BaseException | None) -> None:
         error = self._work.finish(error)
+        if error is not None:
+            self.settle()
         with self.lock:
             self.finish(error)

@@ -1,14 +1,18 @@
 """Parts of communicators: who is in which, by themselves, nested, and all at once from different threads."""
 
+import gc
+import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nexar.communicator.communicator import Communicator
-from nexar.errors import CollectiveMismatch, NexarError, OperationTimeout, UsageError
+from nexar.errors import CollectiveMismatch, NexarError, OperationTimeout, Revoked, UsageError
 from tests.conformance.worlds import TOPOLOGY, ranks_over
 from tests.processes.scale import sized
 from tests.ranks import PATIENCE, on_every
@@ -104,7 +108,7 @@ def test_messages_of_one_communicator_are_not_received_on_another(world: list[Co
             team.send(np.array([2]), 1, tag=5)
         elif comm.rank == 1:
             assert team.recv(source=0, tag=5).tolist() == [2]
-            with pytest.raises(OperationTimeout):
+            with pytest.raises((OperationTimeout, Revoked)):  # rank 0 may have closed it
                 team.recv(source=0, tag=5, timeout=0.02)
             assert comm.recv(source=0, tag=5).tolist() == [1]
         team.close()
@@ -219,3 +223,49 @@ def test_many_parts_are_made_and_closed_and_leave_no_threads(world: list[Communi
     before = threading.active_count()
     on_every(world, run)
     assert threading.active_count() <= before
+
+
+# ---------------------------------------------------------------- dropped
+
+
+def _held() -> tuple[int, int]:
+    """Descriptors and mappings of this process."""
+    return len(os.listdir("/proc/self/fd")), len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def _use_and_drop(comm: Communicator) -> None:
+    team = part(comm, 0)
+    assert team.all_reduce(1) == SIZE
+    team.barrier()
+
+
+def _settled(world: list[Communicator], most: tuple[int, int] = (1 << 30, 1 << 30)) -> tuple[int, int]:
+    """Wait until what was dropped is closed, and no more is held than that."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        gc.collect()
+        held = _held()
+        parts = sum(len(comm._presence.lineage._branches) for comm in world) - len(world)
+        if not parts and held[0] <= most[0] and held[1] <= most[1]:
+            return held
+        assert time.monotonic() < deadline, f"{parts} parts left, held {held}, expected {most}"
+        time.sleep(0.01)
+
+
+def test_parts_that_are_dropped_without_close_free_what_they_held(world: list[Communicator]) -> None:
+    if TOPOLOGY != "full_mesh":
+        pytest.skip("the ranks are themselves a part there")
+    on_every(world, _use_and_drop)
+    before = _settled(world)
+    for _ in range(10):
+        on_every(world, _use_and_drop)
+    _settled(world, (before[0], before[1] + 10))  # the allocator maps some memory of its own
+
+
+def test_a_part_that_is_dropped_while_a_request_uses_it_goes_on(world: list[Communicator]) -> None:
+    def run(comm: Communicator) -> int:
+        request = part(comm, 0).start.all_reduce(1)
+        gc.collect()
+        return int(request.wait(PATIENCE))
+
+    assert on_every(world, run) == [SIZE] * SIZE

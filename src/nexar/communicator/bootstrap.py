@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from weakref import finalize
 
 from nexar.cluster.change import WORLD
 from nexar.cluster.join_line import JoinLine
@@ -128,8 +129,21 @@ def wrapper(presence: Presence, leave: Callable[[], None]) -> Callable[[Branch],
         branch.assembly.journal.leave()
         presence.lineage.forget(branch)
 
+    def drop_part(branch: Branch) -> None:
+        """Its user has dropped it. The collector may run this while the thread holds any lock, and closing may wait: so
+        it is handed over, to a thread of its own.
+        """
+        aside = presence.node.dialer.aside
+        presence.node.progress.run_soon(partial(aside, partial(close_part, branch)))
+
     def wrap(branch: Branch) -> Communicator:
-        return Communicator(branch, presence, leave if branch.communicator == WORLD else partial(close_part, branch))
+        if branch.communicator == WORLD:
+            return Communicator(branch, presence, leave)
+        part = Communicator(branch, presence, partial(close_part, branch))
+        dropped = finalize(part, drop_part, branch)
+        dropped.atexit = False  # then the node closes with all that it has
+        branch.when_closed.append(dropped.detach)
+        return part
 
     return wrap
 

@@ -38,7 +38,7 @@ class Branch:
         self._closing = threading.Lock()
         self._freed = False  # or about to be; under `_closing`
         self._closed = False  # likewise
-        self.when_closed: list[Callable[[], None]] = []
+        self.when_closed: list[Callable[[], object]] = []
         """Called when it is closed, once each. Written before anybody has it, and by `clear_away`; emptied by who
         closes, under `_closing`: its user may do so while its successor is handed over."""
         self.successor: Any = None

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from nexar.arrays.view import allocate, copy
-from nexar.errors import Cancelled, NexarError, UsageError
+from nexar.errors import Cancelled, NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
 from nexar.links.ledger import Ledger
 from nexar.links.message import ANY, Asking, Message, Origin, Receive, State, key_of, room_for
@@ -279,11 +279,11 @@ class Matching:
         )
 
     def _left_without(self, receive: Receive) -> NexarError:
-        source = receive.key[0]
-        known = self.peers.get(source)
-        who = "it has" if known is not None else "all other ranks have"
+        known = self.peers.get(receive.key[0])
         rank = None if known is None else known.rank
-        return Cancelled(operation=receive.name, rank=rank, reason=f"{who} closed this communicator")
+        who = "all other ranks have" if rank is None else f"rank {rank} has"
+        reason = f"{who} closed it, so nothing comes for {receive.name}"
+        return Revoked(communicator=str(self.communicator), reason=reason, rank=rank, closed=True)
 
     def close(self, error: NexarError) -> None:
         """The generation is over, and all that was unfinished was abandoned: receives fail, early messages go."""

@@ -8,6 +8,7 @@ SEEDS ?= 0:1000
 NODES ?= 5..50
 MINUTES ?= 20
 SOAK_ARGS ?=
+LOCK_ARGS ?=
 
 export PYTHON VENV
 bin := $(VENV)/bin
@@ -15,7 +16,7 @@ torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs clean
+.PHONY: help setup demo test test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,7 +48,7 @@ test-torch: ## run the tests of the torch backend, in .venv-torch (a gigabyte is
 	@VENV=$(torch_venv) setup/torch_environment.sh
 	$(torch_venv)/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
-lint: setup ## formatting, lint rules, import rules; Rust too when cargo is there
+lint: setup ## formatting, lint rules, import rules, licences and sources of packages; Rust too when cargo is there
 	@setup/lint.sh
 
 types: setup ## mypy --strict on src
@@ -76,11 +77,17 @@ soak: setup ## real processes that come and are killed all the time: MINUTES=20;
 docs: ## the documentation as a site, in site/, strictly checked; its tools are in .venv-docs
 	@setup/docs.sh
 
-wheels: setup ## build the wheels of both packages into dist/
-	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
-	@if command -v cargo >/dev/null; then set -x; $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist ./quic; \
+wheels: setup ## build the wheels of both packages into dist/, each with its SBOM
+	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@if command -v cargo >/dev/null; then set -x; PATH="$(abspath $(bin)):$$PATH" $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist ./quic; \
 	else echo "nexar-quic not built: no cargo on PATH"; fi
 
+lock: ## write setup/requirements/*.txt anew; LOCK_ARGS=--upgrade takes the newest versions
+	@setup/lock.sh $(LOCK_ARGS)
+
+audit: ## known vulnerabilities of all that is locked; asks advisory databases over the network
+	@setup/audit.sh
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs .venv-lock .venv-audit site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,12 +5,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=${DOCS_VENV:-.venv-docs}
+locked=setup/requirements/docs.txt
 
-wanted="$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)') $(cksum <pyproject.toml)"
+wanted="$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)') $(cat pyproject.toml $locked | cksum)"
 if [ "$(cat "$venv/.nexar-docs" 2>/dev/null)" != "$wanted" ]; then
     echo "docs: making $venv (packages are fetched: about half a minute)"
     "$python" -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement $locked
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
     printf '%s\n' "$wanted" >"$venv/.nexar-docs"
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the virtual environment: nexar editable with its development tools.
-# Does nothing when pyproject.toml and the interpreter are those of the last time.
+# Make the virtual environment: nexar editable with its development tools, as setup/requirements/dev.txt names them.
+# Does nothing when pyproject.toml, that file and the interpreter are those of the last time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -15,7 +15,8 @@ command -v "$python" >/dev/null || fail "no interpreter '$python'; nexar needs P
     fail "'$python' has no venv module; on Debian and Ubuntu: apt-get install python3-venv"
 
 interpreter=$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
-wanted="$interpreter $(cksum <pyproject.toml)"
+locked=setup/requirements/dev.txt
+wanted="$interpreter $(cat pyproject.toml $locked | cksum)"
 stamp=$venv/.nexar-environment
 made=$(cat "$stamp" 2>/dev/null || true)
 if [ -x "$venv/bin/python" ] && [ "$made" = "$wanted" ]; then exit 0; fi
@@ -25,5 +26,7 @@ clear=()
 # Packages of one interpreter are of no use to another. Only an environment is ever cleared, never a folder given by mistake.
 if [ -f "$venv/pyvenv.cfg" ] && [ "${made#"$interpreter "}" = "$made" ]; then clear=(--clear); fi
 "$python" -m venv ${clear[@]+"${clear[@]}"} "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+# Only files with a known hash, and only wheels: building a package would run and fetch what nobody has locked.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement $locked
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 printf '%s\n' "$wanted" >"$stamp"

@@ -21,4 +21,5 @@ elif cargo --version >/dev/null 2>&1; then
 else
     echo "Rust not checked: no cargo on PATH, or none that runs"
 fi
+check "$bin/python" setup/check_packages.py
 exit "$status"

@@ -33,7 +33,10 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c 'impor
 echo "setup: building nexar-quic with $version (a first build takes a minute or two)"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if ! "$venv/bin/python" -m pip install --disable-pip-version-check --force-reinstall --no-deps ./quic >"$log" 2>&1; then
+# With the maturin of the environment, whose version is locked; Cargo.lock locks the crates (see quic/pyproject.toml).
+bin=$(cd "$venv/bin" && pwd)
+if ! PATH=$bin:$PATH "$venv/bin/python" -m pip install --disable-pip-version-check --force-reinstall --no-deps \
+    --no-build-isolation ./quic >"$log" 2>&1; then
     tail -n 60 "$log" >&2
     echo "setup: nexar-quic did not build (the reason is above). cargo is there, so this is a fault, not a missing toolchain." >&2
     echo "setup: to go on without QUIC, run with NO_QUIC=1." >&2

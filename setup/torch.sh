@@ -2,6 +2,8 @@
 # Install torch into an environment that is there:  VENV=.venv-torch TORCH=2.15.0 setup/torch.sh
 # PyPI's torch for x86-64 Linux wants several gigabytes of CUDA libraries, of which work on the CPU uses none: without a
 # GPU, stand-ins take their place. TORCH_CUDA=1 installs them all. Does nothing when it is what it was last time.
+# What torch needs is locked with its hashes (setup/requirements/torch.txt), torch itself is not: its version is a variable,
+# and so is, with TORCH_CUDA=1, what that version asks for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$VENV
@@ -9,7 +11,9 @@ torch=$TORCH
 stamp=$venv/.nexar-torch
 
 whole() { [ "${TORCH_CUDA:-}" = 1 ] || [ "$(uname -sm)" != "Linux x86_64" ] || ! command -v gcc >/dev/null || ! command -v nm >/dev/null; }
+locked=setup/requirements/torch.txt
 if whole; then wanted="$torch whole"; else wanted="$torch without CUDA"; fi
+wanted="$wanted $(cksum <$locked)"
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 echo "setup: installing torch $wanted into $venv (a gigabyte is fetched)"
@@ -20,11 +24,11 @@ fetch() {
         "torch backend need it: make test does without." >&2
     exit 1
 }
+fetch --require-hashes --only-binary :all: --requirement $locked
 if whole; then
     fetch "torch==$torch"
 else
-    fetch filelock fsspec jinja2 networkx setuptools sympy typing-extensions
-    fetch --no-deps "torch==$torch" "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
+    fetch --no-deps "torch==$torch"
     setup/absent_cuda.sh "$venv"/lib/python*/site-packages/torch/lib
 fi
 "$venv/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()'

@@ -8,6 +8,3 @@ cd "$(dirname "$0")/.."
 export VENV=${VENV:-.venv-torch} TORCH=${TORCH:-2.15.0}
 setup/all.sh
 setup/torch.sh
-if ! "$VENV/bin/python" -c 'import expecttest' 2>/dev/null; then
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check expecttest
-fi

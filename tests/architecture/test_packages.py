@@ -1,0 +1,126 @@
+"""What is installed is locked, of a known licence and source; and set-up says what it does to the system."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETUP = ROOT / "setup"
+LOCKS = sorted((SETUP / "requirements").glob("*.txt"))
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"setup_{name}", SETUP / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+def test_every_locked_package_has_a_version_and_hashes_and_no_file_names_an_index(path: Path) -> None:
+    text = path.read_text()
+    assert "://" not in text
+    assert not re.search(r"^\s*-", text.replace("    --hash=", ""), re.MULTILINE)
+    entries = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    assert entries
+    for entry in entries:
+        assert re.match(r"[a-z0-9.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry), entry
+
+
+def test_every_requirement_source_has_its_lock_file() -> None:
+    sources = {path.stem for path in (SETUP / "requirements").glob("*.in")} - {"build"}  # build.in is part of dev
+    assert {path.stem for path in LOCKS} == sources | {"dev", "docs"}
+
+
+def test_the_packages_of_this_environment_are_allowed() -> None:
+    pytest.importorskip("packaging")
+    module = load("check_packages")
+    policy = module.tomllib.loads((SETUP / "packages.toml").read_text())
+    if not (ROOT / ".venv").exists():
+        pytest.skip("not an environment that make setup made")
+    assert [fault for fault in module._check_python(policy) if "licence" in fault or "banned" in fault] == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "allowed"),
+    [
+        ("MIT", True),
+        ("GPL-3.0-only", False),
+        ("MIT OR GPL-3.0-only", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("(MIT OR Apache-2.0) AND Unicode-3.0", True),
+        ("(MIT OR Apache-2.0) AND GPL-2.0-only", False),
+        ("Apache-2.0 WITH LLVM-exception", True),
+        ("GPL-2.0-only WITH Classpath-exception-2.0", False),
+        ("MIT/Apache-2.0", True),
+        ("none", False),
+        ("", False),
+        ("MIT MIT", False),
+        ("(MIT", False),
+    ],
+)
+def test_a_licence_expression_is_understood(expression: str, *, allowed: bool) -> None:
+    pytest.importorskip("packaging")
+    known = frozenset({"MIT", "Apache-2.0", "Unicode-3.0", "Apache-2.0 WITH LLVM-exception"})
+    assert load("check_packages").permits(expression, known) is allowed
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ('{"dependencies": []}', 0, "0 known vulnerabilities"),
+        ("", 2, "INCOMPLETE"),
+        (
+            '{"dependencies": [{"name": "x", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}]}',
+            1,
+            "CVE-1 (fixed in: 2)",
+        ),
+    ],
+)
+def test_an_audit_tells_no_answer_from_a_good_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, status: int, words: str
+) -> None:
+    module = load("audit")
+
+    def run(*_: Any, **__: Any) -> SimpleNamespace:
+        return SimpleNamespace(stdout=said, stderr="no route to host", returncode=1)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module, "_audit_crates", lambda: 0)
+    assert module.main() == status
+    assert words in capsys.readouterr().out
+
+
+def test_the_sbom_names_the_package_and_all_that_it_needs() -> None:
+    pytest.importorskip("hatchling")
+    core = SimpleNamespace(
+        name="nexar", version="1", license_expression="Apache-2.0", dependencies=["numpy>=2", "Ml_Dtypes>=0.4"]
+    )
+    document = load("sbom").document(core)
+    assert document["metadata"]["component"]["purl"] == "pkg:pypi/nexar@1"
+    assert [each["name"] for each in document["components"]] == ["numpy", "ml-dtypes"]
+
+
+def test_set_up_leaves_the_system_alone_if_told_so(tmp_path: Path) -> None:
+    """With nothing on the PATH but what the script itself calls, everything is missing."""
+    tools, touched = tmp_path / "bin", tmp_path / "touched"
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "id"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    (tools / "apt-get").write_text(f"#!/bin/sh\n: >{touched}\n")
+    (tools / "apt-get").chmod(0o755)
+    environ = {"PATH": str(tools), "VENV": str(tmp_path), "NO_SYSTEM_PACKAGES": "1"}
+    ran = subprocess.run([tools / "bash", SETUP / "system.sh"], env=environ, capture_output=True, text=True, check=True)
+    assert "chromium chromium-driver" in ran.stdout
+    assert "NO_SYSTEM_PACKAGES is set" in ran.stdout
+    assert not touched.exists()
+    assert os.path.exists(tmp_path / ".nexar-system")

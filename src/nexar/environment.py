@@ -23,6 +23,9 @@ FILE_VARIABLE = "NEXAR_CONFIG"
 LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH", "NEXAR_JOINER"})
 """Variables a launcher of ours sets for its children that are no settings."""
 
+TICKET_VARIABLE = "NEXAR_TICKET"
+_taken: dict[str, str] = {}  # variables that were taken out of the environment; written by `take_ticket`
+
 DEFAULT = "default"
 ARGUMENT = "argument"
 
@@ -43,7 +46,7 @@ class _Given:
 
 def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Effective:
     """Collect the settings from everywhere. `environ` stands in for the process environment in tests."""
-    texts = _present(os.environ if environ is None else environ)
+    texts = _present({**_taken, **os.environ} if environ is None else environ)
     given = {**_from_file(texts.get(FILE_VARIABLE)), **_from_variables(texts), **_from_arguments(arguments or {})}
     values: dict[str, Any] = {name: one.value for name, one in given.items()}
     origins = {setting.name: given[setting.name].origin if setting.name in given else DEFAULT for setting in settings()}
@@ -53,6 +56,15 @@ def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[st
 def inherited() -> dict[str, str]:
     """All variables of this process, as a value: for finding out who started it, and for its children."""
     return dict(os.environ)
+
+
+def take_ticket() -> None:
+    """Take the ticket, which lets its owner into the cluster, out of the environment: programs that this one starts do
+    not get it, and it is in no dump of the environment. Settings of this process are read as before.
+    """
+    ticket = os.environ.pop(TICKET_VARIABLE, "")
+    if ticket:
+        _taken[TICKET_VARIABLE] = ticket
 
 
 def _present(environ: Mapping[str, str]) -> dict[str, str]:

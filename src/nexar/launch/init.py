@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nexar.config import Config
-from nexar.environment import effective, inherited
+from nexar.environment import effective, inherited, take_ticket
 from nexar.errors import InternalError, NexarError, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
@@ -63,6 +63,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     from nexar.launch.joining import join, may_tell  # noqa: PLC0415  # wrong settings are refused without it
 
     chosen = choose_config(config, settings)
+    take_ticket()
     start = detect(inherited())
     door = choose_door(start, chosen, os.getppid())
     rank, size = (None, None) if start is None else (start.rank, start.size)

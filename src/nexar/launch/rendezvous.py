@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from nexar.cluster.host_id import host_id
 from nexar.config import Config
-from nexar.environment import inherited
+from nexar.environment import inherited, take_ticket
 from nexar.errors import ConfigError, FormationTimeout, NexarError, OperationTimeout, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import needed_token
@@ -75,6 +75,7 @@ def meet(board: Board, rank: Rank, size: int, timeout: float, **settings: Any) -
     from nexar.launch.joining import join  # noqa: PLC0415  # wrong settings are refused without it
 
     config = choose_config(None, settings)
+    take_ticket()
     start = _started()
     listen()
     hello = _hello(size, config)

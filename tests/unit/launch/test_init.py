@@ -5,6 +5,8 @@ import pytest
 
 from nexar import Config, ConfigError, InternalError, UsageError
 from nexar.launch.init import connect, init
+from nexar.security.invitation import Invitation
+from nexar.security.join_ticket import format_ticket
 from tests.processes import stand_ins
 from tests.unit.launch.recorded import recorded
 
@@ -12,6 +14,7 @@ from tests.unit.launch.recorded import recorded
 @pytest.fixture(autouse=True)
 def environ(monkeypatch):
     monkeypatch.setattr("os.environ", {"PATH": "/bin"})
+    monkeypatch.setattr("nexar.environment._taken", {})
     monkeypatch.setattr("nexar.launch.joining.bootstrap", stand_ins.stand_in_bootstrap)
     return os.environ
 
@@ -27,6 +30,22 @@ def test_a_process_with_a_ticket_joins_whoever_started_it(environ):
     communicator = init()
     assert (communicator.rank, communicator.size, communicator.facts["launcher"]) == (None, None, 0)
     assert communicator.invitation.addresses == ("127.0.0.1:4000",)
+
+
+def test_the_ticket_does_not_stay_in_the_environment_and_init_works_again(environ):
+    environ["NEXAR_TICKET"] = stand_ins.TICKET
+    first = init()
+    assert "NEXAR_TICKET" not in environ
+    assert init().invitation == first.invitation
+
+
+def test_a_ticket_that_is_set_later_replaces_the_one_that_was_taken(environ):
+    environ["NEXAR_TICKET"] = stand_ins.TICKET
+    init()
+    environ["NEXAR_TICKET"] = format_ticket(Invitation(("127.0.0.1:5000",), bytes(32), bytes(32)))
+    assert init().invitation.addresses == ("127.0.0.1:5000",)
+    assert init().invitation.addresses == ("127.0.0.1:5000",)
+    assert "NEXAR_TICKET" not in environ
 
 
 def test_a_ticket_given_as_a_setting_is_enough():

@@ -29,7 +29,7 @@ demo: setup ## four ranks compute together, lose one and go on; a new one joins;
 	@echo
 	@$(bin)/nexar run -n 4 examples/first_all_reduce.py
 	@echo
-	@$(bin)/nexar run -n 4 examples/survive_a_crash.py
+	@$(bin)/nexar run -n 4 --on-failure continue examples/survive_a_crash.py
 	@echo
 	@$(bin)/python examples/grow_while_running.py
 	@echo

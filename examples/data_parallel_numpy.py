@@ -1,6 +1,6 @@
 """Four ranks train one network in NumPy; kill any of them, and the others go on learning.
 
-    nexar run -n 4 examples/data_parallel_numpy.py
+    nexar run -n 4 --on-failure continue examples/data_parallel_numpy.py
 
 Each rank works out the gradient of its share of a batch. `all_reduce` adds the shares up, and everybody takes the same
 step: so all ranks hold the same network, bit by bit. The collectives are those of a team (`comm.resilient()`), which

@@ -1,6 +1,6 @@
 """Four ranks add up numbers; one of them is killed in the middle, and the others go on.
 
-    nexar run -n 4 examples/survive_a_crash.py
+    nexar run -n 4 --on-failure continue examples/survive_a_crash.py
 
 Every round, each rank brings a power of two: so the sum says who took part. Rank 2 kills itself in round 5, without a
 word to anybody. The others are told at once, agree that it is gone, and have a communicator without it.

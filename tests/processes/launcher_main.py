@@ -9,6 +9,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Self
 
+from nexar.config import Config
 from nexar.security.invitation import Invitation
 from nexar.security.join_ticket import format_ticket, make_secret
 
@@ -40,12 +41,28 @@ class NoSeed(Context):
     def wait_empty(self) -> None:
         pass
 
+    def wait_launchers(self, timeout: float) -> None:
+        pass
+
 
 class NoAttendant(Context):
-    def __init__(self, invitation: Invitation, count: int, config: object, first_rank: int | None = None) -> None:
+    def __init__(
+        self,
+        invitation: Invitation,
+        count: int,
+        config: Config,
+        first_rank: int | None = None,
+        *,
+        tell: object = None,
+        on_run_failed: object = None,
+    ) -> None:
         self.node, self.first_rank, self.size, self.group_rank = 7, first_rank or 0, (first_rank or 0) + count, 0
 
+        self.elastic = config.elastic_enabled
         self.formed = FORMED is not None
+
+    def report_failure(self, rank: int, cause: str, code: int, *, consequence: bool) -> None:
+        pass
 
     def report(self, rank: int, cause: str, *, well: bool = False) -> None:
         if REPORTS:

@@ -67,7 +67,9 @@ def test_two_hosts_are_two_names_where_namespaces_are_not_permitted(tmp_path):
 def test_a_network_learns_on_when_a_rank_that_trains_it_is_killed(tmp_path):
     logs = tmp_path / "logs"
     example = EXAMPLES / "data_parallel_numpy.py"
-    with Nexar("run", "-n", 4, "--log-dir", logs, example, "--steps", 800, cwd=tmp_path) as run:
+    with Nexar(
+        "run", "-n", 4, "--on-failure", "continue", "--log-dir", logs, example, "--steps", 800, cwd=tmp_path
+    ) as run:
         victim = int(await_text(logs / "rank_2.stdout.log", r"I am process (\d+)"))
         await_text(logs / "rank_0.stdout.log", r"(step 0): 4 ranks")
         os.kill(victim, signal.SIGKILL)

@@ -77,3 +77,12 @@ def test_daemon_threads_that_wait_in_a_call_end_without_a_traceback(tmp_path):
     ran = run(tmp_path, text)
     assert ran.process.returncode == 0, ran.stderr
     assert without_notices(ran.stderr) == ""
+
+
+def test_programs_that_a_rank_starts_do_not_get_the_ticket(tmp_path):
+    text = "import subprocess\ncomm.barrier()\n"
+    text += "child = 'import os; print(sorted(name for name in os.environ if name == \"NEXAR_TICKET\"))'\n"
+    text += "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)\n"
+    ran = run(tmp_path, text)
+    assert ran.process.returncode == 0, ran.stderr
+    assert ran.stdout.count("] []\n") == 2

@@ -45,7 +45,7 @@ def test_the_exit_code_of_the_first_failing_rank_is_returned(tmp_path):
 
 def test_a_killed_rank_is_lost_and_the_others_go_on(tmp_path):
     text = "if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.3); print('went on')"
-    ran = launch("run", "-n", 3, script(tmp_path, text), cwd=tmp_path)
+    ran = launch("run", "-n", 3, "--on-failure", "continue", script(tmp_path, text), cwd=tmp_path)
     assert ran.process.returncode == 0
     assert ran.stdout.count("went on") == 2
     assert ran.stderr == "nexar: warning: rank 1 was killed by SIGKILL and is lost\n"

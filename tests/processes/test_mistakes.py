@@ -34,7 +34,9 @@ Told = dict[str, list[dict[str, Any]]]
 
 def make(ways: str, tmp_path: Any, *mistakes: str, **variables: str) -> Told:
     """What each rank said to each mistake."""
-    with Nexar("run", "-n", 2, MISTAKE, *mistakes, cwd=tmp_path, NEXAR_TRANSPORTS=ways, **variables) as ran:
+    with Nexar(
+        "run", "-n", 2, "--on-failure", "continue", MISTAKE, *mistakes, cwd=tmp_path, NEXAR_TRANSPORTS=ways, **variables
+    ) as ran:
         code = ran.end()
         assert code == 0, ran.stderr
         return _by_mistake(ran)

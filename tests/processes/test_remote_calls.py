@@ -17,7 +17,16 @@ def test_a_call_of_a_process_that_is_killed_raises_at_once_and_the_caller_lives_
     transports: str, policy: str, tmp_path: Path
 ) -> None:
     with Nexar(
-        "run", "-n", 2, RANK, policy, cwd=tmp_path, NEXAR_TRANSPORTS=transports, PYTHONWARNINGS="error"
+        "run",
+        "-n",
+        2,
+        "--on-failure",
+        "continue",
+        RANK,
+        policy,
+        cwd=tmp_path,
+        NEXAR_TRANSPORTS=transports,
+        PYTHONWARNINGS="error",
     ) as running:
         assert running.end() == 0, running.stderr
     assert "lost and alive" in running.stdout

@@ -71,7 +71,9 @@ def test_who_ends_first_takes_no_way_of_the_others_along(manner: str, tmp_path: 
     """Of a ring of four, 1 and 3 end: between 0 and 2 there is no way left, and they talk to each other."""
     script = tmp_path / "ending_first.py"
     script.write_text(ENDING_FIRST)
-    with Nexar("run", "-n", 4, script, manner, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2") as run:
+    with Nexar(
+        "run", "-n", 4, "--on-failure", "continue", script, manner, cwd=tmp_path, NEXAR_TOPOLOGY="k_regular:2"
+    ) as run:
         assert run.end(2 * PATIENCE) == 0, run.stderr
     shortcuts = [int(line.split()[-1]) for line in run.stdout.splitlines()]
     assert len(shortcuts) == 2

@@ -4,7 +4,7 @@ import importlib.util
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -18,7 +18,7 @@ from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.output import Console, standard_console
 from nexar.launch.plan import Command, choose_form, parse_filter, without_outer_launch
-from nexar.launch.supervisor import Wishes
+from nexar.launch.supervisor import OnFailure, Wishes
 
 
 def run(
@@ -41,6 +41,13 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(help="With --elastic: start so many ranks again, in all, when they die.", show_default=False)
     ] = 0,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(
+            help="When a rank fails: stop the others, or let them continue. [default: stop; continue with --elastic]",
+            show_default=False,
+        ),
+    ] = None,
     page: PageAt = None,
     write_ticket: WriteTicket = None,
     trace: TraceTo = None,
@@ -66,8 +73,8 @@ def run(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
             tee=tee,
-            abort=config.recovery_policy == "abort",
-            max_restarts=max_restarts,
+            on_failure=_on_failure(on_failure, config),
+            max_restarts=0 if config.recovery_policy == "abort" else max_restarts,
         )
         with traced(trace) as more:
             order = Order(
@@ -122,6 +129,17 @@ def _check_restarts(max_restarts: int, config: Config) -> None:
     if max_restarts and not config.elastic_enabled:
         allowed = "0 in a cluster that is not elastic: nobody would let a rank in that was started again"
         raise ConfigError(variable="--max-restarts", value=max_restarts, allowed=allowed, hint="give --elastic too")
+
+
+def _on_failure(given: str | None, config: Config) -> OnFailure | None:
+    """Given, or implied by the recovery policy; None: it depends on the cluster. ConfigError for a contradiction."""
+    abort = config.recovery_policy == "abort"
+    if given is not None and given not in get_args(OnFailure):
+        raise ConfigError(variable="--on-failure", value=given, allowed="stop or continue")
+    if given == "continue" and abort:
+        allowed = "stop, with NEXAR_RECOVERY_POLICY=abort: no rank goes on after a loss"
+        raise ConfigError(variable="--on-failure", value=given, allowed=allowed)
+    return "stop" if abort else cast("OnFailure | None", given)
 
 
 def _check_own(config: Config, *, page: str | None, write_ticket: Path | None) -> None:

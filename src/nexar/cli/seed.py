@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nexar.cluster.seed import Seed
 
 _GLANCE: Final = 0.5  # seconds after which a signal is seen that another thread was given
+_LAUNCHERS_TIMEOUT: Final = 10.0  # seconds that launchers have to agree on the rank that failed
 
 
 def seed(
@@ -88,3 +89,4 @@ def _attend(door: "Seed", size: int, config: Config) -> None:
         time.sleep(_GLANCE)
     door.wait_empty()
     complain("every member has left")
+    door.wait_launchers(_LAUNCHERS_TIMEOUT)

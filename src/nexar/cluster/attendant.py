@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import platform
 import threading
 from collections import deque
-from typing import Self
+from collections.abc import Callable
+from typing import Final, Self
 
 from nexar.cluster.join_line import JoinLine
 from nexar.cluster.node import Node
@@ -16,9 +18,11 @@ from nexar.cluster.worker import Worker
 from nexar.config import Config
 from nexar.security.invitation import Invitation
 from nexar.security.request import make_request
+from nexar.transport.foreign_text import one_line
 from nexar.types import NodeId, Rank
-from nexar.wire.joining import ChildDied, Reserve
+from nexar.wire.joining import ChildDied, Reserve, RunFailed
 
+_MAX_HOST: Final = 255
 _log = logging.getLogger(__name__)
 
 
@@ -38,12 +42,16 @@ class Attendant:
         first_rank: Rank | None = None,
         *,
         tell: Tell | None = None,
+        on_run_failed: Callable[[RunFailed], None] | None = None,
     ) -> None:
-        """`tell` shows the user what it waits for while no seed answers."""
+        """`tell` shows the user what it waits for while no seed answers. `on_run_failed` is told by a thread which
+        failure, on any host, stops the run. It must not block.
+        """
         self._tell = tell
         self._invitation, self._count, self._config = invitation, count, config
         self._lock = threading.Lock()
-        self._reports: deque[ChildDied] = deque()  # that the seed has not heard; under the lock
+        self._on_run_failed = on_run_failed or _ignore
+        self._reports: deque[ChildDied | RunFailed] = deque()  # that the seed has not heard; under the lock
         self._formed = threading.Event()  # set by the thread of the standing
         self._standing: Standing | None = None  # written once, here
         self.first_rank = first_rank
@@ -63,10 +71,15 @@ class Attendant:
         self.first_rank = welcome.first_rank
         self.group_rank: int | None = welcome.group_rank
         """The place of this launcher among the launchers; None where the children get no ranks."""
+        self.elastic: bool = welcome.elastic
+        """Whether the cluster goes on without ranks that fail."""
         self.size: int = welcome.size
         """Of the whole world."""
         listeners = Listeners(
-            on_committed=self._formed.set, on_back=lambda _: self._send_reports(), on_refused=self._refused
+            on_committed=self._formed.set,
+            on_run_failed=self._on_run_failed,
+            on_back=lambda _: self._send_reports(),
+            on_refused=self._refused,
         )
         self._standing = Standing(self._node, line, welcome, self._knock, listeners=listeners)
 
@@ -98,8 +111,16 @@ class Attendant:
         """A child has ended, `well` if as it should: tell the seed. If that is gone, then when it is back; meanwhile
         the members find out by themselves.
         """
+        self._report(ChildDied(rank=rank, cause=cause, well=well))
+
+    def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
+        """A child has failed, and the run is to stop on all hosts, with this exit code. As `report`."""
+        host = one_line(platform.node())[:_MAX_HOST]
+        self._report(RunFailed(rank=rank, cause=cause, code=code, consequence=consequence, host=host))
+
+    def _report(self, message: ChildDied | RunFailed) -> None:
         with self._lock:
-            self._reports.append(ChildDied(rank=rank, cause=cause, well=well))
+            self._reports.append(message)
         self._send_reports()
 
     def _send_reports(self) -> None:
@@ -118,3 +139,7 @@ class Attendant:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _ignore(_: RunFailed) -> None:
+    """Nobody wants to know."""

@@ -245,6 +245,7 @@ class Doorway:
                 size=action.size,
                 first_rank=action.first_rank,
                 group_rank=action.group_rank,
+                elastic=self._admission.elastic,
             )
         )
 

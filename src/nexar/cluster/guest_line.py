@@ -41,6 +41,7 @@ from nexar.wire.joining import (
     Renew,
     Renewed,
     Reserve,
+    RunFailed,
     Shown,
     StartFailed,
     Watch,
@@ -217,8 +218,8 @@ class GuestLine:
                 return self._read_candidate(message)
             case Leave():
                 return events.Left(self.connection, message.reason)
-            case ChildDied():
-                return events.ChildDied(self.connection, message.rank, message.cause, message.well)
+            case ChildDied() | RunFailed():
+                return self._read_report(message)
             case Word():
                 return self._read_word(message)
             case Here():
@@ -238,6 +239,12 @@ class GuestLine:
                 return events.StartFailed(self.connection, message.reason)
             case Inquire():
                 return events.Inquired(self.connection)
+
+    def _read_report(self, message: ChildDied | RunFailed) -> events.ChildDied | events.RunFailed:
+        """Of a launcher."""
+        if isinstance(message, RunFailed):
+            return events.RunFailed(self.connection, message)
+        return events.ChildDied(self.connection, message.rank, message.cause, message.well)
 
     def _read_word(self, message: Word) -> events.Said | None:
         """None for a word that this version does not know."""

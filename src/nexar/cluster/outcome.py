@@ -33,6 +33,8 @@ class Outcome:
         """Members with a line."""
         self._awaited: set[NodeId] = set()
         """Members of a resumed cluster that may still come back."""
+        self._launchers: set[NodeId] = set()
+        """Launchers with a line."""
         self._patience = 0.0  # until when they may
         self._watchers: set[Callable[[], None]] = set()
 
@@ -67,8 +69,11 @@ class Outcome:
             self._tell()
 
     def noted(self, note: Note) -> None:
-        """Somebody came back or went. Only members have a rank, so nobody else is counted."""
-        if note.node is None or note.rank is None:
+        """Somebody came or went. Members have a rank; of the others only launchers are counted."""
+        if note.node is None:
+            return
+        if note.rank is None:
+            self._noted_launcher(note.node, note.kind)
             return
         with self._changed:
             if self._membership is None:
@@ -81,6 +86,14 @@ class Outcome:
                 return
             self._awaited.discard(note.node)
             self._tell()
+
+    def _noted_launcher(self, node: NodeId, kind: NoteKind) -> None:
+        with self._changed:
+            if kind in ("reserved", "returned"):
+                self._launchers.add(node)
+            elif kind in _ENDS and node in self._launchers:
+                self._launchers.discard(node)
+                self._tell()
 
     def _tell(self) -> None:
         self._changed.notify_all()
@@ -125,6 +138,15 @@ class Outcome:
         with self._changed:
             while not self._is_empty():
                 if not self._rest(deadline, self._patience):
+                    return False
+            return True
+
+    def wait_launchers(self, timeout: float) -> bool:
+        """Until no launcher has a line, or there will be no cluster. False at the timeout."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._launchers and self._failure is None:
+                if not self._rest(deadline):
                     return False
             return True
 

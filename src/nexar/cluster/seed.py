@@ -205,6 +205,12 @@ class Seed:
         """
         return self._outcome.wait_empty(timeout)
 
+    def wait_launchers(self, timeout: float) -> bool:
+        """Until every launcher has left: one whose ranks have ended may still have a failure to report, or to hear of.
+        False at the timeout.
+        """
+        return self._outcome.wait_launchers(timeout)
+
     def _or_late(self, found: Membership | None, timeout: float) -> Membership:
         if found is not None:
             return found

@@ -43,6 +43,7 @@ from nexar.wire.joining import (
     News,
     Renew,
     Renewed,
+    RunFailed,
     Started,
     Waiting,
     Welcome,
@@ -82,6 +83,8 @@ class Listeners:
     """Every member of the first membership is connected."""
     on_failed: Callable[[FormationFailed], None] = _ignore
     """The first membership did not start."""
+    on_run_failed: Callable[[RunFailed], None] = _ignore
+    """A rank failed, and the run stops on all hosts: told to a launcher. A later failure replaces an earlier one."""
     on_lost: Callable[[str], None] = _ignore
     """The line to the seed is gone, and why."""
     on_back: Callable[[int], None] = _ignore
@@ -248,6 +251,8 @@ class Standing:
                 listeners.on_died(message.node, message.epoch, message.cause)
             case Committed() | Started() | FormationFailed():
                 self._heard_of_formation(message)
+            case RunFailed():
+                listeners.on_run_failed(message)
             case Waiting():
                 listeners.on_waiting(self._members(message))
 

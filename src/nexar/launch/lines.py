@@ -3,18 +3,25 @@
 import re
 from collections.abc import Iterator
 
-LONGEST_LINE = 65_536
-"""Bytes after which a line is shown although its end has not come."""
+LONGEST_LINE = 64 << 20
+"""Bytes after which a line is shown although its end has not come: a bound for the memory of the launcher."""
 
 KEPT_BYTES = 131_072
 """Of what a rank wrote last: enough for a long traceback, bounded whatever the rank writes."""
 
+TRACEBACK_SECONDS = 2.0
+"""How long a traceback is kept back: by then a process that ends with it has ended."""
+
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a \r at the very end may be half of \r\n: it waits
+_HEADER_LINE = re.compile(rb"\s*(?:\+ Exception Group )?Traceback \(most recent call last\):\s*\Z")
 _HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
 _FRAME = re.compile(r"Traceback \(most recent call last\):$|  File \"")
 _LINKED = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _LAST_LINES = 20
 _CONSEQUENCE = re.compile(r"nexar\.errors\.\w+\.(?:PeerLost|MembershipChanged): ")
+_PERHAPS_CONSEQUENCE = re.compile(
+    r"nexar\.errors\.\w+\.(?:FormationTimeout|JoinRefused|SeedUnreachable|NoQuorum|Expelled|Revoked): "
+)
 
 _TOO_LATE = re.compile(r"nexar\.errors\.\w+\.JoinRefused: .*every member has left or died")
 
@@ -22,24 +29,53 @@ _TOO_LATE = re.compile(r"nexar\.errors\.\w+\.JoinRefused: .*every member has lef
 class LineSplitter:
     """Turns pieces of output, cut anywhere, into lines. A carriage return ends a line too: progress bars use it."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = bytearray()  # it has no end, except perhaps a \r at the end of it
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that are complete now, each with its end."""
-        text, begin = self._rest + piece, 0
-        for end in _END.finditer(text):
-            yield text[begin : end.end()]
-            begin = end.end()
-        self._rest = text[begin:]
-        while len(self._rest) > LONGEST_LINE:
-            yield self._rest[:LONGEST_LINE] + b"\n"
-            self._rest = self._rest[LONGEST_LINE:]
+        """The lines that are complete now, each with its end. Each byte is searched once, however long a line is."""
+        searched = max(0, len(self._rest) - 1)
+        self._rest += piece
+        ends = [end.end() for end in _END.finditer(self._rest, searched)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield bytes(self._rest[begin:end])
+        if ends:
+            del self._rest[: ends[-1]]
+        while len(self._rest) > self._longest:
+            yield bytes(self._rest[: self._longest]) + b"\n"
+            del self._rest[: self._longest]
 
     def finish(self) -> bytes:
         """What was left without an end, with one; empty if nothing was."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest = bytes(self._rest), bytearray()
         return rest if not rest or rest.endswith(b"\r") else rest + b"\n"
+
+
+class TracebackHold:
+    """Keeps back a traceback, and what follows it, for a moment: it may be what the process ends with."""
+
+    def __init__(self, seconds: float = TRACEBACK_SECONDS) -> None:
+        self._seconds = seconds
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self.due: float | None = None
+        """When the lines are to be shown (the clock of the caller); None: there are none."""
+
+    def feed(self, line: bytes, now: float) -> list[bytes]:
+        """The lines to show now."""
+        if self.due is None:
+            if not _HEADER_LINE.match(line):
+                return [line]
+            self.due = now + self._seconds
+        self._lines.append(line)
+        self._bytes += len(line)
+        return self.release() if self._bytes > KEPT_BYTES else []
+
+    def release(self) -> list[bytes]:
+        """All that is kept back."""
+        lines, self._lines, self._bytes, self.due = self._lines, [], 0, None
+        return lines
 
 
 class Tail:
@@ -81,9 +117,24 @@ def blames_another(traceback: str) -> bool:
     return _CONSEQUENCE.match(_raised(traceback)) is not None
 
 
+def may_blame_another(traceback: str) -> bool:
+    """Whether a rank failed in a way that the failure of another one, if there was one, explains."""
+    return blames_another(traceback) or _PERHAPS_CONSEQUENCE.match(_raised(traceback)) is not None
+
+
 def came_too_late(traceback: str) -> bool:
     """Whether a joiner failed only because nobody was left who could have let it in."""
     return _TOO_LATE.match(_raised(traceback)) is not None
+
+
+def was_interrupted(traceback: str) -> bool:
+    """Whether a rank ended by a KeyboardInterrupt."""
+    return _raised(traceback).startswith("KeyboardInterrupt")
+
+
+def exception_name(traceback: str) -> str:
+    """The name of the class that was raised, without its module."""
+    return _raised(traceback).partition(":")[0].rpartition(".")[2].strip()
 
 
 def _raised(traceback: str) -> str:

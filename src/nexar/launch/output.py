@@ -6,12 +6,13 @@ Two ranks never share a line: a line is written when it is complete, in one piec
 import io
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
-from nexar.launch.lines import LineSplitter, Tail
+from nexar.launch.lines import LineSplitter, Tail, TracebackHold
 from nexar.launch.plan import RankPlan
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
@@ -39,8 +40,7 @@ class Console:
         if self.gone:
             return
         try:
-            self._outputs[stream].write(text)
-            self._outputs[stream].flush()
+            _write_all(self._outputs[stream], text)
         except BrokenPipeError:
             self._give_up(stream)
         except OSError as error:
@@ -65,12 +65,21 @@ class Console:
         return f"\x1b[{_COLOURS[(plan.rank or plan.local_rank) % len(_COLOURS)]}m{plan.prefix}\x1b[0m".encode()
 
 
+def _write_all(output: BinaryIO, text: bytes) -> None:
+    """An unbuffered stream (PYTHONUNBUFFERED) may take a part, when a signal comes in between."""
+    rest = memoryview(text)
+    while rest:
+        rest = rest[output.write(rest) :]
+    output.flush()
+
+
 class StreamOutput:
     """One stream of one rank: kept at its end, shown by the console, written to its file. Closed by its owner."""
 
     def __init__(self, plan: RankPlan, stream: Stream, console: Console | None, log_dir: Path | None) -> None:
         self._plan, self._stream, self._console = plan, stream, console
         self._lines = LineSplitter()
+        self._hold = TracebackHold() if stream == "stderr" else None
         self._tail = Tail()
         self._log = None if log_dir is None else (log_dir / plan.log_name(stream)).open("wb", buffering=0)
 
@@ -81,7 +90,40 @@ class StreamOutput:
             self._keep(self._log, piece)
         if self._console is not None:
             for line in self._lines.feed(piece):
+                self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        self.show([line] if self._hold is None else self._hold.feed(line, time.monotonic()))
+
+    def show(self, lines: Iterable[bytes]) -> None:
+        """Write these lines of the rank to the console, if it shows them."""
+        if self._console is not None:
+            for line in lines:
                 self._console.show(self._plan, self._stream, line)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the console shows this stream."""
+        return self._console is not None
+
+    @property
+    def due(self) -> float | None:
+        """When `release` is needed (time.monotonic); None: not now."""
+        return None if self._hold is None else self._hold.due
+
+    def release(self) -> None:
+        """The process goes on after a traceback that was kept back: show it."""
+        if self._hold is not None:
+            self.show(self._hold.release())
+
+    def take_held(self) -> list[bytes]:
+        """At the end of the process: the traceback that it ended with, as lines that were not shown. They are the
+        caller's.
+        """
+        rest = self._lines.finish()
+        if rest:
+            self._line(rest)
+        return [] if self._hold is None else self._hold.release()
 
     def _keep(self, log: BinaryIO, piece: bytes) -> None:
         """A file that takes no more, for a full disk, ends the file and not the work of days that it tells of."""
@@ -97,9 +139,7 @@ class StreamOutput:
 
     def close(self) -> None:
         """Show what has no end of line. Idempotent."""
-        rest = self._lines.finish()
-        if rest and self._console is not None:
-            self._console.show(self._plan, self._stream, rest)
+        self.show(self.take_held())
         self._end_log()
 
     def _end_log(self) -> None:

@@ -21,7 +21,10 @@ _PIECE_BYTES = 65_536
 class RankProcess:
     """A started rank. Ends by itself, or by `signal`; owns its pipes and log files until `close`."""
 
-    def __init__(self, plan: RankPlan, console: Console | None, log_dir: Path | None) -> None:
+    def __init__(
+        self, plan: RankPlan, console: Console | None, log_dir: Path | None, stdin: int = subprocess.DEVNULL
+    ) -> None:
+        """`stdin`: as for `Popen`."""
         self.plan = plan
         self.outputs: dict[Stream, StreamOutput] = {}
         try:
@@ -30,7 +33,7 @@ class RankProcess:
             self._process = subprocess.Popen(
                 plan.command,
                 env=dict(plan.environment),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,

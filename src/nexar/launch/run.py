@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.launch.door import needed_token
+from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import Console
 from nexar.launch.plan import Block, Command, plan_ranks
+from nexar.launch.stop_policy import Failure
 from nexar.launch.supervisor import Supervisor, Wishes
 from nexar.launch.verdict import Ending, Verdict
 from nexar.security.invitation import Invitation, invitation_from_token
@@ -27,6 +29,7 @@ from nexar.types import Rank
 
 if TYPE_CHECKING:
     from nexar.cluster.seed import Seed
+    from nexar.wire.joining import RunFailed
 
 _LOOPBACK = "127.0.0.1"
 
@@ -60,10 +63,17 @@ def run_host(order: Order, console: Console) -> int:
     from nexar.cluster.attendant import Attendant  # noqa: PLC0415  # what is wrong with the order is said at once
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
 
+    failures: Mailbox[Failure] = Mailbox()
     with (
+        failures,
         _opened(order) as entrance,
         Attendant(
-            entrance.invitation, order.count, order.config, first_rank=order.first_rank, tell=tell_on_stderr
+            entrance.invitation,
+            order.count,
+            order.config,
+            first_rank=order.first_rank,
+            tell=tell_on_stderr,
+            on_run_failed=lambda message: failures.put(_failure(message)),
         ) as attendant,
     ):
         host, port = _master(entrance, order.inherited)
@@ -85,10 +95,25 @@ def run_host(order: Order, console: Console) -> int:
             entrance=entrance.variables,
             mark=mark,
         )
-        supervisor = Supervisor(plans, order.wishes, console=console, cluster=attendant, mark=mark)
+        supervisor = Supervisor(
+            plans,
+            order.wishes,
+            console=console,
+            cluster=attendant,
+            mark=mark,
+            failures=failures,
+            alone=entrance.own,
+            stops=(order.wishes.on_failure or ("continue" if attendant.elastic else "stop")) == "stop",
+        )
         verdict = supervisor.run()
     _explain(verdict, supervisor, console)
     return verdict.exit_code
+
+
+def _failure(message: "RunFailed") -> Failure:
+    return Failure(
+        message.rank, f"rank {message.rank}", message.cause, message.code, message.consequence, host=message.host
+    )
 
 
 @contextmanager

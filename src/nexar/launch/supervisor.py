@@ -1,7 +1,7 @@
 """Starts the ranks of this host, passes their output on, watches them, starts some again, and ends with them.
 
-One loop in the main thread waits for everything at once: output, ends, signals, and the moment when asking turns into
-killing. Whatever way it is left, every process it started has ended and was reaped.
+One loop in the main thread waits for everything at once: output, ends, signals, failures on other hosts, and the moment
+when asking turns into killing. Whatever way it is left, every process it started has ended and was reaped.
 """
 
 import selectors
@@ -10,17 +10,29 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from nexar.launch.escalation import GRACE, Escalation
+from nexar.launch.failure_report import FailureReport
 from nexar.launch.guard import Guard
-from nexar.launch.lines import blames_another, came_too_late, last_traceback
+from nexar.launch.lines import (
+    blames_another,
+    came_too_late,
+    exception_name,
+    last_traceback,
+    may_blame_another,
+    was_interrupted,
+)
+from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess
 from nexar.launch.signals import ASKING, STOPPING, SignalInbox
-from nexar.launch.verdict import Ending, Verdict, judge
+from nexar.launch.standard_input import StandardInput
+from nexar.launch.stop_policy import Action, Failure, Report, StopPolicy
+from nexar.launch.verdict import Ending, Verdict, judge, signal_name
 from nexar.types import Rank
 
 
@@ -36,8 +48,13 @@ class Cluster(Protocol):
         death by themselves.
         """
 
+    def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
+        """Tell the other launchers, through the seed, that the run is to stop. Likewise."""
 
-_CAUSE_CHARACTERS = 3000
+
+OnFailure: TypeAlias = Literal["stop", "continue"]
+"""What the failure of one rank means for the others."""
+_CAUSE_CHARACTERS: Final = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +66,8 @@ class Wishes:
     log_dir: Path | None = None
     tee: bool = False
     """With `log_dir`: also to the console."""
-    abort: bool = False
-    """The end of a rank that did not end well ends all."""
+    on_failure: OnFailure | None = None
+    """None: as the cluster does, which goes on if it is elastic."""
     max_restarts: int = 0
     """How many ranks, in all, are started again when they did not end well."""
     grace: float = GRACE
@@ -64,16 +81,30 @@ class Supervisor:
     """One run. `run` may be called once, in the main thread."""
 
     def __init__(
-        self, plans: Sequence[RankPlan], wishes: Wishes, *, console: Console, cluster: Cluster, mark: str
+        self,
+        plans: Sequence[RankPlan],
+        wishes: Wishes,
+        *,
+        console: Console,
+        cluster: Cluster,
+        mark: str,
+        failures: Mailbox[Failure],
+        alone: bool,
+        stops: bool,
     ) -> None:
+        """`failures`: those that the seed chose. `alone`: there is no other launcher. `stops`: the first failure stops
+        the run.
+        """
         self._plans, self._wishes, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
+        self._failures, self._stops_run = failures, stops
+        self._policy = StopPolicy(alone=alone, grace=wishes.grace)
+        self._report = FailureReport(console)
         self._running: dict[int, RankProcess] = {}
         self._endings: list[Ending] = []
         self._errors: dict[str, str] = {}
         self._restarts = 0
         self._escalation = Escalation(wishes.grace)
         self._interrupted: int | None = None
-        self._aborted = False
 
     def run(self) -> Verdict:
         """Start all, wait for all. UsageError if a rank cannot be started; then none is left."""
@@ -81,13 +112,17 @@ class Supervisor:
             self._signals = stack.enter_context(SignalInbox())
             self._guard = stack.enter_context(Guard(self._mark))
             self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._input = stack.enter_context(StandardInput(self._selector))
             self._selector.register(self._signals, selectors.EVENT_READ)
+            self._selector.register(self._failures, selectors.EVENT_READ)
             stack.callback(self._end_all)
             for plan in self._plans:
                 self._start(plan)
-            while self._running:
+            while self._running or not self._policy.is_settled(time.monotonic()):
                 self._turn()
-        return judge(self._endings, interrupted=self._interrupted, aborted=self._aborted)
+        self._do(self._policy.finish())
+        culprit = self._policy.culprit
+        return judge(self._endings, interrupted=self._interrupted) if culprit is None else Verdict(culprit.code)
 
     def errors_of(self, ending: Ending) -> str:
         """The traceback, or the last lines, that a rank wrote to standard error before it ended."""
@@ -96,16 +131,13 @@ class Supervisor:
     # -- one turn of the loop
 
     def _turn(self) -> None:
-        now = time.monotonic()
-        for key, _ in self._selector.select(self._escalation.due(now)):
-            if key.fileobj is not self._signals:
-                process, stream = key.data
-                self._read(process, stream)
+        for key, _ in self._selector.select(self._due(time.monotonic())):
+            if key.data is not None:
+                key.data()
         signals = self._signals.take()
         for number in signals:
             if number in STOPPING:
-                self._interrupted = self._interrupted or number
-                self._stop(number)
+                self._interrupt(number)
         if ASKING in signals:
             self._ask()
         if signal.SIGCHLD in signals:
@@ -113,9 +145,45 @@ class Supervisor:
         if self._console.gone and not self._escalation.asked:
             self._interrupted = signal.SIGPIPE
             self._stop(signal.SIGTERM)
-        overdue = self._escalation.tick(time.monotonic())
+        for failure in self._failures.take():
+            if self._stops:
+                self._do(self._policy.chosen(failure, time.monotonic()))
+        self._tick(time.monotonic())
+
+    @property
+    def _stops(self) -> bool:
+        """Whether failures are dealt with by the policy. Ranks that end after they were asked to have not failed."""
+        return self._stops_run and not self._escalation.asked
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the remaining ranks are about to end: then tracebacks wait until they have."""
+        return self._escalation.asked or self._policy.culprit is not None
+
+    def _due(self, now: float) -> float | None:
+        """Seconds until something is to be done."""
+        shown = () if self._ends else (process.outputs["stderr"].due for process in self._running.values())
+        times = [self._escalation.due(now), self._policy.due(now), *(max(0.0, at - now) for at in shown if at)]
+        return min((each for each in times if each is not None), default=None)
+
+    def _tick(self, now: float) -> None:
+        if not self._ends:
+            for output in (process.outputs["stderr"] for process in self._running.values()):
+                if output.due is not None and output.due <= now:
+                    output.release()
+        self._do(self._policy.tick(now))
+        overdue = self._escalation.tick(now)
         if overdue is not None:
             self._send(overdue)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Report):
+                self._report.report(action.failure)
+            elif self._running and not self._escalation.asked:
+                names = [process.plan.name for process in self._running.values()]
+                self._report.stopping(names, self._wishes.grace)
+                self._stop(signal.SIGTERM)
 
     def _read(self, process: RankProcess, stream: Stream) -> None:
         if process.read(stream) == b"":
@@ -123,11 +191,11 @@ class Supervisor:
 
     def _start(self, plan: RankPlan) -> None:
         console = self._console if self._wishes.shows(plan) else None
-        process = RankProcess(plan, console, self._wishes.log_dir)
+        process = RankProcess(plan, console, self._wishes.log_dir, self._input.descriptor_for(plan))
         self._running[process.pid] = process
         self._guard.watch(process.pid)
         for stream in STREAMS:
-            self._selector.register(process.pipes[stream], selectors.EVENT_READ, (process, stream))
+            self._selector.register(process.pipes[stream], selectors.EVENT_READ, partial(self._read, process, stream))
 
     # -- ends
 
@@ -140,18 +208,37 @@ class Supervisor:
     def _bury(self, process: RankProcess) -> None:
         """Its last words, its end on record, and the news to those who have to know."""
         process.drain()
-        self._close(process)
-        errors = last_traceback(process.outputs["stderr"].tail())
+        output = process.outputs["stderr"]
+        errors, held = last_traceback(output.tail()), output.take_held()
         replacement = self._replacement(process)
         ending = self._ending(process, errors, replaced=replacement is not None)
         self._endings.append(ending)
         self._errors[ending.who] = errors
+        if ending.code != 0 and replacement is None and self._stops:
+            self._fail(process, ending, errors, held)
+        elif not (ending.stopped and (was_interrupted(errors) or ending.blames_another)):
+            output.show(held)
+        self._close(process)
         self._tell(process.plan, ending, replacement)
         if replacement is not None:
             self._start_again(ending, replacement)
-        elif self._wishes.abort and ending.code != 0 and not self._escalation.asked:
-            self._aborted = True
-            self._stop(signal.SIGTERM)
+
+    def _fail(self, process: RankProcess, ending: Ending, errors: str, held: list[bytes]) -> None:
+        """A rank failed, and the run stops. Its traceback is shown once: by the report, or not at all if it follows
+        from another failure.
+        """
+        known = self._policy.culprit is not None and not self._policy.culprit.consequence
+        consequence = may_blame_another(errors) if known else ending.blames_another
+        failure = Failure(process.plan.rank, ending.who, str(ending), ending.exit_code, consequence)
+        output = process.outputs["stderr"]
+        if known and not consequence:
+            output.show(held)
+            held = []
+        text = b"".join(held).decode(errors="replace") if output.is_shown else errors
+        self._report.keep(failure, text, exception_name(errors))
+        if failure.rank is not None:
+            self._cluster.report_failure(failure.rank, failure.cause, failure.code, consequence=failure.consequence)
+        self._do(self._policy.failed(failure, time.monotonic()))
 
     def _ending(self, process: RankProcess, errors: str, *, replaced: bool) -> Ending:
         assert process.returncode is not None
@@ -163,12 +250,13 @@ class Supervisor:
             blames_another=blames_another(errors),
             name=plan.name,
             replaced=replaced,
+            given_up=not replaced and 0 < self._wishes.max_restarts <= self._restarts,
             came_too_late=plan.restart > 0 and came_too_late(errors),
         )
 
     def _replacement(self, process: RankProcess) -> RankPlan | None:
         """What to start in its place, if anything. A joiner needs somebody who lets it in."""
-        unwanted = process.returncode == 0 or self._escalation.asked or self._wishes.abort
+        unwanted = process.returncode == 0 or self._escalation.asked
         if unwanted or self._restarts >= self._wishes.max_restarts:
             return None
         formed = self._cluster.formed
@@ -206,6 +294,13 @@ class Supervisor:
         self._console.write("stderr", f"nexar: {words}; ranks listen once they have called nexar.init()\n".encode())
 
     # -- stopping
+
+    def _interrupt(self, number: int) -> None:
+        """The launcher was asked to stop. Asked again, it makes haste."""
+        if self._interrupted is None:
+            self._interrupted = number
+            self._report.interrupted(signal_name(number), self._wishes.grace)
+        self._stop(number)
 
     def _stop(self, number: int) -> None:
         self._send(self._escalation.ask(number, time.monotonic()))

@@ -21,6 +21,8 @@ class Ending:
     """What people know it by; empty: its rank says it."""
     replaced: bool = False
     """Another was started in its place, and its end is what counts."""
+    given_up: bool = False
+    """It would have been started again, but all restarts were used up."""
     came_too_late: bool = False
     """It was started in the place of another, and nobody was left who could have let it in."""
 
@@ -28,6 +30,11 @@ class Ending:
     def who(self) -> str:
         """For messages."""
         return self.name or f"rank {self.rank}"
+
+    @property
+    def exit_code(self) -> int:
+        """That of a shell for such an end: 128 + the signal that killed it."""
+        return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
         """In words, as the cause of a death."""
@@ -40,31 +47,37 @@ class Verdict:
 
     exit_code: int
     failed: Ending | None = None
-    """The first rank that ended with a code of its own other than 0, and does not blame another for it. A rank that
-    raises leaves the cluster before its process ends, so those that miss it may be seen to end earlier."""
+    """The rank that made the run fail: the first that does not blame another. A rank that raises leaves the cluster
+    before its process ends, so those that miss it may be seen to end earlier."""
     lost: tuple[Ending, ...] = ()
-    """Ranks that a signal of somebody else ended, or that came too late to take the place of one."""
+    """Ranks without which the others went on."""
 
 
-def judge(endings: Sequence[Ending], *, interrupted: int | None = None, aborted: bool = False) -> Verdict:
-    """The verdict on all ranks, in the order of their ends.
+def judge(endings: Sequence[Ending], *, interrupted: int | None = None) -> Verdict:
+    """The verdict on a run whose ranks go on without those that fail. `endings` are in the order of the ends.
 
-    A rank that failed by itself decides. Ranks that were killed count as lost: the others may well have gone on without
-    them, so the run is good if one of those ended well. Of a rank that was started again the last end counts.
-    `interrupted`: the signal that stopped this launcher;
-    `aborted`: a loss made it stop the others, so nobody went on.
+    A rank that raised, ended with an exit code other than 0, or was killed, is lost. The run is good if a rank ended
+    well, and none failed because it missed another, and none was started again as often as allowed. Of a rank that was
+    started again the last end counts. `interrupted`: the signal that stopped this launcher.
     """
     own = [ending for ending in endings if not ending.stopped and not ending.replaced]
-    lost = tuple(ending for ending in own if ending.code < 0 or ending.came_too_late)
-    failures = [ending for ending in own if ending.code > 0 and not ending.came_too_late]
-    failed = next((ending for ending in failures if not ending.blames_another), failures[0] if failures else None)
+    bad = [ending for ending in own if ending.code != 0]
+    failed = _failed([ending for ending in bad if ending.code > 0 and not ending.came_too_late])
+    lost = tuple(ending for ending in bad if ending is not failed and not ending.blames_another)
     if failed is not None:
         return Verdict(failed.code, failed, lost)
     if interrupted is not None:
         return Verdict(128 + interrupted, None, lost)
-    if lost and (aborted or not any(ending.code == 0 for ending in own)):
-        return Verdict(lost[0].code if lost[0].code > 0 else 128 - lost[0].code, None, lost)
+    if lost and len(bad) == len(own):
+        return Verdict(lost[0].exit_code, None, lost)
     return Verdict(0, None, lost)
+
+
+def _failed(failures: Sequence[Ending]) -> Ending | None:
+    """The rank to blame if survivors did not end well; None: they did."""
+    if not any(ending.blames_another or ending.given_up for ending in failures):
+        return None
+    return next((ending for ending in failures if not ending.blames_another), failures[0])
 
 
 def signal_name(number: int) -> str:

@@ -14,6 +14,8 @@
     Connected or StartFailed ──────────────→              of a member of the first membership: it has its links, or not
           ←───────────────────────────────── Started      all of them have; else FormationFailed
     Renew, ChildDied, Leave ───────────────→
+    RunFailed ─────────────────────────────→              of a launcher: one of its children has failed
+          ←───────────────────────────────── RunFailed    to all launchers: the failure that stops the run
           ←───────────────────────────────── Renewed
           ←───────────────────────────────── Waiting      to members: who would like to come in
           ←───────────────────────────────── Died         to members: a hint
@@ -173,6 +175,8 @@ class Welcome(_Base, frozen=True, tag="welcome"):
     """Of a launcher's block."""
     group_rank: _Rank | None = None
     """The place of a launcher among the launchers."""
+    elastic: bool = False
+    """The cluster goes on without members that fail, and lets others in."""
 
 
 class Ready(_Base, frozen=True, tag="ready"):
@@ -269,6 +273,22 @@ class ChildDied(_Base, frozen=True, tag="child_died"):
     """It ended as it should. That is news only while the cluster forms: it will never come."""
 
 
+class RunFailed(_Base, frozen=True, tag="run_failed"):
+    """A rank failed, and the run stops on all hosts. A launcher reports its child; the seed tells all launchers which
+    failure was the first.
+    """
+
+    rank: _Rank
+    cause: _Line
+    """How it ended, for people."""
+    code: Annotated[int, Meta(ge=1, le=255)]
+    """Exit code of every launcher of this run."""
+    consequence: bool = False
+    """The rank failed because another one was gone."""
+    host: Annotated[str, Meta(max_length=255, pattern=ONE_LINE)] = ""
+    """Name of the host where the rank ran."""
+
+
 class Leave(_Base, frozen=True, tag="leave"):
     """The sender leaves of its own will. The line is closed behind it."""
 
@@ -340,12 +360,12 @@ class News(_Base, frozen=True, tag="news"):
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
     Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News, Connected, StartFailed, Started,
-    Inquire, Progress,
+    Inquire, Progress, RunFailed,
 ]  # fmt: skip
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
     Challenge, Apply, Reserve, Welcome, Ready, Committed, FormationFailed, Refused, Renew, Renewed, ChildDied, Leave,
     Current, Word, Died, AreYouThere, Here, Waiting, Watch, Look, Shown, News, Connected, StartFailed, Started,
-    Inquire, Progress,
+    Inquire, Progress, RunFailed,
 )  # fmt: skip
 
 _FROM_STRANGERS: Final = (Challenge, Apply, Reserve, Watch, Refused)

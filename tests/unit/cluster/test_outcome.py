@@ -183,3 +183,16 @@ def test_members_of_a_resumed_cluster_that_the_others_removed_are_not_waited_for
     outcome.moved(Membership("c", 2, MEMBERSHIP.members[:1]), (11,))
     outcome.noted(note("left", 0))
     assert outcome.wait_empty(0)
+
+
+def test_launchers_are_waited_for_until_the_last_has_left(formed: Outcome) -> None:
+    assert formed.wait_launchers(0)
+    launchers = [Note("reserved", "a:1", 51), Note("returned", "a:1", 52)]
+    for launcher in launchers:
+        formed.noted(launcher)
+    assert not formed.wait_launchers(0)
+    formed.noted(Note("left", "a:1", 51))
+    assert not formed.wait_launchers(0)
+    formed.noted(Note("gone", "a:1", 52))
+    assert formed.wait_launchers(0)
+    assert not formed.wait_empty(0)

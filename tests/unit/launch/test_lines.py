@@ -1,7 +1,20 @@
 from traceback import format_exception
 
+import pytest
+
 from nexar.errors import MembershipChanged
-from nexar.launch.lines import LONGEST_LINE, LineSplitter, Tail, blames_another, came_too_late, last_traceback
+from nexar.launch.lines import (
+    KEPT_BYTES,
+    LineSplitter,
+    Tail,
+    TracebackHold,
+    blames_another,
+    came_too_late,
+    exception_name,
+    last_traceback,
+    may_blame_another,
+    was_interrupted,
+)
 
 SIMPLE = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: on purpose'
 CAUSE = 'Traceback (most recent call last):\n  File "b.py", line 2, in <module>\nKeyError: 1'
@@ -30,10 +43,15 @@ def test_the_end_of_a_line_may_be_cut_in_two():
     assert lines(b"a\r", b"\nb\r\n") == ([b"a\r\n", b"b\r\n"], b"")
 
 
+def test_a_long_line_is_not_cut():
+    line = b"x" * (1 << 20) + b"\n"
+    assert lines(*(line[begin : begin + 65_536] for begin in range(0, len(line), 65_536))) == ([line], b"")
+
+
 def test_an_endless_line_is_shown_in_pieces():
-    found, rest = lines(b"x" * (2 * LONGEST_LINE + 1))
-    assert [len(line) for line in found] == [LONGEST_LINE + 1] * 2
-    assert rest == b"x\n"
+    splitter = LineSplitter(longest=10)
+    assert list(splitter.feed(b"x" * 21)) == [b"x" * 10 + b"\n"] * 2
+    assert splitter.finish() == b"x\n"
 
 
 def test_the_tail_keeps_the_last_and_is_bounded():
@@ -95,3 +113,49 @@ def test_a_joiner_that_nobody_could_let_in_came_too_late():
     assert came_too_late(f"Traceback (most recent call last):\n  …\n{refused}\n")
     assert not came_too_late("Traceback …\nnexar.errors.joining.JoinRefused: the seed refused this node: not elastic")
     assert not came_too_late("")
+
+
+# -- tracebacks that are kept back -----------------------------------------------------------------------------------
+
+
+def test_a_traceback_and_what_follows_is_kept_back_until_it_is_released():
+    hold = TracebackHold(2.0)
+    assert hold.feed(b"before\n", 10.0) == [b"before\n"]
+    assert hold.due is None
+    traceback = [b"Traceback (most recent call last):\n", b'  File "x"\n', b"ValueError: 1\n", b"after\n"]
+    assert [hold.feed(line, 10.0 + number) for number, line in enumerate(traceback)] == [[]] * 4
+    assert hold.due == 12.0
+    assert hold.release() == traceback
+    assert hold.due is None
+    assert hold.feed(b"later\n", 20.0) == [b"later\n"]
+
+
+def test_a_group_of_exceptions_begins_a_traceback_too():
+    hold = TracebackHold()
+    assert hold.feed(b"  + Exception Group Traceback (most recent call last):\n", 0.0) == []
+
+
+def test_what_is_kept_back_is_bounded():
+    hold = TracebackHold()
+    hold.feed(b"Traceback (most recent call last):\n", 0.0)
+    shown = hold.feed(b"x" * KEPT_BYTES, 0.0)
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "blames", "may"),
+    [
+        ("nexar.errors.membership.MembershipChanged: x", True, True),
+        ("nexar.errors.joining.FormationTimeout: x", False, True),
+        ("ValueError: x", False, False),
+    ],
+)
+def test_what_the_failure_of_another_rank_explains(raised, blames, may):
+    traceback = f'Traceback (most recent call last):\n  File "x", line 1\n{raised}'
+    assert (blames_another(traceback), may_blame_another(traceback)) == (blames, may)
+    assert exception_name(traceback) == raised.partition(":")[0].rpartition(".")[2]
+    assert not was_interrupted(traceback)
+
+
+def test_an_interrupt_is_recognised():
+    assert was_interrupted('Traceback (most recent call last):\n  File "x", line 1\nKeyboardInterrupt')

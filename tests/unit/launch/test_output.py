@@ -91,3 +91,11 @@ def test_what_nobody_reads_any_more_is_not_written_again_at_the_end() -> None:
     console.write("stdout", b"y\n")
     assert console.gone
     output.close()  # as the interpreter does at its end: it would raise BrokenPipeError, and exit with 120
+
+
+def test_a_stream_that_takes_a_part_at_a_time_gets_all(plan):
+    class Unbuffered(io.BytesIO):
+        def write(self, text):
+            return super().write(bytes(text[:3]))
+
+    assert written(Unbuffered, plan, b"a long line\n") == b"[rank 3] a long line\n"

@@ -75,7 +75,7 @@ def test_tags_are_the_wire_format() -> None:
     assert [message.__struct_config__.tag for message in KNOWN_JOIN] == [
         "challenge", "apply", "reserve", "welcome", "ready", "committed", "formation_failed", "refused", "renew",
         "renewed", "child_died", "leave", "current", "word", "died", "are_you_there", "here", "waiting",
-        "watch", "look", "shown", "news", "connected", "start_failed", "started", "inquire", "progress",
+        "watch", "look", "shown", "news", "connected", "start_failed", "started", "inquire", "progress", "run_failed",
     ]  # fmt: skip
 
 

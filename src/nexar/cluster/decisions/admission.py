@@ -43,6 +43,7 @@ from nexar.cluster.decisions.admission_events import (
     Ready,
     Refuse,
     Reserved,
+    RunFailed,
     Said,
     SendChallenge,
     Show,
@@ -61,6 +62,7 @@ from nexar.cluster.decisions.forming import Forming
 from nexar.cluster.decisions.guest import Guest
 from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
 from nexar.cluster.decisions.register import Register
+from nexar.cluster.decisions.run_failures import RunFailures
 from nexar.cluster.decisions.starting import Starting
 from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.decisions.witness import Witness
@@ -111,6 +113,7 @@ class Admission:
         self._launchers: dict[NodeId, Guest] = {}
         self._onlookers = Onlookers()
         self._refusals = Refusals()
+        self._run_failures = RunFailures(self._launchers)
         self._forming: Forming | None = Forming(  # until it succeeds or fails
             Formation(cluster, size, seed),
             size,
@@ -147,6 +150,11 @@ class Admission:
     def membership(self) -> Membership | None:
         """The newest that was committed here, or chosen by the members; None before."""
         return None if self._formed is None else self._formed.membership
+
+    @property
+    def elastic(self) -> bool:
+        """Whether others may come in after the cluster has formed."""
+        return self._rules.elastic
 
     @property
     def failed(self) -> bool:
@@ -214,8 +222,8 @@ class Admission:
                 raise Refusal(event.reason)
             case Gone() | Left():
                 actions = self._went(guest, event)
-            case ChildDied():
-                actions = self._child_died(guest, event)
+            case ChildDied() | RunFailed():
+                actions = self._reported(guest, event)
             case Said() | Answered():
                 actions = self._spoke(guest, event)
         return actions
@@ -296,6 +304,12 @@ class Admission:
         if self._forming is None:
             return self._after().reserved(guest, hello, event.reservation)
         return self._forming.reserved(guest, hello, event.reservation)
+
+    def _reported(self, guest: Guest, event: ChildDied | RunFailed) -> list[Action]:
+        """Of launchers."""
+        if isinstance(event, RunFailed):
+            return self._run_failures.report(guest, event.failure)
+        return self._child_died(guest, event)
 
     def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
         if self._forming is None:

@@ -16,6 +16,7 @@ from nexar.cluster.membership import Membership
 from nexar.types import NodeId, Rank
 from nexar.wire.handshake import Hello
 from nexar.wire.joining import Apply, JoinMessage, Reserve
+from nexar.wire.joining import RunFailed as RunFailedMessage
 from nexar.wire.messages import Message
 
 # ---------------------------------------------------------------- events
@@ -103,6 +104,14 @@ class ChildDied:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFailed:
+    """A launcher reports the failure of one of its children, which stops the run."""
+
+    connection: int
+    failure: RunFailedMessage
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """A word of a member about who comes next."""
 
@@ -162,6 +171,7 @@ Heard: TypeAlias = (
     | BadMessage
     | Gone
     | ChildDied
+    | RunFailed
     | Said
     | Answered
     | Connected
@@ -279,7 +289,7 @@ class Fail:
 
 NoteKind: TypeAlias = Literal[
     "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
-    "failed", "moved on", "watching", "started",
+    "failed", "moved on", "watching", "started", "run failed",
 ]  # fmt: skip
 
 

@@ -1,0 +1,70 @@
+"""The standard input of the launcher is rank 0's; and lines of any length come out whole."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+from tests.processes.launcher import MAIN, script
+
+PATIENCE = 120.0
+READ = "print(f'{rank} read {sys.stdin.read()!r}')"
+
+
+def run(folder, text, **streams):
+    command = [sys.executable, str(MAIN), "run", "-n", "3", str(script(folder, text))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NEXAR_")}
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, **streams)
+
+
+def test_a_pipe_is_read_by_rank_0_and_the_others_have_none(tmp_path):
+    with run(tmp_path, READ, stdin=subprocess.PIPE) as running:
+        shown, _ = running.communicate("hello\n" * 20_000, timeout=PATIENCE)
+    assert "[rank 0] 0 read 'hello" in shown
+    assert shown.count("hello") == 20_000
+    assert "[rank 1] 1 read ''" in shown
+    assert "[rank 2] 2 read ''" in shown
+
+
+def test_a_file_is_read_by_rank_0(tmp_path):
+    (tmp_path / "input").write_text("from a file")
+    with (tmp_path / "input").open() as file, run(tmp_path, READ, stdin=file) as running:
+        shown, _ = running.communicate(timeout=PATIENCE)
+    assert "[rank 0] 0 read 'from a file'" in shown
+
+
+def test_what_is_typed_at_a_terminal_reaches_rank_0(tmp_path):
+    """A group in the background that reads from its terminal is stopped; rank 0 is not."""
+    text = "print(f'{rank} was told {input()}' if rank == 0 else 'nothing')"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        command = [sys.executable, str(MAIN), "run", "-n", "2", str(script(tmp_path, text))]
+        os.execv(sys.executable, command)
+    os.write(terminal, b"a line\n")
+    shown = _read_all(terminal)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown
+    assert b"0 was told a line" in shown
+
+
+def _read_all(terminal):
+    shown = b""
+    try:
+        while piece := os.read(terminal, 65_536):
+            shown += piece
+    except OSError:  # the system's way to say that the other side is closed
+        return shown
+    return shown
+
+
+def test_a_long_line_comes_out_whole(tmp_path):
+    text = "import json; print(json.dumps([rank] * 1_000_000))"
+    with run(tmp_path, text, stdin=subprocess.DEVNULL) as running:
+        shown, _ = running.communicate(timeout=PATIENCE)
+    lines = shown.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        prefix, _, content = line.partition("] ")
+        assert json.loads(content) == [int(prefix[-1])] * 1_000_000

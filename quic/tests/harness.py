@@ -12,7 +12,8 @@ from typing import Any
 
 import nexar_quic as quic
 
-PATIENCE = 20.0
+PATIENCE = 45.0
+"""Seconds until a test gives up. Nothing takes long by itself, but a starved process may sleep for many seconds."""
 HERE = str(Path(__file__).parent)
 
 

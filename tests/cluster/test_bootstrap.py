@@ -174,7 +174,7 @@ def test_a_rank_that_is_taken_is_refused() -> None:
 
 def test_when_not_everybody_comes_who_came_hears_of_it() -> None:
     with (
-        Seed(HERE, 2, transports=("tls",), formation_timeout=0.5) as seed,
+        Seed(HERE, 2, transports=("tls",), formation_timeout=5.0) as seed,
         pytest.raises(FormationTimeout) as raised,
     ):
         bootstrap(config(), parse_ticket(seed.ticket))

@@ -144,3 +144,35 @@ def test_who_sends_something_that_is_no_array_is_named() -> None:
     hub.match()
     with pytest.raises(PeerMisbehaved, match=r"rank 1.*an array that is none"):
         next(receiving)
+
+
+def _both(*steps: Step) -> tuple[Hub, Any, Any]:
+    """Rank 0 runs these steps; its sends are done only when a test says so."""
+    hub, mine = Hub(hold=True), np.array([3.0])
+    return hub, mine, execute(ground(hub, 0, 2), compile_steps(steps), [mine])
+
+
+def test_a_receive_into_the_range_of_an_earlier_send_is_posted_only_when_that_is_done() -> None:
+    part = Part(0, 0, 1)
+    hub, _, run = _both(Step(sends=(Send(1, part, 0),)), Step(receives=(Receive(1, part, 1, How.COPY),)))
+    waited = next(run)
+    assert [each.label for each in hub.posted] == ["send to 1"]
+    assert list(waited) == hub.posted
+    hub.posted[0].end()
+    next(run)
+    assert [each.label for each in hub.posted] == ["send to 1", "receive from 1"]
+
+
+def test_what_arrives_for_the_range_of_a_send_of_the_same_step_is_written_only_when_that_is_done() -> None:
+    part = Part(0, 0, 1)
+    hub, mine, run = _both(Step(sends=(Send(1, part, 0),), receives=(Receive(1, part, 0, How.COPY),)))
+    next(run)
+    send, receive = (next(each for each in hub.posted if each.label.startswith(kind)) for kind in ("send", "receive"))
+    receive.into[:] = np.array([10.0]).tobytes()
+    receive.end()
+    assert list(next(run)) == [send]
+    assert mine[0] == 3.0, "the send still reads it"
+    send.end()
+    with pytest.raises(StopIteration):
+        next(run)
+    assert mine[0] == 10.0

@@ -62,3 +62,20 @@ def test_the_early_budget_is_a_bound() -> None:
     assert not budget.reserve(41)
     budget.release(60)
     assert budget.reserve(100)
+
+
+def test_a_sender_never_starves_after_many_small_messages_were_consumed_at_once() -> None:
+    send, receive = SendCredit(LIMIT), ReceiveCredit(LIMIT)
+    small, largest = 112, (64 << 10) + 400
+    for _ in range(20):
+        unread = 0
+        while send.take_whole(small):
+            assert receive.arrived(small)
+            unread += small
+        assert unread > LIMIT // 2
+        for _ in range(unread // small):
+            assert send.give_back(receive.consumed(small))
+        assert send.available - send.reserve >= LIMIT // 2
+        assert send.take_whole(largest)
+        assert receive.arrived(largest)
+        assert send.give_back(receive.consumed(largest))

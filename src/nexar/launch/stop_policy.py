@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from nexar.launch.escalation import GRACE
 from nexar.types import Rank
 
-HOLD: Final = 2.0
+HOLD: Final = 4.0
 """Seconds that a failure waits to be reported which another one has caused, and that a launcher waits for the seed."""
 
 

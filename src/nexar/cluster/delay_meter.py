@@ -16,9 +16,10 @@ _NANOSECOND: Final = 1e-9
 class DelayMeter:
     """Of one node. Any thread. It measures whenever it is told of a timer, or `sample`d."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float) -> None:
+        """`longest`: seconds that the delay has at most."""
         self._lock = threading.Lock()
-        self._delay = OwnDelay()  # under the lock
+        self._delay = OwnDelay(longest)  # under the lock
         self._seconds = 0.0
         with self._lock:  # from the beginning: what starting the process took is a measurement already
             self._delay.threads_used(0.0, 0.0, time.monotonic() - time.process_time() - _waited())

@@ -62,7 +62,7 @@ class Node:
             spin=spin_of(config.spin_microsecs),
             on_end=self.recall.make,
         )
-        self.delay_meter: Final = DelayMeter()
+        self.delay_meter: Final = DelayMeter(2 * config.heartbeat_timeout)
         """Says by how much deadlines for peers extend, because this process gets too little CPU."""
         self.dialer: Final = Dialer(
             {scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes},

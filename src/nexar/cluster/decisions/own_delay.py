@@ -5,7 +5,7 @@ must therefore extend by this node's own delay. Two measurements show it: how la
 wait for a CPU compared with how long they have one.
 
 Law: the delay is 0 while the machine has CPU to spare, follows the measurements within seconds, and never exceeds
-`LONGEST`. So a dead peer is found without loss of time on an idle machine, and is found in bounded time on any other.
+`longest`. So a dead peer is found without loss of time on an idle machine, and is found in bounded time on any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from typing import Final
 
 LONGEST: Final = 20.0
-"""Seconds."""
+"""Seconds, whatever the settings are."""
 _MEMORY: Final = 3.0
 """Seconds after which a measurement counts for about a third of its value."""
 _STEPS: Final = 10.0
@@ -32,7 +32,9 @@ _UNDISTURBED: Final = 0.5
 class OwnDelay:
     """The measurements of one node, as two averages that forget exponentially."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float = LONGEST) -> None:
+        """`longest`: seconds that the delay has at most."""
+        self._longest = min(longest, LONGEST)
         self._lateness = _Average()
         self._slowdown = _Average()
         self._totals: tuple[float, float, float] | None = None  # cpu, waited, when
@@ -42,7 +44,7 @@ class OwnDelay:
         """By which every deadline for a peer extends now."""
         late = self._lateness.value if self._lateness.value >= _PUNCTUAL else 0.0
         slow = self._slowdown.value if self._slowdown.value >= _UNDISTURBED else 0.0
-        return min(LONGEST, max(_STEPS * late, slow))
+        return min(self._longest, max(_STEPS * late, slow))
 
     def timer_ran(self, due: float, now: float) -> None:
         """A timer that was set to `due` has run at `now`."""

@@ -38,12 +38,13 @@ def test_a_single_pause_is_forgotten_within_seconds() -> None:
     assert delay.seconds == 0.0
 
 
-def test_the_delay_has_a_bound() -> None:
-    delay = OwnDelay()
+@pytest.mark.parametrize(("longest", "most"), [(4.0, 4.0), (1000.0, LONGEST)])
+def test_the_delay_has_a_bound(longest: float, most: float) -> None:
+    delay = OwnDelay(longest)
     for second in range(10):
         delay.timer_ran(100.0 * second, 100.0 * second + 99.0)
         delay.threads_used(second * 0.001, second * 50.0, 100.0 * second)
-    assert delay.seconds == LONGEST
+    assert delay.seconds == most
 
 
 def test_totals_that_go_down_because_a_thread_ended_measure_nothing() -> None:

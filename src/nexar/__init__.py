@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from nexar.launch.seed import Seed
     from nexar.launch.spawn import spawn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ANY_SOURCE",

@@ -44,8 +44,9 @@ class Completion:
                 thread.join()
 
     def _others(self) -> list[threading.Thread]:
+        """Those that live: a forked child has none of its parent's threads, and nobody there takes them off the set."""
         with self._lock:
-            return [each for each in self._threads if each is not threading.current_thread()]
+            return [each for each in self._threads if each.is_alive() and each is not threading.current_thread()]
 
     def _start_one(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ States   alive    nothing to complain of
          A call that does not move while beats come is never a loss: it may wait for somebody else.
 Pauses   Time in which this node itself did not run does not count against the others: who was suspended, stopped or
          without the GIL comes late to its own tick, and finds what came meanwhile still unread.
-Delay    A node that gets too little CPU is told its own delay, and waits longer by so much for everybody.
+Delay    A node that gets too little CPU is told its own delay, and waits longer by so much before it calls a loss.
 
 Each finding is told once, and `alive` when it is over.
 """
@@ -93,7 +93,7 @@ class FailureDetector:
         self._expected: float | None = None  # when the next one should
         self._was_late = False  # the last tick
         self.own_delay = 0.0
-        """Seconds by which all limits extend: see `own_delay`. Written by who ticks."""
+        """Seconds by which the limits of losses extend: see `own_delay`. Written by who ticks."""
 
     def watch(self, nodes: Iterable[NodeId], now: float) -> None:
         """These and no others from now on. Who is new has a whole timeout before it."""
@@ -142,7 +142,7 @@ class FailureDetector:
         delay = self.own_delay
         return (
             seen.heard + self._timeout + delay,
-            seen.beaten + self._timeout + delay,
+            seen.beaten + self._timeout,
             seen.beaten + self._stuck_timeout + delay,
         )
 
@@ -194,7 +194,7 @@ class FailureDetector:
         silence, mute = now - seen.heard, seen.heard - seen.beaten
         if silence >= self._timeout + self.own_delay:
             return Finding(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
-        if mute >= self._timeout + self.own_delay:
+        if mute >= self._timeout:  # without the own delay: to be reported as stuck costs nobody the place
             state: State = "stuck" if mute < self._stuck_timeout + self.own_delay else "hung"
             return Finding(node, state, seen.beaten, doing, _mute(now - seen.beaten, doing))
         if doing is not None and doing.age >= self._timeout:
@@ -204,7 +204,7 @@ class FailureDetector:
 
     def _subject(self, finding: Finding, seen: _Watched) -> object:
         """What tells one way to be stuck from another: each is told."""
-        if seen.heard - seen.beaten >= self._timeout + self.own_delay or finding.doing is None:
+        if seen.heard - seen.beaten >= self._timeout or finding.doing is None:
             return "its beats"
         return finding.doing.communicator, finding.doing.sequence
 

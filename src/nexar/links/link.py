@@ -284,6 +284,8 @@ class Link:
             self._misbehaved(str(fault))
         except TransportBroke:
             raise  # not the fault of this peer
+        except MemoryError:  # nor is this, but its message is gone, so the link is over
+            self.lose(f"this rank has no memory for a message of {frame.length} bytes from it")
         except Exception as fault:  # noqa: BLE001 - the boundary of what a peer's frame can do here
             self._misbehaved(unhandled(describe_peer(self._line.rank, self.peer), fault))
         if self._answers:

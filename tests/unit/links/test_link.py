@@ -354,3 +354,17 @@ def test_the_end_of_a_generation_ends_its_sends_and_receives_on_both_ends(make_p
     for operation in (waiting, receive_):
         with pytest.raises(Revoked, match="generation 1 has begun"):
             operation.result()
+
+
+def test_a_message_that_no_memory_can_keep_costs_its_link_and_nothing_else(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(*_: object) -> None:
+        raise MemoryError
+
+    waiting = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=8)
+    monkeypatch.setattr(pair.right.matching._early, "keep", keep)
+    pair.to_right.post_send(0, memoryview(b"unasked for"), about=TAG)
+    with pytest.raises(PeerLost, match="this rank has no memory for a message of 11 bytes"):
+        pair.right.wait(waiting)
+    assert pair.right.progress._background._thread.is_alive()

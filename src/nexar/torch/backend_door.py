@@ -23,10 +23,17 @@ _FOR_TESTS: Final = ("fake", "threaded")
 """Backends of torch's own that stand in for real ones, and so never beside one."""
 
 
+_wrapped: set[NexarBackend] = set()
+"""Backends that torch wraps, in its detailed debug mode: its wrapper does not keep their Python half alive, so they end
+with `shutdown` alone. Written by whoever makes and ends them."""
+
+
 def opened(communicator: Communicator, timeout: float, footing: Footing, options: Any) -> Any:
     """A backend for torch's process group; where nexar serves all its devices, in a process group that has its name."""
     amend(NAME)
     backend = NexarBackend(communicator, timeout, footing)
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        _wrapped.add(backend)
     return NexarGroup(backend, options) if _is_alone(options) else backend
 
 
@@ -118,6 +125,11 @@ class NexarBackend(Calls, Backend):
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()
+
+    def shutdown(self) -> None:
+        """Leave. Idempotent."""
+        super().shutdown()
+        _wrapped.discard(self)
 
     # -- other groups ------------------------------------------------------------------------------------
 

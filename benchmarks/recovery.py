@@ -89,12 +89,13 @@ def parts(survivors: Sequence[dict[str, float]], killed: float) -> dict[str, flo
 def launch(stack: ExitStack, hosts: Sequence[Host], folder: Path, pace: float) -> list[subprocess.Popen[bytes]]:
     """The launchers of the ranks. They, and the seed, are gone when the stack is closed."""
     nexar_command = (sys.executable, "-m", "nexar")
+    run = ("run", "--on-failure", "continue", "-n")
     script = (str(Path(__file__).resolve()), "--rank", "--pace", str(pace))
     if len(hosts) == 1:
-        return [stack.enter_context(running((*nexar_command, "run", "-n", str(SIZE), *script), folder))]
+        return [stack.enter_context(running((*nexar_command, *run, str(SIZE), *script), folder))]
     ticket = ("--ticket-file", "ticket")
     stack.enter_context(running((*hosts[0].prefix, *nexar_command, "seed", "--size", str(SIZE), *ticket), folder))
-    block = ("run", "-n", str(SIZE // len(hosts)), *ticket)
+    block = (*run, str(SIZE // len(hosts)), *ticket)
     return [stack.enter_context(running((*host.prefix, *nexar_command, *block, *script), folder)) for host in hosts]
 
 

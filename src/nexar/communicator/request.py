@@ -62,11 +62,13 @@ class Request:
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call it once the request has ended, well or not; at once if it has. It is run by whoever ends the request,
-        under a lock: it may only hand over. A receive counts as delivered then.
+        under a lock: it may only hand over. A receive counts as delivered then, and not before: it can be cancelled
+        until it has ended.
         """
-        self._delivered = True
-        with self._running.lock:
-            self._running.when_done(callback)
+        running = self._running
+        with running.lock:
+            running.when_done(running.settle)  # first, so that nobody who is told can lose the message
+            running.when_done(callback)
 
     def wait(self, timeout: float | None = None) -> Any:
         """The verb's result, or its error raised.

@@ -161,6 +161,27 @@ def test_a_request_whose_result_somebody_has_gives_nothing_back(pair: list[Commu
     assert pair[0].probe(source=1, timeout=0) is None
 
 
+def test_a_request_that_tells_its_end_can_be_cancelled_until_then(pair: list[Communicator]) -> None:
+    told: list[bool] = []
+    request = pair[0].start.recv(source=1)
+    request.when_done(lambda: told.append(True))
+    assert request.cancel()
+    assert told == [True]
+    with pytest.raises(Cancelled):
+        request.wait(PATIENCE)
+    pair[1].send(3, 0)
+    assert int(pair[0].recv(source=1)) == 3
+
+
+def test_a_request_that_has_told_its_end_gives_nothing_back(pair: list[Communicator]) -> None:
+    request = pair[0].start.recv(source=1)
+    request.when_done(lambda: None)
+    pair[1].send(3, 0)
+    _came(pair[0], request)
+    assert not request.cancel()
+    assert int(request.wait(PATIENCE)) == 3
+
+
 def test_cancelling_a_receive_that_a_later_one_has_overtaken_completes_it(pair: list[Communicator]) -> None:
     first, second = (pair[0].start.recv(source=1) for _ in range(2))
     pair[1].send(1, 0)

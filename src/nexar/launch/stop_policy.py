@@ -68,11 +68,6 @@ class StopPolicy:
             return self._chosen
         return own or next(iter(self._local), None)
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether the culprit, as far as it is known, has been reported."""
-        return self._reported is not None
-
     def failed(self, failure: Failure, now: float) -> list[Action]:
         """A rank of this host failed."""
         self._local.append(failure)

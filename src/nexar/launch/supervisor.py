@@ -146,13 +146,15 @@ class Supervisor:
             self._interrupted = signal.SIGPIPE
             self._stop(signal.SIGTERM)
         for failure in self._failures.take():
-            if self._stops:
+            if self._stops_run and self._interrupted is None:
                 self._do(self._policy.chosen(failure, time.monotonic()))
         self._tick(time.monotonic())
 
     @property
     def _stops(self) -> bool:
-        """Whether failures are dealt with by the policy. Ranks that end after they were asked to have not failed."""
+        """Whether failures of this host are dealt with by the policy. Ranks that end after they were asked to have not
+        failed. What the seed chooses still counts then: all launchers end with its exit code.
+        """
         return self._stops_run and not self._escalation.asked
 
     @property

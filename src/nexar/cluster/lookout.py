@@ -183,10 +183,12 @@ class Lookout:
         self._aside(lambda: self._answer(node))
 
     def _answer(self, node: NodeId) -> None:
-        """What is asked from the moment at which the answer is told wants another one."""
-        cause = self._look_once_more(node)
-        with self._lock:
-            self._asked.discard(node)
+        """What is asked from the moment at which the answer is told, or at which there is none, wants another one."""
+        try:
+            cause = self._look_once_more(node)
+        finally:
+            with self._lock:
+                self._asked.discard(node)
         self._tell(Probed(node, cause))
 
     def close(self) -> None:

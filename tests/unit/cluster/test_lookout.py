@@ -447,6 +447,20 @@ def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene)
     assert len(scene.tasks) == 1
 
 
+def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str | None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lookout_room, "probe", fail)
+    scene.lookout.probe(PEER)
+    with pytest.raises(ZeroDivisionError):
+        scene.work()
+    monkeypatch.setattr(lookout_room, "probe", scene.probe)
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, None)]
+
+
 def test_a_node_that_is_asked_about_again_before_the_answer_is_probed_once(scene: Scene) -> None:
     scene.lookout.probe(PEER)
     scene.lookout.probe(PEER)

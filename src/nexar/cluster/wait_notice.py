@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
@@ -18,9 +19,14 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 def tell_on_stderr(text: str) -> None:
-    """One line on standard error, as all lines of nexar begin there."""
-    sys.stderr.write(f"nexar: {text}\n")
-    sys.stderr.flush()
+    """One line on standard error, as all lines of nexar begin there. Without effect where that is closed, or nobody
+    reads it: a call must not fail for a notice that nobody would see.
+    """
+    if sys.stderr is None:
+        return
+    with suppress(OSError, ValueError):  # a broken pipe; a file that the program has closed
+        sys.stderr.write(f"nexar: {text}\n")
+        sys.stderr.flush()
 
 
 def seconds_left(deadline: float) -> str:

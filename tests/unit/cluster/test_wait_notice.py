@@ -1,9 +1,11 @@
+import io
+import sys
 import threading
 
 import pytest
 
 from nexar.cluster import wait_notice
-from nexar.cluster.wait_notice import NoticeTimes, WaitNotice, seconds_left
+from nexar.cluster.wait_notice import NoticeTimes, WaitNotice, seconds_left, tell_on_stderr
 from tests.ranks import PATIENCE
 
 
@@ -27,6 +29,14 @@ def test_what_is_waited_for_is_told_until_the_wait_is_over(monkeypatch: pytest.M
     with WaitNotice(tell, lambda: "the seed"):
         assert twice.wait(PATIENCE)
     assert set(told) == {"the seed"}
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_notice_that_nobody_can_read_fails_no_call(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream if closed else None)
+    tell_on_stderr("waiting for rank 1")
 
 
 def test_nobody_to_tell_costs_no_thread() -> None:

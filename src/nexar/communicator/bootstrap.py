@@ -192,18 +192,16 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
 
 
 def _gate(presence: Presence, joined: Joined) -> StartGate:
-    """What tells it to the seed is known when that is listened to."""
+    """Its `tell` is set when there is a connection to the seed that listens for it."""
     rank = joined.membership.rank_of(presence.node.id)
     if rank is None:
         raise InternalError("the seed committed a membership to a node that is not in it")
-    gate = StartGate(joined.membership, rank)
 
     def interrupt(error: NexarError) -> None:
         presence.lineage.end_all(lambda _: error)
         presence.node.recall.make()  # who opens links for it waits in dials
 
-    gate.interrupt = interrupt
-    return gate
+    return StartGate(joined.membership, rank, interrupt)
 
 
 def _stand(

@@ -26,19 +26,20 @@ _VERDICT: Final = 5.0
 class StartGate:
     """Of one node that is in the first membership. Any thread."""
 
-    def __init__(self, membership: Membership, rank: Rank) -> None:
-        """`rank`: of this node."""
+    def __init__(self, membership: Membership, rank: Rank, interrupt: Callable[[NexarError], None]) -> None:
+        """`rank`: of this node. `interrupt` ends the making of the first communicator. It must not block."""
         self._membership = membership
         self._rank = rank
+        self._interrupt = interrupt
         self._began = time.monotonic()
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._failure: NexarError | None = None  # this and the next under the lock, and written once
         self._connected = False
         self.tell: Callable[[JoinMessage], bool] = lambda _: False
-        """Sends a message to the seed; False: there is no connection. Written once, before it is used."""
-        self.interrupt: Callable[[NexarError], None] = lambda _: None
-        """Ends the making of the first communicator. Likewise. Must not block."""
+        """Sends a message to the seed; False: there is no connection. Written once, before it is used: whoever sends
+        is made with this gate as its listener.
+        """
 
     # -- told by the seed: the thread that listens to it -----------------------------------------------------
 
@@ -54,7 +55,7 @@ class StartGate:
                 self._failure = error
         if first:
             self._settled.set()
-            self.interrupt(error)
+            self._interrupt(error)
 
     def seed_back(self) -> None:
         """There is a new connection to the seed, which may not know yet that this node is connected."""

@@ -98,9 +98,8 @@ class Starting:
         self.said: list[JoinMessage] = []
         self.interrupted: list[NexarError] = []
         self._outcome, self._answer = outcome, answer
-        self.gate = StartGate(THREE, 1)
+        self.gate = StartGate(THREE, 1, self.interrupted.append)
         self.gate.tell = self.hear
-        self.gate.interrupt = self.interrupted.append
 
     def hear(self, message: JoinMessage) -> bool:
         self.said.append(message)

@@ -134,7 +134,7 @@ class Apply(_Base, frozen=True, tag="apply"):
     """Of the membership that it is in already, and lost its line; 0: of none."""
     size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0
     """How many ranks the world has, as its environment says; 0: its environment does not say."""
-    clock: Annotated[float, Meta(ge=0)] = 0.0
+    clock: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """Seconds since 1970 on its clock; 0: it did not say."""
     settings: Annotated[Mapping[_SettingName, _SettingText], Meta(max_length=64)] = {}
     """Those that must be the same on every rank, by name of the field of Config."""

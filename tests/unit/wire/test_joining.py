@@ -114,6 +114,8 @@ def test_what_may_be_left_out_has_its_default() -> None:
         Changed(APPLY, "rank", MAX_RANKS),
         Changed(APPLY, "rank", "0"),
         Changed(APPLY, "launcher", -1),
+        Changed(APPLY, "clock", float("inf")),
+        Changed(APPLY, "clock", float("nan")),
         Changed(APPLY, "addresses", []),
         Changed(APPLY, "addresses", {"quic": ["x"] * (MAX_ADDRESSES + 1)}),
         Changed(APPLY, "addresses", {f"s{number}": [] for number in range(MAX_ADDRESSES + 1)}),

@@ -52,8 +52,7 @@ def _checked_color(color: Any) -> int:
         return _NOBODY
     if wanted is None or not 0 <= wanted <= _LARGEST:
         raise UsageError(
-            f"split(color={color!r}): a colour is a whole number from 0 to {_LARGEST} (2**63 - 1), or None for a rank "
-            "that joins no part"
+            f"split(color={color!r}): a colour is a whole number from 0 to {_LARGEST} (2**63 - 1), or None for no part"
         )
     return wanted
 

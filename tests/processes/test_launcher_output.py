@@ -109,3 +109,16 @@ def test_a_launcher_inside_a_rank_makes_a_cluster_of_its_own(tmp_path, name):
     value, size = ran.stdout.removeprefix("[rank 0] ").split()
     assert value not in {"outer", "0" * 16, "bad"}
     assert size == "1"
+
+
+def test_a_process_that_left_its_rank_and_keeps_writing_does_not_delay_the_end(tmp_path):
+    text = """
+import subprocess
+writer = subprocess.Popen(["yes"], start_new_session=True)
+Path("writer").write_text(str(writer.pid))
+"""
+    try:
+        ran = launch("run", "-n", 1, script(tmp_path, text), cwd=tmp_path)
+    finally:
+        await_gone(int((tmp_path / "writer").read_text()))
+    assert ran.process.returncode == 0, ran.stderr

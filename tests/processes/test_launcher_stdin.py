@@ -6,6 +6,8 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 from tests.processes.launcher import MAIN, script
 
 PATIENCE = 120.0
@@ -32,6 +34,35 @@ def test_a_file_is_read_by_rank_0(tmp_path):
     with (tmp_path / "input").open() as file, run(tmp_path, READ, stdin=file) as running:
         shown, _ = running.communicate(timeout=PATIENCE)
     assert "[rank 0] 0 read 'from a file'" in shown
+
+
+def _run_closed(folder, text, redirections):
+    """Start a run with some of its standard streams closed."""
+    path = script(folder, text)
+    launcher = [sys.executable, str(MAIN), "run", "-n", "2", str(path)]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirections}', "sh", *launcher],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def test_a_closed_standard_input_is_empty_for_rank_0(tmp_path):
+    """The descriptor is not that of a pipe which the launcher opened for itself."""
+    ran = _run_closed(tmp_path, "print(rank, os.readlink('/proc/self/fd/0'))", "<&-")
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["[rank 0] 0 /dev/null", "[rank 1] 1 /dev/null"]
+
+
+@pytest.mark.parametrize("redirections", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_with_closed_standard_streams_returns_the_exit_code(tmp_path, redirections):
+    ran = _run_closed(tmp_path, "print('shown'); Path(f'ran.{rank}').touch(); sys.exit(7 * (rank == 1))", redirections)
+    assert ran.returncode == 7, ran.stderr
+    assert len(list(tmp_path.glob("ran.*"))) == 2
 
 
 def test_what_is_typed_at_a_terminal_reaches_rank_0(tmp_path):

@@ -12,6 +12,7 @@ from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
 from nexar.cli.seed import seed
+from nexar.cli.standard_streams import open_closed_streams
 from nexar.cli.status import status
 from nexar.cli.top import top
 from nexar.cli.trace import trace
@@ -49,4 +50,5 @@ def _nexar(
 
 def main() -> None:
     """The console script."""
+    open_closed_streams()
     app(prog_name="nexar")

@@ -5,9 +5,12 @@ rest of the group is killed *before* the rank is reaped: until then its process 
 given to anybody else.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -109,10 +112,14 @@ class RankProcess:
         return piece
 
     def drain(self) -> None:
-        """Take all that is there. Once it was reaped that is all there will be: its group is gone with it."""
-        for stream in STREAMS:
-            while self.read(stream):
-                pass
+        """Take what is there now. Once it was reaped that is all that its group wrote: the group is gone with it.
+
+        A process that left the group may still hold the pipe, and write faster than it is read here.
+        """
+        for stream, pipe in self.pipes.items():
+            left = _readable_bytes(pipe)
+            while left > 0 and (piece := self.read(stream)):
+                left -= len(piece)
 
     def close(self) -> None:
         """Close pipes and files; after it was reaped. Idempotent."""
@@ -124,6 +131,10 @@ class RankProcess:
     def _close_outputs(self) -> None:
         for output in self.outputs.values():
             output.close()
+
+
+def _readable_bytes(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _catches(process: int, number: int) -> bool:

@@ -138,8 +138,11 @@ def exception_name(traceback: str) -> str:
 
 
 def _raised(traceback: str) -> str:
-    """The line behind the last frame: what was raised. Further lines of its message, and notes, come after it."""
+    """The line behind the last frame: what was raised. Further lines of its message, and notes, come after it.
+
+    Before it may be an empty line: Python 3.11 writes one where it has no marks for the last source line.
+    """
     lines = traceback.splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     behind = lines[frames[-1] + 1 :] if frames else lines
-    return next((line for line in behind if not line.startswith(" ")), "")
+    return next((line for line in behind if line and not line.startswith(" ")), "")

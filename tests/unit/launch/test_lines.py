@@ -159,3 +159,10 @@ def test_what_the_failure_of_another_rank_explains(raised, blames, may):
 
 def test_an_interrupt_is_recognised():
     assert was_interrupted('Traceback (most recent call last):\n  File "x", line 1\nKeyboardInterrupt')
+
+
+def test_an_empty_line_before_the_exception_does_not_hide_it():
+    """Python 3.11 writes one where it has no marks for the last source line."""
+    begin = 'Traceback (most recent call last):\n  File "x", line 1\n    @property\n    \n\n'
+    assert was_interrupted(f"{begin}KeyboardInterrupt")
+    assert blames_another(f"{begin}nexar.errors.membership.MembershipChanged: rank 1 is lost")

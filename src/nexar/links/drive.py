@@ -177,10 +177,16 @@ class Drive:
             if memory.spins:
                 if rounds % _YIELD_EVERY == 0:
                     if self._native is not None and rounds % _NATIVE_EVERY == 0:
-                        self._native.poll()
+                        self._ask(self._native)
                     os.sched_yield()
                 return True
         return False
+
+    def _ask(self, native: Transport) -> None:
+        try:
+            native.poll()
+        except Exception as fault:  # noqa: BLE001 - see _go_on_after
+            self._go_on_after(fault, native)
 
     def _sleep(self, timeout: float, spin: float) -> None:
         """One sleep, ended by news. Spinning inside is for the native sleeper, which can look while it spins."""

@@ -104,6 +104,35 @@ def test_when_stopped_whoever_drives_leaves() -> None:
     assert not thread.is_alive()
 
 
+class Native(Timed):
+    """A transport that sleeps for all of them."""
+
+    def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None: ...
+
+    def unwatch(self, descriptor: int) -> None: ...
+
+    def kick(self) -> None: ...
+
+    def sleep(self, timeout: float, spin: float) -> None: ...
+
+
+class Memory(Timed):
+    """Worth another look."""
+
+    spins = True
+
+
+def test_what_the_native_transport_raises_between_two_looks_at_memory_ends_no_wait(
+    sleep: CountedSleep, caplog: pytest.LogCaptureFixture
+) -> None:
+    native, memory = Native(sleep), Memory(sleep)
+    drive = Drive(native, [native, memory], LONG)
+    native.tell(lambda: 1 / 0)
+    assert drive._look_again(rounds=1 << 10)
+    assert not native.todo, "it was not asked"
+    assert "ZeroDivisionError" in caplog.text
+
+
 # -- pollers and tasks -----------------------------------------------------------------------------------------------
 
 

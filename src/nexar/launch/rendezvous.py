@@ -182,11 +182,12 @@ def _answered(board: Board, rank: Rank, hello: Hello, timeout: float) -> Answer:
         return answer
     if said is not None and said.size != hello.size:
         raise UsageError(unequal_sizes(said.size, rank, hello.size))
-    raise OperationTimeout(
-        operation='init_process_group("nexar")',
-        waiting_for="the process of rank 0, which opens the cluster and says so in torch's store",
-        timeout=timeout,
-    )
+    waiting_for = "the process of rank 0, which opens the cluster and says so in torch's store"
+    if said is not None and board.find(_answer_key(said.number)) is None:  # a round with an answer is an earlier one
+        waiting_for = (
+            f"rank 0, which waits until all {said.size} ranks have come to torch's store; its error names them"
+        )
+    raise OperationTimeout(operation='init_process_group("nexar")', waiting_for=waiting_for, timeout=timeout)
 
 
 def _follow(answer: Answer, config: Config, timeout: float) -> Invitation:

@@ -59,6 +59,12 @@ def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() ->
         _answered(Board(of_an_earlier_attempt()), 1, HELLO, SHORT)
 
 
+def test_a_rank_is_not_told_that_rank_0_is_missing_where_others_are() -> None:
+    board = Board({"nexar/round": encoded(Round("new", 2))})
+    with pytest.raises(OperationTimeout, match="rank 0, which waits until all 2 ranks have come"):
+        _answered(board, 1, HELLO, SHORT)
+
+
 def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
     board = Board({"nexar/round": encoded(Round("new", 2))})
     with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 5 was told that they are 6"):

@@ -13,6 +13,8 @@ from typing import Final, Self, TypeAlias
 
 FIRST_NOTICE: Final = 2.0
 """Seconds until the first notice. Each further one takes twice as long as the one before."""
+_LAST_NOTICE: Final = 1.0
+"""Seconds that the end of a wait gives a notice which is being written: nobody may read standard error."""
 
 Tell: TypeAlias = Callable[[str], None]
 """Shows one line to the user. Must not block for long."""
@@ -74,4 +76,4 @@ class WaitNotice:
     ) -> None:
         self._over.set()
         if self._tell is not None:
-            self._thread.join()
+            self._thread.join(_LAST_NOTICE)

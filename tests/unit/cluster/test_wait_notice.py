@@ -31,6 +31,23 @@ def test_what_is_waited_for_is_told_until_the_wait_is_over(monkeypatch: pytest.M
     assert set(told) == {"the seed"}
 
 
+def test_a_notice_that_nobody_takes_does_not_hold_up_the_end_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_notice, "FIRST_NOTICE", 0.001)
+    monkeypatch.setattr(wait_notice, "_LAST_NOTICE", 0.001)
+    told, taken = threading.Event(), threading.Event()
+
+    def tell(_: str) -> None:
+        told.set()
+        taken.wait(PATIENCE)
+
+    notice = WaitNotice(tell, lambda: "the seed")
+    with notice:
+        assert told.wait(PATIENCE)
+    assert notice._thread.is_alive()
+    taken.set()
+    notice._thread.join(PATIENCE)
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_notice_that_nobody_can_read_fails_no_call(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
     stream = io.StringIO()

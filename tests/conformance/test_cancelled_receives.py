@@ -115,7 +115,7 @@ class Receiver:
         return np.empty(length_of(len(self.numbers)), np.uint8)
 
 
-@pytest.mark.timeout(sized(120, 900))
+@pytest.mark.timeout(sized(300, 900))
 @pytest.mark.parametrize("scheme", ["memory", "shm", "tls", "quic"])
 def test_no_message_is_lost_comes_twice_or_out_of_order_whenever_receives_are_cancelled(
     scheme: str, record_property: Callable[[str, object], None]

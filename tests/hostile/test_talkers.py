@@ -108,7 +108,6 @@ def normal() -> float:
     return join_a_seed(None, 0)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("sources", [1, 64])
 @pytest.mark.parametrize("attack", ["byte", "hello"])
 def test_a_distant_node_joins_beside_connections_that_never_authenticate(

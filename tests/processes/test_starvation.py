@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import FULL
 
@@ -10,6 +12,7 @@ BARRIERS = 100 if FULL else 30
 BUSY = 0 if FULL else 8
 STARVED = Path(__file__).with_name("starved_rank.py")
 PATIENCE = 400.0
+pytestmark = pytest.mark.timeout(PATIENCE + 60)
 
 
 def test_ranks_that_starve_lose_nobody(tmp_path: Path) -> None:

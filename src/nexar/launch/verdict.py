@@ -62,10 +62,10 @@ def judge(endings: Sequence[Ending], *, interrupted: int | None = None) -> Verdi
     """
     own = [ending for ending in endings if not ending.stopped and not ending.replaced]
     bad = [ending for ending in own if ending.code != 0]
-    failed = _failed([ending for ending in bad if ending.code > 0 and not ending.came_too_late])
+    failed = _failed([ending for ending in bad if not ending.came_too_late])
     lost = tuple(ending for ending in bad if ending is not failed and not ending.blames_another)
     if failed is not None:
-        return Verdict(failed.code, failed, lost)
+        return Verdict(failed.exit_code, failed, lost)
     if interrupted is not None:
         return Verdict(128 + interrupted, None, lost)
     if lost and len(bad) == len(own):
@@ -74,10 +74,12 @@ def judge(endings: Sequence[Ending], *, interrupted: int | None = None) -> Verdi
 
 
 def _failed(failures: Sequence[Ending]) -> Ending | None:
-    """The rank to blame if survivors did not end well; None: they did."""
-    if not any(ending.blames_another or ending.given_up for ending in failures):
-        return None
-    return next((ending for ending in failures if not ending.blames_another), failures[0])
+    """The rank to blame if survivors did not end well; None: they did. One that was killed may be lost for good, but is
+    to blame where another rank missed it.
+    """
+    if any(ending.blames_another for ending in failures):
+        return next((ending for ending in failures if not ending.blames_another), failures[0])
+    return next((ending for ending in failures if ending.given_up and ending.code > 0), None)
 
 
 def signal_name(number: int) -> str:

@@ -28,6 +28,11 @@ def test_a_rank_that_only_missed_another_does_not_decide_unless_nobody_else_fail
     assert judge([victim, Ending(1, 0)]).failed is victim
 
 
+def test_a_killed_rank_decides_if_a_survivor_failed_because_it_missed_it():
+    verdict = judge([Ending(0, 1, blames_another=True), Ending(1, -9), Ending(2, 0)])
+    assert (verdict.exit_code, verdict.failed.rank, verdict.lost) == (128 + 9, 1, ())
+
+
 def test_a_killed_rank_is_lost_and_the_run_is_good_if_the_rest_ended_well():
     verdict = judge([Ending(1, -9), Ending(0, 0)])
     assert (verdict.exit_code, verdict.failed) == (0, None)

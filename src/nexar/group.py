@@ -26,7 +26,7 @@ from nexar.wire.frame import Frame, Kind, Space
 
 _EAGER: Final = int(Kind.EAGER)
 _NOTHING: Final = memoryview(b"")
-_LAST_WORD: Final = About(space=Space.CLOSED)
+_CLOSED_NOTICE: Final = About(space=Space.CLOSED)
 _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
 
 
@@ -153,7 +153,7 @@ class Group:
         """
         for link in self.links().values():
             try:
-                link.post_send(self.communicator, _NOTHING, about=_LAST_WORD, matching=self.matching)
+                link.post_send(self.communicator, _NOTHING, about=_CLOSED_NOTICE, matching=self.matching)
             except NexarError:
                 continue  # it is lost, or the generation is over: that ends the peer's waits as well
 

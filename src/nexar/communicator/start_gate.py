@@ -20,7 +20,7 @@ from nexar.wire.joining import MAX_REASON_CHARACTERS, Connected, JoinMessage, St
 from nexar.wire.line import line
 
 _VERDICT: Final = 5.0
-"""Seconds that a member which cannot start waits for the word of the seed, which every other member hears too."""
+"""Seconds that a member which cannot start waits for the answer that the seed sends to every member."""
 
 
 class StartGate:
@@ -68,7 +68,7 @@ class StartGate:
 
     def connected(self, deadline: float) -> None:
         """This node has its links: tell the seed, and wait until every member has them. FormationTimeout, or what
-        `failed` was told. The seed's own deadline comes first, so its word is there by then, unless it is gone.
+        `failed` was told. The seed's own deadline comes first, so its answer is there by then, unless it is gone.
         """
         with self._lock:
             self._connected = True

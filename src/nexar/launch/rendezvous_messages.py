@@ -30,7 +30,7 @@ Way: TypeAlias = Literal["environment", "addresses", "file", "ticket"]
 
 
 class Round(msgspec.Struct, frozen=True):
-    """Rank 0's first word."""
+    """Rank 0 begins a rendezvous."""
 
     number: str
     """Random: hellos and answer are kept under it."""
@@ -51,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Rank 0's second word."""
+    """Rank 0's answer to all hellos."""
 
     heard: list[str]
     """The numbers of the hellos of ranks 1, 2, …"""

@@ -17,7 +17,7 @@ from nexar.errors import OperationTimeout, UsageError
 from nexar.launch.seed_terms import SeedFailed, SeedReady, SeedTerms, changed_settings
 
 _MODULE = "nexar.launch.seed_main"
-_LAST_WORDS = 5.0  # seconds that a seed has to tell the other ranks that the cluster does not form
+_NOTICE_TIMEOUT = 5.0  # seconds that a seed has to tell the other ranks that the cluster does not form
 
 
 class SeedProcess:
@@ -57,13 +57,13 @@ class SeedProcess:
         with suppress(ChildProcessError):  # a program that waits for any child, or for none, has taken note already
             os.waitpid(self._session, 0)  # it ended when it had started the seed, or was ended with it
 
-    def _end_after_last_words(self) -> None:
+    def _end_after_notice(self) -> None:
         """The seed ends by itself when it has no parent and its cluster does not form. First it tells the other ranks
         why; ended at once it might not, and they would try to reach it until their time is up.
         """
         os.close(self._orders)
         self._orders = os.open(os.devnull, os.O_WRONLY)  # closed with the other pipe
-        _read_line(self._news, time.monotonic() + _LAST_WORDS)  # it says nothing more: the end of the pipe is its end
+        _read_line(self._news, time.monotonic() + _NOTICE_TIMEOUT)  # it writes no more: the pipe ends with the seed
         self._end()
 
     def _end(self) -> None:
@@ -80,7 +80,7 @@ class SeedProcess:
         if error is None:
             self._close()
         else:
-            self._end_after_last_words()
+            self._end_after_notice()
 
 
 def _spawn() -> tuple[int, int, int]:

@@ -131,13 +131,13 @@ class Matching:
                 settled = message.settled
             else:
                 settled = None
-                heir = self._next_for(message)
-                room = None if heir is not None else self._begin_move_out(receive, message)
+                following = self._next_for(message)
+                room = None if following is not None else self._begin_move_out(receive, message)
         if settled is not None:
             settled.wait()
             return False
-        if heir is not None:
-            self._move_over(receive, message, heir)
+        if following is not None:
+            self._move_over(receive, message, following)
         elif room is not None:
             self._move_out(receive, message, room)
         return True
@@ -469,14 +469,14 @@ class Matching:
                 return receive
         return None
 
-    def _move_over(self, receive: Receive, message: Message, heir: Receive) -> None:
+    def _move_over(self, receive: Receive, message: Message, following: Receive) -> None:
         """From the buffer of a cancelled receive into that of the next one."""
-        assert heir.into is not None
-        whole = move(message, heir.into)
+        assert following.into is not None
+        whole = move(message, following.into)
         with self.lock:
             receive.message = None
             receive.finish(Cancelled(operation=receive.name))
-            self._end_move_in(heir, message, whole=whole)
+            self._end_move_in(following, message, whole=whole)
             message.end_move()
 
     def _begin_move_out(self, receive: Receive, message: Message) -> memoryview | None:

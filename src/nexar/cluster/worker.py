@@ -103,11 +103,11 @@ class Worker:
         random: Random | None = None,
         clock: Callable[[], float] = time.time,
         tell: Tell | None = None,
-        tells_alone: bool = True,
+        tells_for_host: bool = True,
     ) -> None:
         """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit.
-        `clock`: seconds since 1970. `tell` shows the user what is waited for; with `tells_alone` also while no seed
-        answers, which every process of a host would tell.
+        `clock`: seconds since 1970. `tell` shows the user what is waited for. `tells_for_host`: this process also
+        tells what all processes of its host wait for, such as a seed that does not answer.
         """
         self._node = node
         self._invitation = invitation
@@ -116,7 +116,7 @@ class Worker:
         self._random = random or Random()
         self._clock = clock
         self._tell = tell
-        self._tell_alone = tell if tells_alone else None
+        self._tell_for_host = tell if tells_for_host else None
         self._last_failure = "no answer yet"  # why the attempt before came to nothing
         self.attempts = 0
 
@@ -173,7 +173,7 @@ class Worker:
     def _persist(
         self, attempt: Callable[[float], _Entered], deadline: float, cause: Exception | None = None
     ) -> _Entered:
-        with WaitNotice(self._tell_alone, lambda: self._no_seed(deadline)):
+        with WaitNotice(self._tell_for_host, lambda: self._no_seed(deadline)):
             while self.attempts == 0 or time.monotonic() < deadline:
                 self._node.recall.pause(self._pause(deadline))
                 try:

@@ -44,12 +44,12 @@ def bootstrap(
     size: int | None = None,
     beside: Callable[[Presence], Callable[[], None]] | None = None,
     tell: Tell | None = None,
-    tells_alone: bool = True,
+    tells_for_host: bool = True,
 ) -> Communicator:
     """Join, and return when everybody is there and can be reached. The caller closes the communicator.
 
     `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
-    node once it is in; what it returns is called first when all is closed. `tell`, `tells_alone`: see Worker.
+    node once it is in; what it returns is called first when all is closed. `tell`, `tells_for_host`: see Worker.
     JoinRefused, SeedUnreachable, FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a
     cluster that forms has all its members, or this raises FormationTimeout on every one of them.
     """
@@ -64,7 +64,7 @@ def bootstrap(
         place = Place(rank, launcher, size=size or 0, confirms=True)
         timeout, join_timeout = config.formation_timeout, config.join_timeout
         worker = Worker(
-            node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_alone=tells_alone
+            node, invitation, timeout=timeout, join_timeout=join_timeout, tell=tell, tells_for_host=tells_for_host
         )
         joined = worker.join(place, mesh.adopt)
         presence = Presence(node, mesh, board, joined.membership)
@@ -87,7 +87,7 @@ def bootstrap(
             world = begin_world(presence, joined.membership, deadline)
         else:
             awaited = f"waiting until all {joined.membership.size} ranks are connected"
-            with WaitNotice(tell if tells_alone else None, lambda: awaited + seconds_left(deadline)):
+            with WaitNotice(tell if tells_for_host else None, lambda: awaited + seconds_left(deadline)):
                 world = start_world(presence.lineage, joined.membership, gate, deadline)
         presence.look_around()
         ends.push(undo.pop_all())

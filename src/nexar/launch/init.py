@@ -60,7 +60,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     caller closes the communicator; one that is still open at interpreter exit is closed then, within 5 s.
     """
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
-    from nexar.launch.joining import join, may_tell  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.launch.joining import join, tells_for_host  # noqa: PLC0415  # wrong settings are refused without it
 
     chosen = choose_config(config, settings)
     take_ticket()
@@ -70,7 +70,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     launcher = UNKNOWN_NODE if start is None else start.launcher
     listen()
     local_rank = None if start is None else start.local_rank
-    with opened(door, chosen, tell_on_stderr if may_tell(local_rank) else None) as invitation:
+    with opened(door, chosen, tell_on_stderr if tells_for_host(local_rank) else None) as invitation:
         return join(chosen, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nexar.communicator.presence import Presence
 
 
-def may_tell(local_rank: int | None) -> bool:
+def tells_for_host(local_rank: int | None) -> bool:
     """Whether this rank tells the user what every rank of its host waits for: the first two do, one of which may be
     what the others wait for.
     """
@@ -56,7 +56,7 @@ def join(
             size=size,
             beside=watch,
             tell=tell_on_stderr,
-            tells_alone=may_tell(local_rank),
+            tells_for_host=tells_for_host(local_rank),
         )
     except BaseException:
         ends.close()

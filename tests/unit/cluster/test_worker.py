@@ -392,7 +392,9 @@ def test_who_waits_for_others_asks_who_is_missing_and_the_first_of_a_host_tells(
     refused = {"node 7 at 10.0.0.7:1": "it was started as one of 3"}
     progress = Progress(joined=1, expected=2, missing=(1,), refused=refused, reports=reports)
     node = FakeNode(lambda: Forming(authority, progress))
-    worker = Worker(as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=told.append, tells_alone=False)
+    worker = Worker(
+        as_node(node), INVITATION, timeout=PATIENCE, random=AtOnce(), tell=told.append, tells_for_host=False
+    )
     worker.join(Place())
     expected = "waiting for 1 of 2 ranks: rank 1 (refused: node 7 at 10.0.0.7:1: it was started as one of 3); trying"
     assert [text[: len(expected)] for text in told] == ([expected] if reports else [])

@@ -50,3 +50,36 @@ def talk(comm: Communicator, *, verb: str) -> str:
 def test_a_message_for_which_a_rank_has_no_memory_waits_with_its_sender(scheme: str, verb: str) -> None:
     transports = ("shm", "tls") if scheme == "shm" else (scheme,)
     assert spawn(partial(talk, verb=verb), 2, transports=transports) == ["sent", "received"]
+
+
+COPIED = 64 * MIB  # there is room for the message, and not for a copy of it
+
+
+def take_copied(comm: Communicator, *, verb: str) -> str:
+    """Rank 1 has no memory for the value that it makes of the message, and gets some later."""
+    value = bytes(range(256)) * (COPIED // 256)
+    if comm.rank == 0:
+        pickled = {} if verb == "bytes" else {"pickle": verb == "pickle"}
+        (comm.send_bytes if verb == "bytes" else comm.send_object)(value, 1, timeout=SECONDS, **pickled)
+        return "sent"
+    comm.probe(source=0, timeout=SECONDS)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + SPARE, before[1]))
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="it is kept"):
+            _take(comm, verb)
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    assert _take(comm, verb) == value
+    return "received"
+
+
+def _take(comm: Communicator, verb: str) -> object:
+    if verb == "bytes":
+        return comm.recv_bytes(source=0, timeout=SECONDS)
+    return comm.recv_object(source=0, timeout=SECONDS, pickle=verb == "pickle")
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("verb", ["bytes", "object", "pickle"])
+def test_a_message_is_kept_if_there_is_no_memory_for_a_copy_of_it(verb: str) -> None:
+    assert spawn(partial(take_copied, verb=verb), 2, transports=("tls",)) == ["sent", "received"]

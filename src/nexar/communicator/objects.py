@@ -43,7 +43,7 @@ def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
     """The value. Its large arrays use the memory of their parts.
 
     ObjectError for parts that are none. UsageError for a pickled value that was not asked for: nothing of it is read,
-    since reading it runs code that the sender chose.
+    since reading it runs code that the sender chose. MemoryError if there is no memory for the value.
     """
     how = parts[0][0] if parts and len(parts[0]) else 0
     if how == _VALUES:
@@ -57,5 +57,7 @@ def decode_object(parts: Sequence[memoryview], *, pickle: bool = False) -> Any:
         )
     try:
         return pickling.loads(parts[0][1:], buffers=parts[1:])  # noqa: S301 - both ends have asked for it
+    except MemoryError:
+        raise  # says nothing about what was sent
     except Exception as error:  # whatever a constructor raises that the sender chose
         raise ObjectError(f"not a pickled object that can be read here: {error!r}") from error

@@ -18,13 +18,14 @@ from nexar.arrays.dtypes import dtype_of
 from nexar.communicator.buffers import Scatter, gathered
 from nexar.communicator.messages import Source, incoming, outgoing, received, space_and_tag, space_and_wanted_tag
 from nexar.communicator.objects import decode_object, encode_object
-from nexar.communicator.parts import Run, T, fresh, held, receive_parts, send_parts, sender_of
+from nexar.communicator.parts import Run, T, fresh, held, receive_parts, send_parts, sender_of, undo
 from nexar.communicator.values import ObjectError
 from nexar.errors import PeerMisbehaved
 from nexar.group import Group
 from nexar.links.asking import BuffersReceive, ObjectReceive, Probe
 from nexar.links.form import BUFFERS, FORMS, OBJECT, OTHER_FORMS, PICKLE
 from nexar.links.message import Receive, room_for, row_of
+from nexar.links.moving import no_memory
 from nexar.links.operation import FINISHED
 from nexar.links.sending import About
 from nexar.types import Rank
@@ -155,11 +156,20 @@ def recv_bytes(
     """`into`, filled, or new bytes."""
     receive = _ask(group, source, tag, None if into is None else room_for(into), 0)
     yield from held((receive,))
+    result = _bytes_of(receive) if into is None else into
     if taken is not None:
         taken.append(receive)
-    assert receive.into is not None
-    result = bytes(receive.into) if into is None else into
     return _with_source(group, receive, result, return_source=return_source)
+
+
+def _bytes_of(receive: Receive) -> bytes:
+    """A copy of its message, which goes back if there is no memory for the copy."""
+    assert receive.into is not None
+    try:
+        return bytes(receive.into)
+    except MemoryError:
+        receive.undo()
+        raise no_memory(receive, len(receive.into)) from None
 
 
 def send_iov(group: Group, buffers: Sequence[object], dest: Rank, tag: int | None, deadline: float) -> Run[None]:
@@ -217,12 +227,29 @@ def recv_object(
     space, wanted = space_and_wanted_tag(tag)
     form = PICKLE if pickle else OBJECT
     first = group.post_receive(source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive)
+    taken = [] if taken is None else taken
     parts = yield from receive_parts(group, first, fresh, taken)
     try:
         value = decode_object(parts, pickle=pickle)
     except ObjectError as error:
         raise PeerMisbehaved(rank=sender_of(group, first), what=f"it sent something that is {error}") from error
+    except MemoryError:
+        _give_back_parts(taken)
+        raise no_memory(first, first.frame.count) from None
+    except BaseException:  # an interrupt: nobody has the value
+        _give_back_parts(taken)
+        raise
     return _with_source(group, first, value, return_source=return_source)
+
+
+def _give_back_parts(taken: Sequence[Receive]) -> None:
+    """Undo the receives of a message in parts, whose first part comes first. The pieces are in memory that was made for
+    them and that nobody else has, so they need no copy.
+    """
+    first, *pieces = taken
+    for piece in pieces:
+        piece.brought = False
+    undo((*pieces, first))
 
 
 # ---------------------------------------------------------------- what they share

@@ -81,7 +81,7 @@ def _from_variables(texts: Mapping[str, str]) -> dict[str, _Given]:
         if setting is not None:
             given[setting.name] = _Given(_parse(setting, text), variable)
         elif variable != FILE_VARIABLE and variable not in LAUNCHER_VARIABLES:
-            raise _unknown(variable, (*by_variable, FILE_VARIABLE), "a variable of nexar")
+            raise _unknown(variable, (*by_variable, FILE_VARIABLE))
     return given
 
 
@@ -93,7 +93,7 @@ def _from_file(path: str | None) -> dict[str, _Given]:
     found, status = _load(path)
     for name, value in found.items():
         if name not in by_name:
-            raise _unknown(name, by_name, f"a setting, in {path}")
+            raise _unknown(name, by_name, f" (in {path})")
         if by_name[name].secret:
             _check_private(path, status, name)
         given[name] = _Given(_accept(by_name[name], value, path), path)
@@ -104,7 +104,7 @@ def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
     by_name = {setting.name: setting for setting in settings()}
     for name in arguments:
         if name not in by_name:
-            raise _unknown(name, by_name, "a setting")
+            raise _unknown(name, by_name)
     return {name: _Given(value, ARGUMENT) for name, value in arguments.items()}
 
 
@@ -148,8 +148,8 @@ def _accept(setting: Setting, value: object, path: str) -> object:
         raise setting.refuse(value, hint=f"in {path}") from None
 
 
-def _unknown(name: str, known: Iterable[str], what: str) -> ConfigError:
+def _unknown(name: str, known: Iterable[str], where: str = "") -> ConfigError:
     """A name we do not know. Its value is not shown: a mistyped token is still a token."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "run `nexar config` for the list"
-    return ConfigError(variable=name, value="…", allowed=f"nothing: it is not {what}", hint=hint)
+    return ConfigError(variable=name, value="…", allowed="nothing", hint=hint + where, unknown=True)

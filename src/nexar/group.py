@@ -211,7 +211,9 @@ class _Myself:
 def checked_timeout(timeout: Any) -> float:
     """Seconds above 0, perhaps infinitely many, of what the user gave as `timeout=`. UsageError for anything else."""
     seconds = real(timeout)
-    if seconds is None or not seconds > 0:
+    if seconds is None:
+        raise UsageError(f"timeout={timeout!r} is not a number; give a number of seconds above 0")
+    if not seconds > 0:
         raise UsageError(f"timeout={timeout!r} leaves no time; give a number of seconds above 0")
     return seconds
 

@@ -88,6 +88,20 @@ def test_rank_0_is_told_who_was_turned_away_for_a_world_of_another_size(start):
 
 
 @pytest.mark.timeout(300)
+def test_a_rank_never_says_that_it_waits_longer_than_the_formation_timeout(start):
+    with nexar.Seed("127.0.0.1:0", size=2) as seed:
+        first = start(
+            Python, INTRODUCE, NEXAR_TICKET=seed.ticket, NEXAR_FORMATION_TIMEOUT_SECS="60", **rank_names(0, 2)
+        )
+        line = first.process.stderr.readline()
+        found = introductions(first, start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(1, 2)))
+    told = re.search(r"waiting for 1 of 2 ranks: rank 1; trying for (\d+) s more", line)
+    assert told, line
+    assert int(told[1]) < 60
+    assert sorted(found) == [0, 1]
+
+
+@pytest.mark.timeout(300)
 def test_a_rank_that_is_killed_before_the_commit_is_replaced(start):
     with nexar.Seed("127.0.0.1:0", size=3) as seed:
         first = start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(0, 3))

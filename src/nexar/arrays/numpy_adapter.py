@@ -90,8 +90,8 @@ def array_of(value: Any, *, writable: bool) -> NDArray[Any]:
     if hasattr(value, "__array__") and not writable:
         return np.asarray(value)
     raise UsageError(
-        f"{type(value).__name__} is no array whose memory could be used; allowed: {_ALLOWED}; for values of other "
-        "kinds there are send_object, broadcast_object, gather_object, …"
+        f"expected an array, got {type(value).__name__}; use np.asarray(x), or for other values the methods that end "
+        f"in _object, such as all_gather_object(x) (allowed: {_ALLOWED})"
     )
 
 

@@ -52,7 +52,7 @@ def run(
     write_ticket: WriteTicket = None,
     trace: TraceTo = None,
 ) -> None:
-    """Start ranks on this host, watch them, and end with them."""
+    """Start N ranks on this host and wait for them."""
 
     def action() -> int:
         from nexar.launch.run import Order, run_host  # noqa: PLC0415  # after the options were found to make sense

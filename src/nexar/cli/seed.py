@@ -39,7 +39,7 @@ def seed(
     most: Most = None,
     page: PageAt = None,
 ) -> None:
-    """Open the door of a cluster. Ends when every member has left; an elastic one when it is stopped."""
+    """Let ranks join a cluster. Ends when every member has left; with --elastic, when it is stopped."""
 
     def action() -> int:
         from nexar.cluster.seed import Seed  # noqa: PLC0415  # after the options were found to make sense

@@ -55,7 +55,8 @@ def _read_ticket(path: Path) -> str:
         return read_secret_file(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text"
-        raise UsageError(f"--ticket-file {path} cannot be read: {reason}") from error
+        remedy = "name the file that `nexar seed --ticket-file` or `nexar run --write-ticket` wrote, or a copy of it"
+        raise UsageError(f"--ticket-file {path} cannot be read: {reason}; {remedy}") from error
 
 
 @contextmanager

@@ -317,7 +317,7 @@ class Worker:
             if not isinstance(message, Progress):
                 return message
             if self._tell is not None and message.reports:
-                self._tell(_missing(message) + seconds_left(deadline))
+                self._tell(_missing(message) + seconds_left(deadline - GRACE))  # the seed gives up GRACE earlier
 
     def _ask_who_is_missing(self, line: JoinLine, deadline: float) -> None:
         """Of the seed, while the cluster forms. The members of one that has formed decide by themselves."""

@@ -39,8 +39,12 @@ class ConfigError(NexarError):
     """Empty: it is not set, and is needed."""
     allowed: str
     hint: str = ""
+    unknown: bool = False
+    """There is no setting of this name."""
 
     def _message(self) -> str:
+        if self.unknown:
+            return f"unknown setting {self.variable}; {self.hint}"
         hint = f" ({self.hint})" if self.hint else ""
         if self.value == "":
             return f"{self.variable} is not set; set it to {self.allowed}{hint}"

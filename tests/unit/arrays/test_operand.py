@@ -177,14 +177,16 @@ def test_what_only_makes_arrays_can_be_read_and_not_written() -> None:
             return np.arange(3)
 
     assert adapt(Made()).array.tolist() == [0, 1, 2]
-    with pytest.raises(UsageError, match="Made is no array whose memory could be used"):
+    with pytest.raises(UsageError, match="expected an array, got Made; use "):
         adapt(Made(), writable=True)
 
 
 @pytest.mark.parametrize("value", [None, "text", [1, 2], {"a": 1}, object()])
 def test_what_is_no_array_is_refused_with_what_is(value: object) -> None:
     name = type(value).__name__
-    with pytest.raises(UsageError, match=rf"{name} is no array.*; allowed: NumPy arrays, numbers, .*torch tensors"):
+    with pytest.raises(
+        UsageError, match=rf"expected an array, got {name}; .*allowed: NumPy arrays, numbers, .*torch tensors"
+    ):
         adapt(value)
 
 

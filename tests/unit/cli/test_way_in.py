@@ -22,8 +22,8 @@ def test_two_ways_at_once_are_refused(tmp_path):
         way_in("nexar1-x", tmp_path / "ticket")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"missing cannot be read: No such file"):
+def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path):
+    with pytest.raises(UsageError, match=r"missing cannot be read: No such file.*; name the file that `nexar seed"):
         way_in(None, tmp_path / "missing")
 
 

@@ -56,8 +56,14 @@ def test_settings_may_be_scalars_of_numpy() -> None:
     assert [type(each) for each in (config.collective_timeout, config.ring_max_world)] == [float, int]
 
 
-@pytest.mark.parametrize("timeout", [0, -1, np.float32("nan"), "1", [1], 1j])
-def test_what_is_no_timeout_is_refused_by_name(timeout: object) -> None:
+@pytest.mark.parametrize(
+    ("timeout", "why"),
+    [
+        *((each, "leaves no time") for each in (0, -1, np.float32("nan"))),
+        *((each, "is not a number") for each in ("1", [1], 1j)),
+    ],
+)
+def test_what_is_no_timeout_is_refused_by_name(timeout: object, why: str) -> None:
     with local_communicators(1, Config()) as (comm,):
         request = comm.start.barrier()
         for call in (
@@ -66,7 +72,7 @@ def test_what_is_no_timeout_is_refused_by_name(timeout: object) -> None:
             lambda: request.wait(timeout=timeout),  # type: ignore[arg-type]
             lambda: wait_all([request], timeout=timeout),  # type: ignore[arg-type]
         ):
-            with pytest.raises(UsageError, match="leaves no time; give a number of seconds above 0"):
+            with pytest.raises(UsageError, match=f"{why}; give a number of seconds above 0"):
                 call()
         request.wait()
 

@@ -122,7 +122,10 @@ class Places:
         if start is None:
             raise NoRoom(f"no {count} neighbouring ranks are left of {self.size}")
         if start + count > self.size:
-            raise Refusal(f"the ranks {_span(range(start, start + count))} are not all in 0..{self.size - 1}")
+            raise Refusal(
+                f"the ranks {_span(range(start, start + count))} are not all in 0..{self.size - 1}; choose a lower "
+                "first rank, or start the seed with a larger size"
+            )
         if not self._free.are_free(start, count):
             raise Refusal(self._first_taken(range(start, start + count)))
         self._free.take(start, count)
@@ -158,7 +161,10 @@ class Places:
         if self.left == 0:
             raise NoRoom(f"all {self.size} places are taken or reserved; start the seed with a larger size")
         if count > self.left:
-            raise NoRoom(f"{count} places were asked for, {self.left} are left of {self.size}")
+            raise NoRoom(
+                f"{count} places were asked for, {self.left} are left of {self.size}; start fewer ranks, or the seed "
+                "with a larger size"
+            )
 
     def _next_group(self) -> int:
         """All numbers below the count of groups are in use or returned, so the count itself is the next new one."""

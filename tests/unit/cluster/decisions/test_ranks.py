@@ -78,7 +78,7 @@ def test_a_block_can_be_asked_for_by_its_place() -> None:
     assert places.reserve(LAUNCHER, 4, 4).ranks == range(4, 8)
     with pytest.raises(Refusal, match=f"rank 4 is reserved by launcher {format_node(LAUNCHER)}"):
         places.reserve(OTHER, 2, 3)
-    with pytest.raises(Refusal, match=r"not all in 0\.\.7"):
+    with pytest.raises(Refusal, match=r"not all in 0\.\.7; choose a lower first rank"):
         places.reserve(OTHER, 2, 7)
     assert places.reserve(OTHER, 4, 0).ranks == range(4)
 
@@ -86,7 +86,7 @@ def test_a_block_can_be_asked_for_by_its_place() -> None:
 def test_more_ranks_than_are_left_are_refused() -> None:
     places = Places(4)
     places.claim(1, None, 0)
-    with pytest.raises(Refusal, match="4 places were asked for, 3 are left of 4"):
+    with pytest.raises(Refusal, match="4 places were asked for, 3 are left of 4; start fewer ranks"):
         places.reserve(LAUNCHER, 4, None)
 
 

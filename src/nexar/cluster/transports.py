@@ -11,10 +11,11 @@ from typing import Any, Final, cast
 
 from nexar.cluster.ports import bind_ports
 from nexar.config import Config
-from nexar.errors import ConfigError
+from nexar.errors import ConfigError, UsageError
 from nexar.security.credentials import Credentials, Trust
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
+from nexar.transport.quic import available
 from nexar.transport.registry import blame, is_ours, load
 from nexar.transport.sleep import PollSleeper
 
@@ -139,6 +140,9 @@ class _Opening:
         return Transports(ordered, sleeper, address)
 
     def _open_quic(self, address: str) -> str:
+        problem = available()
+        if problem is not None:
+            raise UsageError(f"QUIC cannot be used: {problem}; or leave it out with NEXAR_TRANSPORTS=shm,tls")
         from nexar.transport.quic.settings import QuicSettings  # noqa: PLC0415 - needs the native package
 
         settings = QuicSettings(**{**quic_terms(self._config), **self._quic})

@@ -15,6 +15,7 @@ from nexar.security.credentials import Trust
 from nexar.security.provisional import provisional_credentials
 from nexar.testing.availability import why_absent
 from nexar.transport.base import Carrier
+from nexar.transport.quic import misfit
 
 needs_quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
 
@@ -59,6 +60,15 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
     assert list(opened("shm", "tls").by_scheme) == ["shm", "tls"]
     assert list(opened("tls", "shm").by_scheme) == ["tls", "shm"]
+
+
+def test_a_native_package_that_does_not_fit_is_named_with_what_to_do(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nexar.cluster.transports.has_native", lambda: True)
+    monkeypatch.setattr("nexar.cluster.transports.available", lambda: misfit("0.1.0"))
+    with pytest.raises(UsageError, match=r"^QUIC cannot be used: nexar-quic 0\.1\.0 .*NEXAR_TRANSPORTS=shm,tls$"):
+        opened("quic", "tls")
 
 
 @needs_quic

@@ -179,6 +179,7 @@ class Forming:
         """Nobody else may have its rank, and its launcher starts nobody in its place: waiting would be in vain."""
         if self.failure:
             return
-        verb = "ended" if event.well else "died"
-        self._refusals.add(f"rank {event.rank}", f"it {verb} before the cluster had formed: {last_line(event.cause)}")
+        verb, remedy = ("ended", "; every rank must call nexar.init()") if event.well else ("died", "")
+        cause = f"it {verb} before the cluster had formed: {last_line(event.cause)}{remedy}"
+        self._refusals.add(f"rank {event.rank}", cause)
         self.failure = f"rank {event.rank} {verb} before the cluster had formed"

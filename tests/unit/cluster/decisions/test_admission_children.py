@@ -28,7 +28,8 @@ def test_a_child_that_ended_without_coming_ends_the_formation_as_soon_as_somebod
             else:
                 door.join(1, rank=0, launcher=51)
         fail = only(door.actions, Fail)
-        assert fail.refused["rank 1"] == "it ended before the cluster had formed: ended with exit code 0"
+        cause = "it ended before the cluster had formed: ended with exit code 0; every rank must call nexar.init()"
+        assert fail.refused["rank 1"] == cause
         assert fail.connections == (1, 51)
 
 

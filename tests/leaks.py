@@ -98,11 +98,18 @@ def _child_pids(pid: int) -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """The command line; empty for a process that is gone or only waits to be reaped."""
+    """The command line; empty for a process that is gone or only waits to be reaped. A process that is just being
+    started has none for a moment.
+    """
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return words or ("" if _is_zombie(pid) else "(starting)")
     except OSError:
         return ""
+
+
+def _is_zombie(pid: int) -> bool:
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def _belongs_to_others(words: str) -> bool:

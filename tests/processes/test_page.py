@@ -63,7 +63,7 @@ def test_a_page_shows_four_ranks_and_one_that_is_killed_turns_red(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     enough = tmp_path / "enough"
-    with Nexar("run", "-n", 4, "--page", "0", RANK, enough, cwd=tmp_path) as run:
+    with Nexar("run", "-n", 4, "--on-failure", "continue", "--page", "0", RANK, enough, cwd=tmp_path) as run:
         url = address_of(run)
         with opened(tmp_path / "profile") as browser:
             browser.get(url)

@@ -82,6 +82,7 @@ class Attendant:
             on_refused=self._refused,
         )
         self._standing = Standing(self._node, line, welcome, self._knock, listeners=listeners)
+        self._standing.start()
 
     def _ask(self, proof: bytes) -> Reserve:
         request = make_request(self._node.id, self._node.key)

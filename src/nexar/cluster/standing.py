@@ -95,7 +95,7 @@ class Listeners:
 
 
 class Standing:
-    """One thread, which waits for the seed's word. Close it before the node."""
+    """One thread, which waits for the seed's word after `start`. Close it before the node."""
 
     def __init__(
         self,
@@ -128,6 +128,9 @@ class Standing:
         self._stop = threading.Event()
         self._wanted = threading.Event()  # set by who had a word and found no line, and at the end
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
+
+    def start(self) -> None:
+        """Listen to the seed from now on. Once, when the listeners can be called."""
         self._thread.start()
 
     def close(self, reason: str = "") -> None:
@@ -141,7 +144,8 @@ class Standing:
         self._node.recall.make()
         self._line.interrupt()
         self._end_inquiries()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._line.leave(reason)
 
     def say(self, message: messages.Message) -> bool:

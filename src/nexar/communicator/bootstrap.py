@@ -80,6 +80,7 @@ def bootstrap(
         else:
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
+        standing.start()  # the seed may tell at once of nodes that wait to join: only a mesh with members expects them
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
         catch_up(presence, joined)

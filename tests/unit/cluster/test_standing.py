@@ -89,6 +89,8 @@ class Scene:
         seconds: float = 3600.0,
         random: Random | None = None,
         news: Callable[[], Bulletin | None] | None = None,
+        *,
+        start: bool = True,
     ) -> Standing:
         authority = self.authority
         welcome = Welcome(authority.cluster, self.certificate(seconds), authority.certificate_pem, "10.0.0.9:9", 1)
@@ -104,6 +106,8 @@ class Scene:
                 news=news,
             )
         )
+        if start:
+            self._made[-1].start()
         return self._made[-1]
 
     def _knock(self) -> JoinLine:
@@ -154,6 +158,19 @@ def test_it_is_renewed_again_and_again(scene: Scene) -> None:
         renewed = scene.certificate(0.5)
         scene.seed.say_message(Renewed(renewed))
         assert scene.node.news.get(timeout=PATIENCE).startswith(renewed)
+
+
+def test_what_the_seed_says_waits_until_the_listeners_can_be_called(scene: Scene) -> None:
+    standing = scene.stand(start=False)
+    scene.seed.say_message(Waiting((encode_member(JOINER),)))
+    assert scene.told.empty()
+    standing.start()
+    assert scene.next_told() == ("on_waiting", (JOINER,))
+
+
+def test_a_session_that_was_never_started_can_be_closed(scene: Scene) -> None:
+    scene.stand(start=False).close()
+    hear(scene.seed, Leave)
 
 
 def test_other_words_of_the_seed_disturb_nobody(scene: Scene) -> None:

@@ -36,7 +36,7 @@ def test_numbers_and_lists_are_arrays_too(value: object, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("value", ["text", object(), None, 2**70, [[1], [1, 2]], {"a": 1}, np.array(["x"])])
 def test_what_is_no_array_of_numbers_is_refused_by_name(value: object) -> None:
-    with pytest.raises(UsageError, match=r"cannot be sent|is not an array|is no array|does not fit"):
+    with pytest.raises(UsageError, match=r"cannot be sent|is not an array|expected an array, got|does not fit"):
         outgoing(value, None)
 
 

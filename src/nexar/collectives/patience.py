@@ -22,6 +22,7 @@ from nexar.types import AwaitedPeer, Rank
 from nexar.wire.messages import Inquire, Report
 
 _PATIENCE: Final = 0.5  # seconds for answers, and for word from somebody who knows more
+_FIRST_WORD: Final = 5.0  # seconds for the word of who gave a call up: it is sent, but its process may get no core
 _CHATTER_BYTES: Final = 64 << 10  # that links carry without a transfer being under way
 _NO_CALL: Final = -1  # in place of a sequence
 
@@ -86,11 +87,11 @@ class Patience:
         return late
 
     def hear(self, entry: Entry) -> None:
-        """Another rank has given up this call, as shared memory shows: wait until it says why, for half a second at
-        most.
+        """Another rank has given up this call, as shared memory shows: wait until it says why, or is lost; for five
+        seconds at most.
         """
         with suppress(NexarError):  # what it says is the entry's
-            self._group.wait((entry,), monotonic() + _PATIENCE)
+            self._group.wait((entry,), monotonic() + _FIRST_WORD)
 
     def answered(self, rank: Rank, report: Report) -> None:
         """Of who was asked. On the driving thread."""

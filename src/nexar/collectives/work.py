@@ -209,10 +209,13 @@ class Running(Operation):
         with self._turn:
             while not self.done:
                 failed = self._failure()
-                if failed is not None:
-                    self._end(copy(failed))
-                elif not self._run_leg():
+                if failed is None:
+                    if not self._run_leg():
+                        return
+                elif self._awaits_word(failed):
                     return
+                else:
+                    self._end(copy(self._failure() or failed))
 
     def _run_leg(self) -> bool:
         """True: there is more to do at once."""
@@ -260,6 +263,17 @@ class Running(Operation):
         if alarm is not None and alarm.error is not None:
             return alarm.error
         return next((each.error for each in self._awaited if each.error is not None), None)
+
+    def _awaits_word(self, failed: BaseException) -> bool:
+        """True: shared memory shows that a rank gave the call up, but not why, nor whether it was the first to. The
+        first one tells everybody over its links, so its word comes, or it is lost: both end the alarm.
+        """
+        alarm = self._work.alarm
+        if alarm is None or not isinstance(failed, Cancelled) or failed.rank is None:
+            return False
+        with self.lock:
+            self._due = alarm.error is not None
+            return not self._due
 
     def _end(self, error: BaseException | None) -> None:
         error = self._work.finish(error)

@@ -165,6 +165,31 @@ def test_the_error_of_its_entry_ends_it_whatever_it_waits_for() -> None:
         running.result()
 
 
+def test_a_call_that_a_rank_gave_up_ends_with_the_word_of_who_was_the_first() -> None:
+    """Rank 1 gave up because rank 2 did, and shared memory shows rank 1 only."""
+    entry, posted, ends = Entry(LOCK, 3, REDUCE), Posted(), Ends()
+    running, later = start(waiting(posted), ends, Call(entry, REDUCE))
+    posted.end(Cancelled(rank=1))
+    later.go_on()
+    assert not running.done
+    with LOCK:
+        entry.finish(Cancelled(rank=2))
+    later.go_on()
+    assert isinstance(running.error, Cancelled)
+    assert running.error.rank == 2
+    assert len(ends.told) == 1
+
+
+def test_a_call_that_a_rank_gave_up_can_still_be_cancelled() -> None:
+    entry, posted = Entry(LOCK, 3, REDUCE), Posted()
+    running, later = start(waiting(posted), Ends(), Call(entry, REDUCE))
+    posted.end(Cancelled(rank=1))
+    later.go_on()
+    running.cancel()
+    assert isinstance(running.error, Cancelled)
+    assert running.error.rank is None
+
+
 def test_a_call_that_was_over_before_it_began_never_runs() -> None:
     entry, ran = Entry(LOCK, 3, REDUCE), []
     with LOCK:

@@ -170,3 +170,38 @@ def test_a_formation_that_failed_says_the_reason_first():
     error = errors.FormationTimeout(reason="rank 0 offers tls, rank 1 offers quic", **facts)
     assert str(error).splitlines()[0] == "the cluster did not form: rank 0 offers tls, rank 1 offers quic"
     assert "NEXAR_FORMATION_TIMEOUT_SECS" not in str(error), "more time would not help"
+
+
+LONG = "10.20.30.40:4000 does not answer, and nobody else has seen it for a long time"
+LONG_FACTS = [
+    errors.FormationTimeout(joined=[f"rank {n} ({LONG})" for n in range(8)], expected=9, refused={}, timeout=60.0),
+    errors.FormationTimeout(joined=["rank 0"], expected=2, refused={LONG: LONG}, timeout=60.0),
+    errors.FormationTimeout(joined=["rank 0"], expected=2, refused={}, timeout=6.0, reason=f"{LONG}; {LONG}"),
+    errors.FormationTimeout(
+        joined=["rank 0"], expected=2, refused={}, timeout=6.0, reason=f"rank 1 is old\n{LONG * 2}"
+    ),
+    errors.JoinRefused(reason=f"{LONG}; {LONG}", address="10.20.30.40:4000"),
+    errors.SeedUnreachable(addresses=[LONG, LONG], attempts=5, cause=LONG, timeout=60.0),
+    errors.SeedUnreachable(addresses=["h:1"], attempts=1, cause=LONG, answered="10.20.30.40:4000"),
+    errors.ConfigError(variable="NEXAR_CLUSTER_TOKEN", value="", allowed=LONG, hint=LONG),
+    errors.ConfigError(variable="NEXAR_CLUSTER_TOKEN", value=LONG, allowed=LONG, hint=LONG),
+]
+
+
+@pytest.mark.parametrize("error", LONG_FACTS, ids=[f"{type(e).__name__}-{n}" for n, e in enumerate(LONG_FACTS)])
+def test_the_first_line_is_short_however_long_the_facts_are(error):
+    assert len(str(error).splitlines()[0]) <= 120, str(error)
+    assert LONG in str(error)
+
+
+def test_the_first_line_of_a_failed_formation_names_the_cause():
+    error = errors.FormationTimeout(joined=[], expected=2, refused={}, timeout=6.0, reason=f"rank 1 is old\n{LONG * 2}")
+    assert str(error).startswith("the cluster did not form: rank 1 is old\n")
+
+
+def test_a_seed_that_answers_and_does_not_know_the_token_is_not_called_absent():
+    error = errors.SeedUnreachable(
+        addresses=["h:1"], attempts=1, cause="it cannot prove that it knows it", answered="h:1", credential="token"
+    )
+    assert str(error).startswith("a seed answered at h:1, but it does not know this token\n")
+    assert "no seed at" not in str(error)

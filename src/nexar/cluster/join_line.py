@@ -39,7 +39,11 @@ class LineLost(ConnectionError):
 
 
 class Impostor(ConnectionError):
-    """Who answers at the seed's address does not know the secret."""
+    """Who answers at `address`, the seed's, does not know the secret."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(reason)
+        self.address = address
 
 
 class RefusedBySeed(ConnectionError):
@@ -120,8 +124,9 @@ class JoinLine:
         if not proves(challenge.proof, invitation.secret, "seed", nonce, challenge.nonce, certificate):
             self.close("you do not know the secret")
             raise Impostor(
+                self.address,
                 f"whoever answers at {self.address} cannot prove that it knows the secret: the ticket or token belongs "
-                "to another cluster, or somebody stands between this node and the seed"
+                "to another cluster, or somebody stands between this node and the seed",
             )
         self._carrier.admit()
         return prove(invitation.secret, role, nonce, challenge.nonce, certificate)

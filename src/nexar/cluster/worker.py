@@ -201,10 +201,10 @@ class Worker:
             address = ", ".join(self._invitation.addresses)
             raise JoinRefused(reason=refused.reason, address=address, expelled=refused.expelled) from refused
         except Impostor as impostor:
-            raise self._not_the_seed(impostor) from impostor
+            raise self._not_the_seed(impostor, impostor.address) from impostor
         except ConnectRefused as failed:
             if failed.verification:
-                raise self._not_the_seed(failed) from failed
+                raise self._not_the_seed(failed, failed.address) from failed
             raise
 
     def _pause(self, deadline: float) -> float:
@@ -215,11 +215,16 @@ class Worker:
             addresses=self._invitation.addresses, attempts=self.attempts, cause=_text(cause), timeout=self._timeout
         )
 
-    def _not_the_seed(self, cause: Exception) -> SeedUnreachable:
+    def _not_the_seed(self, cause: Exception, address: str) -> SeedUnreachable:
         """Somebody answered, at once, and it is not the seed we were invited by."""
         remedy = "take the ticket, or the token and the address, of the seed that runs now"
         return SeedUnreachable(
-            addresses=self._invitation.addresses, attempts=self.attempts, cause=_text(cause), remedy=remedy
+            addresses=self._invitation.addresses,
+            attempts=self.attempts,
+            cause=_text(cause),
+            remedy=remedy,
+            answered=address,
+            credential="token" if self._invitation.fingerprint is None else "ticket",
         )
 
     def _knock(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinLine, Welcome]:

@@ -17,7 +17,7 @@ from nexar.cluster.worker import GRACE
 from nexar.errors import FormationTimeout, NexarError, PeerError
 from nexar.types import Rank
 from nexar.wire.joining import MAX_REASON_CHARACTERS, Connected, JoinMessage, StartFailed
-from nexar.wire.line import line
+from nexar.wire.line import few_lines
 
 _VERDICT: Final = 5.0
 """Seconds that a member which cannot start waits for the answer that the seed sends to every member."""
@@ -85,7 +85,9 @@ class StartGate:
             return self._failure or self._error(self._explain(error))
 
     def _settle(self, error: Exception) -> None:
-        if not self._settled.is_set() and self.tell(StartFailed(line(self._explain(error), MAX_REASON_CHARACTERS))):
+        if not self._settled.is_set() and self.tell(
+            StartFailed(few_lines(self._explain(error), MAX_REASON_CHARACTERS))
+        ):
             self._settled.wait(_VERDICT)
 
     def _check(self) -> None:
@@ -101,8 +103,8 @@ class StartGate:
         cause = getattr(error, "cause", None) or str(error)
         where = f" at {error.address}" if error.address else ""
         return (
-            f"rank {self._rank} cannot connect to rank {peer}{where}: {cause}; check NEXAR_ADVERTISE and NEXAR_IFACE "
-            f"of rank {peer}, and the firewall between the two"
+            f"rank {self._rank} cannot connect to rank {peer}{where}\n{cause}\n"
+            f"check NEXAR_ADVERTISE and NEXAR_IFACE of rank {peer}, and the firewall between the two"
         )
 
     def _error(self, reason: str) -> FormationTimeout:

@@ -44,6 +44,25 @@ def _rebuild(cls: type[_Error], args: tuple[Any, ...], facts: dict[str, Any]) ->
     return error
 
 
+LONGEST_LINE = 120
+"""Characters of the first line of a message."""
+
+
+def fitted(line: str, *lines: str) -> str:
+    """`line` if it is one line of at most 120 characters, else `lines` one below the other, without empty ones. The
+    first of `lines` must be short.
+    """
+    if len(line) <= LONGEST_LINE and "\n" not in line:
+        return line
+    return "\n".join(each for each in lines if each)
+
+
+def headed(head: str, text: str) -> str:
+    """`head: text`. The first line of `text` begins a line of its own if it does not fit behind `head`."""
+    first, _, rest = text.partition("\n")
+    return "\n".join(part for part in (fitted(f"{head}: {first}", head, first), rest) if part)
+
+
 def list_ranks(ranks: Sequence[Rank]) -> str:
     """`rank 3`, `ranks 1, 2`, `ranks none`."""
     return ("rank " if len(ranks) == 1 else "ranks ") + (", ".join(str(rank) for rank in ranks) or "none")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from nexar.errors.base import NexarError, facts
+from nexar.errors.base import NexarError, facts, fitted, headed
 from nexar.types import format_seconds
 
 
@@ -16,7 +16,7 @@ class JoinRefused(NexarError, ConnectionError):
     """This node was a member until this epoch, when the others went on without it; 0: that is not the reason."""
 
     def _message(self) -> str:
-        return f"the seed{f' at {self.address}' if self.address else ''} refused this node: {self.reason}"
+        return headed(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
 
 
 @facts
@@ -29,13 +29,23 @@ class SeedUnreachable(NexarError, ConnectionError):
     timeout: float | None = None
     """All of it has passed; None: waiting longer would have changed nothing."""
     remedy: str = "check that the seed runs and that its port is open for UDP and TCP"
+    answered: str = ""
+    """Where a seed answered that does not know the credential; empty: none did."""
+    credential: str = "ticket"
+    """What this node has: `ticket` or `token`."""
 
     def _message(self) -> str:
+        if self.answered:
+            first = f"a seed answered at {self.answered}, but it does not know this {self.credential}"
+            return f"{first}\n{self.cause}\n{self.remedy}"
         span = "" if self.timeout is None else f" in {format_seconds(self.timeout)}"
         tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-        return (
-            f"no seed at {', '.join(self.addresses) or 'any address'} after {tried}{span} "
-            f"(last: {self.cause}); {self.remedy}"
+        addresses = ", ".join(self.addresses) or "any address"
+        return fitted(
+            f"no seed at {addresses} after {tried}{span} (last: {self.cause}); {self.remedy}",
+            fitted(f"no seed at {addresses} after {tried}{span}", f"no seed after {tried}{span}", f"at {addresses}"),
+            f"last: {self.cause}",
+            self.remedy,
         )
 
 
@@ -55,9 +65,9 @@ class FormationTimeout(NexarError, TimeoutError):
     def _message(self) -> str:
         refused = "; ".join(f"{who}: {why}" for who, why in self.refused.items()) or "nobody"
         facts = (
-            f"{len(self.joined)} of {self.expected} nodes joined in {format_seconds(self.timeout)} "
-            f"(joined: {', '.join(self.joined) or 'nobody'}; refused: {refused})"
+            f"{len(self.joined)} of {self.expected} nodes joined in {format_seconds(self.timeout)}\n"
+            f"joined: {', '.join(self.joined) or 'nobody'}; refused: {refused}"
         )
         if self.reason:
-            return f"the cluster did not form: {self.reason}\n{facts}"
-        return f"{facts}; start the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"
+            return f"{headed('the cluster did not form', self.reason)}\n{facts}"
+        return f"{facts}\nstart the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"

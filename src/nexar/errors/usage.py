@@ -1,6 +1,6 @@
 """Errors of the caller: the call, or a setting, cannot mean anything. And of ours."""
 
-from nexar.errors.base import NexarError, facts
+from nexar.errors.base import LONGEST_LINE, NexarError, facts, fitted
 from nexar.types import NodeId, Rank, describe_peer
 
 
@@ -39,6 +39,8 @@ class ConfigError(NexarError):
     """Empty: it is not set, and is needed."""
     allowed: str
     hint: str = ""
+    because: str = ""
+    """Why it is needed, where it is not set."""
     unknown: bool = False
     """There is no setting of this name."""
 
@@ -47,8 +49,15 @@ class ConfigError(NexarError):
             return f"unknown setting {self.variable}; {self.hint}"
         hint = f" ({self.hint})" if self.hint else ""
         if self.value == "":
-            return f"{self.variable} is not set; set it to {self.allowed}{hint}"
-        return f"{self.variable} = {self.value!r} is refused; allowed: {self.allowed}{hint}"
+            missing = f"{self.variable} is not set"
+            because = fitted(f"{missing}; {self.because}", missing, self.because) if self.because else missing
+            return self._in_lines(because, f"set it to {self.allowed}", hint)
+        return self._in_lines(f"{self.variable} = {self.value!r} is refused", f"allowed: {self.allowed}", hint)
+
+    def _in_lines(self, first: str, remedy: str, hint: str) -> str:
+        long_value = (f"{self.variable} has a value that is refused", repr(self.value))
+        short = first if len(first.splitlines()[0]) <= LONGEST_LINE else "\n".join(long_value)
+        return fitted(f"{first}; {remedy}{hint}", short, remedy, self.hint)
 
 
 @facts

@@ -137,7 +137,8 @@ def token_needed(reason: str) -> ConfigError:
     return ConfigError(
         variable="NEXAR_CLUSTER_TOKEN",
         value="",
-        allowed=f"the cluster's secret, the same on all ranks, needed because {reason}",
+        because=reason,
+        allowed="the cluster's secret, the same on all ranks",
         hint="make one with `python3 -c 'import secrets; print(secrets.token_hex(32))'`, or, if everybody who reaches "
         "torch's store may join, set NEXAR_TICKET_IN_STORE=1 on all ranks",
     )

@@ -52,7 +52,7 @@ from nexar.wire.handshake import (
     add_prefix,
     strip_prefix,
 )
-from nexar.wire.line import ONE_LINE
+from nexar.wire.line import FEW_LINES, ONE_LINE
 
 MAX_STRANGER_BYTES: Final = MAX_HELLO_BYTES
 """Of any message, as long as its sender has not proven that it knows the secret."""
@@ -81,6 +81,7 @@ _Number: TypeAlias = Annotated[int, Meta(ge=0)]
 _Cause: TypeAlias = Annotated[str, Meta(max_length=MAX_CAUSE_CHARACTERS)]
 _Encoded: TypeAlias = Annotated[bytes, Meta(min_length=1)]
 _Line: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=ONE_LINE)]
+_Lines: TypeAlias = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=FEW_LINES)]
 _SettingName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 _SettingText: TypeAlias = Annotated[str, Meta(max_length=64, pattern=ONE_LINE)]
 
@@ -204,7 +205,7 @@ class Connected(_Base, frozen=True, tag="connected"):
 class StartFailed(_Base, frozen=True, tag="start_failed"):
     """A member of the first membership cannot make the first communicator."""
 
-    reason: _Line
+    reason: _Lines
     """Names the pair of ranks, where two of them cannot connect."""
 
 
@@ -239,14 +240,14 @@ class FormationFailed(_Base, frozen=True, tag="formation_failed"):
     timeout: Annotated[float, Meta(ge=0)]
     refused_count: Annotated[int, Meta(ge=0)] = 0
     """All of them, also those that are no longer listed."""
-    reason: _Line = ""
+    reason: _Lines = ""
     """What made it fail; empty: the time was up."""
 
 
 class Refused(_Base, frozen=True, tag="refused"):
     """The seed says no, and trying again will not help. The line is closed behind it."""
 
-    reason: _Line
+    reason: _Lines
     expelled: _Number = 0
     """The hearer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
 

@@ -18,10 +18,18 @@ _HIDDEN: Final = (
 )
 ONE_LINE: Final = rf"\A[^{_HIDDEN}]*\Z"
 """A pattern for fields of messages."""
+FEW_LINES: Final = rf"\A(?:[^{_HIDDEN}]|\n)*\Z"
+"""Likewise, for texts that people read as several lines."""
 _hidden: Final = re.compile(f"[{_HIDDEN}]")
 
 
 def line(text: str, most: int = 120) -> str:
     """`text` as one printable line, cut where it is too long."""
     plain = _hidden.sub(" ", text)
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+def few_lines(text: str, most: int = 1000) -> str:
+    """`text` as printable lines, cut where it is too long."""
+    plain = "\n".join(_hidden.sub(" ", each) for each in text.split("\n"))
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"

@@ -52,7 +52,7 @@ def test_where_nobody_answers_it_says_when_the_ticket_was_written(tmp_path: Path
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
     with pytest.raises(SeedUnreachable) as gone:
         onlooker(None, path, None, timeout=None)
-    assert re.search(rf"no seed at {HERE} .*written to {path} at {written}:\d\d has ended", str(gone.value))
+    assert re.search(rf"(?s)no seed at {HERE} .*written to {path} at {written}:\d\d has ended", str(gone.value))
 
 
 def test_without_a_file_it_says_what_to_do() -> None:

@@ -141,11 +141,11 @@ def test_who_cannot_connect_names_the_pair_to_the_seed_and_raises_what_that_says
         scene.start()
     (said,) = scene.said
     assert isinstance(said, StartFailed)
-    assert said.reason.startswith("rank 1 cannot connect to rank 2 at 10.0.0.3:1: refused; check NEXAR_ADVERTISE")
+    assert said.reason.startswith("rank 1 cannot connect to rank 2 at 10.0.0.3:1\nrefused\ncheck NEXAR_ADVERTISE")
 
 
 def test_who_cannot_connect_and_has_lost_the_seed_says_why_itself() -> None:
-    with pytest.raises(FormationTimeout, match=r"rank 1 cannot connect to rank 2: refused"):
+    with pytest.raises(FormationTimeout, match=r"rank 1 cannot connect to rank 2\nrefused"):
         Starting(PeerLost(node=3, cause="refused")).start()
 
 

@@ -73,7 +73,7 @@ def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
 
 def test_rank_0_counts_those_who_came_to_the_board() -> None:
     board = Board({_hello_key("new", 2): encoded(HELLO)})
-    with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*joined: rank 0, rank 2"):
+    with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*\njoined: rank 0, rank 2"):
         list(_hellos(board, "new", 3, SHORT))
 
 

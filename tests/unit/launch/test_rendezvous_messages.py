@@ -75,6 +75,8 @@ def test_every_rank_is_told_who_is_apart_and_what_to_set() -> None:
     with pytest.raises(ConfigError) as caught:
         accepted_way(Answer([], "token_needed", reason), PLAIN)
     assert str(caught.value) == str(token_needed(reason))
+    first = str(caught.value).splitlines()[0]
+    assert first == f"NEXAR_CLUSTER_TOKEN is not set; {reason}"
     assert all(
         word in str(caught.value) for word in ("NEXAR_CLUSTER_TOKEN", "token_hex(32)", "NEXAR_TICKET_IN_STORE=1")
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.wire.line import ONE_LINE, line
+from nexar.wire.line import FEW_LINES, ONE_LINE, few_lines, line
 
 HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
@@ -40,3 +40,15 @@ def test_a_long_text_is_cut() -> None:
 def test_a_character_that_is_hidden_leaves_a_space(text: str) -> None:
     assert line(text) == "a b"
     assert not re.search(ONE_LINE, text)
+
+
+@given(st.text(), st.integers(1, 50))
+def test_whatever_it_was_it_becomes_a_few_short_lines(text: str, most: int) -> None:
+    found = few_lines(text, most)
+    assert re.search(FEW_LINES, found)
+    assert len(found) <= most
+
+
+def test_line_breaks_stay_and_other_hidden_characters_do_not() -> None:
+    assert few_lines("a\nb\x1b[2Jc") == "a\nb [2Jc"
+    assert not re.search(FEW_LINES, "a\rb")

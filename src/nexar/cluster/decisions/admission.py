@@ -60,7 +60,7 @@ from nexar.cluster.decisions.formation import Formation
 from nexar.cluster.decisions.formed_cluster import FormedCluster
 from nexar.cluster.decisions.forming import Forming
 from nexar.cluster.decisions.guest import Guest
-from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, last_line
+from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, brief_lines, last_line
 from nexar.cluster.decisions.register import Register
 from nexar.cluster.decisions.run_failures import RunFailures
 from nexar.cluster.decisions.starting import Starting
@@ -203,7 +203,7 @@ class Admission:
         try:
             return self._heard(guest, event)
         except Refusal as why:
-            return self._refuse(guest, str(why), why.expelled)
+            return self._refuse(guest, str(why), why.expelled, lines=why.lines)
 
     def _heard(self, guest: Guest, event: Heard) -> list[Action]:
         """Refusal if the guest has to go for it."""
@@ -261,7 +261,7 @@ class Admission:
         guest = self._guests[event.connection] = Guest(event.connection, event.address)
         knocked = Note("knocked", event.address)
         if self.failed:
-            return [knocked, *self._refuse(guest, self._failure)]
+            return [knocked, *self._refuse_for_failure(guest)]
         placement = self._pending.enter(event.connection, source_of(event.address), now)
         if not placement.admitted:
             return [knocked, *self._drop(guest, _CROWDED)]
@@ -381,12 +381,12 @@ class Admission:
 
     def _fail_start(self, reason: str) -> list[Action]:
         """Everybody is told, also who waits to join: there is no cluster any more."""
-        self._failure = brief(reason, _MAX_REASON)
+        self._failure = brief_lines(reason, _MAX_REASON)
         joined = tuple(self._who(guest) for guest in self._members.values())
         self._starting = self._formed = None
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
         insiders = tuple(guest.connection for guest in self._guests.values() if guest.fingerprint)
-        refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
+        refused = [action for guest in strangers for action in self._refuse_for_failure(guest)]
         self._forget_all()
         return [*refused, *self._failed(joined, insiders, self._failure)]
 
@@ -398,7 +398,7 @@ class Admission:
         joined = tuple(self._who(guest) + flaw_of(node) for node, guest in self._members.items())
         self._forming = None  # nobody takes the place of those who go now
         strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
-        refused = [action for guest in strangers for action in self._refuse(guest, self._failure)]
+        refused = [action for guest in strangers for action in self._refuse_for_failure(guest)]
         self._forget_all()
         return [*refused, *self._failed(joined, insiders, "" if forming.expired else self._failure)]
 
@@ -411,7 +411,10 @@ class Admission:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
         fail = Fail(joined, self.size, listed, count, elapsed, insiders, reason)
-        return [fail, Note("failed", reason=f"{self._failure}, {len(joined)} of {self.size} joined")]
+        return [
+            fail,
+            Note("failed", reason=brief(f"{self._failure}, {len(joined)} of {self.size} joined", _MAX_REASON)),
+        ]
 
     # ------------------------------------------------------------ time
 
@@ -430,10 +433,14 @@ class Admission:
 
     # ------------------------------------------------------------ ends
 
-    def _refuse(self, guest: Guest, reason: str, expelled: int = 0) -> list[Action]:
+    def _refuse(self, guest: Guest, reason: str, expelled: int = 0, *, lines: str = "") -> list[Action]:
+        """`lines`: what the guest is told, if that has more lines than one."""
         reason = brief(reason)
         self._refusals.add(self._who(guest), reason)
-        return [Refuse(guest.connection, reason, expelled), *self._end(guest, "refused", reason)]
+        return [Refuse(guest.connection, lines or reason, expelled), *self._end(guest, "refused", reason)]
+
+    def _refuse_for_failure(self, guest: Guest) -> list[Action]:
+        return self._refuse(guest, self._failure.replace("\n", "; "), lines=self._failure)
 
     def _drop(self, guest: Guest, reason: str) -> list[Action]:
         self._refusals.add(self._who(guest), reason)

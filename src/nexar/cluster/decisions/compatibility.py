@@ -39,8 +39,9 @@ class ClockLimits:
             return
         side, limit = ("ahead of", self.ahead) if ahead > 0 else ("behind", self.behind)
         raise Incompatible(
-            f"the clock of {who} is {format_seconds(round(abs(ahead)))} {side} the seed's ({_moment(theirs)} and "
-            f"{_moment(ours)}), {format_seconds(limit)} are allowed; set both clocks, by NTP"
+            f"the clock of {who} is {format_seconds(round(abs(ahead)))} {side} the seed's",
+            f"it says {_moment(theirs)}, the seed's says {_moment(ours)}, {format_seconds(limit)} are allowed",
+            "set both clocks, by NTP",
         )
 
 
@@ -84,19 +85,19 @@ class Compatibility:
         differing = [name for name in told if name in known and told[name] != known[name]]
         if node is not None and differing:
             other = self._names[node]
-            pairs = "; ".join(
+            pairs = [
                 f"{_VARIABLES.get(name, name)} is {told[name]} on {who} and {known[name]} on {other}"
                 for name in differing
-            )
-            raise Incompatible(f"{pairs}; set the same value on every rank")
+            ]
+            raise Incompatible(*pairs, "set the same value on every rank")
 
     def _check_transports(self, who: str, schemes: frozenset[str]) -> None:
         for other, nodes in self._offers.items():
             if schemes and not schemes & other:
                 first = next(iter(nodes))
                 raise Incompatible(
-                    f"{self._names[first]} offers {_listed(other)}, {who} offers {_listed(schemes)}: they have no "
-                    "transport in common; set NEXAR_TRANSPORTS"
+                    f"{self._names[first]} offers {_listed(other)}, {who} offers {_listed(schemes)}",
+                    "they have no transport in common; set NEXAR_TRANSPORTS",
                 )
 
 

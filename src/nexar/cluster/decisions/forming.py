@@ -88,8 +88,8 @@ class Forming:
         """Refusal for who was started as a rank of a world of another size."""
         if asked.rank is not None and asked.size not in (0, self._size):
             raise Refusal(
-                f"rank {asked.rank} was started as one of {asked.size}, and this cluster forms with {self._size}; "
-                "give the seed and all launchers the same size"
+                f"rank {asked.rank} was started as one of {asked.size}, and this cluster forms with {self._size}",
+                "give the seed and all launchers the same size",
             )
 
     def _check_compatible(self, guest: Guest, member: Member, event: Applied) -> None:
@@ -100,7 +100,7 @@ class Forming:
             self._compatibility.check(member, event.application, event.clock, guest.address)
         except Incompatible as why:
             if event.application.rank is not None:
-                self.failure = self.failure or str(why)
+                self.failure = self.failure or why.lines
             raise
 
     def _admit(self, guest: Guest, hello: Hello, member: Member, asked: Apply) -> list[Action]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from nexar.wire.joining import MAX_REFUSALS
+from nexar.wire.joining import MAX_REASON_CHARACTERS, MAX_REFUSALS
 
 _MAX_TEXT: Final = 200
 """Characters of a reason that are kept; it may quote what a stranger sent."""
@@ -16,9 +16,11 @@ _MAX_TEXT: Final = 200
 class Refusal(Exception):
     """Somebody cannot have what it asked for. The text says why, and is meant for them."""
 
-    def __init__(self, reason: str, *, expelled: int = 0) -> None:
-        """`expelled`: it was a member until this epoch."""
-        super().__init__(reason)
+    def __init__(self, reason: str, *further: str, expelled: int = 0) -> None:
+        """`further`: facts and remedies for lines of their own. `expelled`: it was a member until this epoch."""
+        super().__init__("; ".join((reason, *further)))
+        self.lines = "\n".join(brief(each) for each in (reason, *further))
+        """What it says, for people."""
         self.expelled = expelled
 
 
@@ -54,6 +56,12 @@ def brief(text: str, most: int = _MAX_TEXT) -> str:
     """One line of at most `most` characters, whatever was in it: fit for a log and for a Refused message."""
     line = "".join(character if character.isprintable() else " " for character in text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def brief_lines(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
+    """As `brief`, but its line breaks stay: fit for a FormationFailed message."""
+    cut = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "\n".join(brief(line, most) for line in cut.split("\n"))
 
 
 def last_line(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nexar.cluster.membership import Membership
-from nexar.errors.base import list_ranks
+from nexar.errors.base import headed, list_ranks
 from nexar.types import NodeId, Rank, format_seconds
 
 START_TIMEOUT: Final = 10.0
@@ -45,7 +45,7 @@ class Starting:
 
     def lose(self, rank: Rank | None, reason: str) -> None:
         """This member is gone, whether it was connected or not."""
-        self.fail(f"rank {rank} was lost before the cluster had started: {reason}")
+        self.fail(headed(f"rank {rank} was lost before the cluster had started", reason))
 
     def expire(self, now: float) -> None:
         """Fail if the time is up."""

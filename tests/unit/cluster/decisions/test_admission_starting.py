@@ -141,7 +141,7 @@ def test_two_candidates_without_a_common_transport_end_the_formation_and_both_ar
     door = a_door(3)
     join(door, 1, rank=0, addresses={"tls": ("10.0.0.1:1",)})
     actions = join(door, 2, rank=1)
-    reason = "rank 0 offers tls, rank 1 offers quic: they have no transport in common; set NEXAR_TRANSPORTS"
+    reason = "rank 0 offers tls, rank 1 offers quic\nthey have no transport in common; set NEXAR_TRANSPORTS"
     assert only(actions, Refuse).reason == reason
     assert only(actions, Fail).reason == reason
     assert only(actions, Fail).connections == (1,)
@@ -169,7 +169,7 @@ def test_settings_that_differ_are_named_with_both_values_and_both_ranks() -> Non
     join(door, 1, rank=0, settings={"topology": "full_mesh", "ring_max_world": "8"})
     fail = only(join(door, 2, rank=2, settings={"topology": "hypercube", "ring_max_world": "8"}), Fail)
     assert fail.reason == (
-        "NEXAR_TOPOLOGY is hypercube on rank 2 and full_mesh on rank 0; set the same value on every rank"
+        "NEXAR_TOPOLOGY is hypercube on rank 2 and full_mesh on rank 0\nset the same value on every rank"
     )
 
 
@@ -196,6 +196,25 @@ def test_a_clock_beyond_the_limit_is_named_with_both_times(clock: float, words: 
     assert f"the clock of rank 1 is {words} the seed's" in reason
     assert "1970-01-01 03:16:40 UTC" in reason
     assert only(actions, Fail).reason == reason
+    assert reason.splitlines()[0].endswith("the seed's"), "the times and the remedy are on further lines"
+
+
+INCOMPATIBLE = [
+    {"clock": 10_000.0, "seed_clock": 11_800.0},
+    {"settings": {"topology": "hypercube", "pipeline_segment_bytes": "65536"}},
+    {"addresses": {"tls": ("10.0.0.1:1",)}},
+    {"size": 3},
+]
+
+
+@pytest.mark.parametrize("facts", INCOMPATIBLE)
+def test_the_reason_of_a_refusal_says_who_and_what_first_and_the_remedy_on_a_further_line(facts: object) -> None:
+    door = a_door(2)
+    join(door, 1, rank=0, size=2, settings={"topology": "full_mesh", "pipeline_segment_bytes": "1024"})
+    first, *further = only(join(door, 2, rank=1, **facts), Refuse).reason.splitlines()  # type: ignore[arg-type]
+    assert "rank 1" in first
+    assert len(f"the cluster did not form: {first}") <= 120
+    assert "set " in further[-1] or "give " in further[-1]
 
 
 @pytest.mark.parametrize("clock", [11_201.0, 12_399.0])
@@ -222,7 +241,7 @@ def test_who_was_started_for_a_world_of_another_size_is_refused_and_the_others_c
     assert not every(door.actions, Fail)
     ((progress, connections),) = told(door.tell(Inquired(1)), Progress)
     assert (progress.joined, progress.expected, progress.missing, connections) == (1, 2, (1,), (1,))
-    assert list(progress.refused.values()) == [reason]
+    assert list(progress.refused.values()) == [reason.replace("\n", "; ")]
 
 
 def test_the_first_of_a_host_reports_whom_all_wait_for() -> None:

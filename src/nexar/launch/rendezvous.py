@@ -11,14 +11,15 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from nexar.cluster.host_id import host_id
 from nexar.config import Config
 from nexar.environment import inherited, take_ticket
-from nexar.errors import ConfigError, FormationTimeout, NexarError, OperationTimeout, UsageError
+from nexar.errors import ConfigError, FormationTimeout, OperationTimeout, UsageError
+from nexar.errors.base import list_ranks, told
 from nexar.launch.detect import detect
 from nexar.launch.door import needed_token
 from nexar.launch.dump_signal import listen
@@ -42,7 +43,7 @@ from nexar.launch.seed_process import SeedProcess
 from nexar.launch.start import Start
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import parse_ticket
-from nexar.types import UNKNOWN_NODE, Rank
+from nexar.types import UNKNOWN_NODE, Rank, format_seconds
 
 if TYPE_CHECKING:
     from nexar.communicator.communicator import Communicator
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _FIRST_INTERVAL: Final = 0.005
 _LAST_INTERVAL: Final = 0.1  # also how long it takes to notice that an attempt follows on another one
 _NUMBER_BYTES: Final = 16
+_GRACE: Final = 5.0
 
 _used: set[Invitation] = set()  # of the environment, that this process has followed; written by whoever joins
 _Found = TypeVar("_Found")
@@ -106,14 +108,15 @@ def _opened(board: Board, hello: Hello, config: Config, start: Start | None, tim
     """What rank 0 itself follows. What it opened for that stays open until the block ends."""
     number = secrets.token_hex(_NUMBER_BYTES)
     board.put(_ROUND, encoded(Round(number, hello.size)))
-    hellos = [hello, *_hellos(board, number, hello.size, timeout)]
-    heard = [each.number for each in hellos[1:]]
     with ExitStack() as opened:
         try:
+            hellos = [hello, *_hellos(board, number, hello.size, timeout)]
             way, content, invitation = _invite(hellos, config, start, opened)
-        except NexarError as error:
-            board.put(_answer_key(number), encoded(Answer(heard, "failed", str(error))))
+        except Exception as error:
+            heard = [each.number for each in _readable(board, number, hello.size).values()]
+            board.put(_answer_key(number), encoded(Answer(heard, "failed", told(error))))
             raise
+        heard = [each.number for each in hellos[1:]]
         board.put(_answer_key(number), encoded(Answer(heard, way, content)))
         if invitation is None:
             raise token_needed(content)
@@ -153,16 +156,45 @@ def _hellos(board: Board, number: str, size: int, timeout: float) -> Iterator[He
     for rank in range(1, size):
         text = _awaited(partial(board.find, _hello_key(number, rank)), deadline)
         if text is None:
-            came = [f"rank {each}" for each in range(size) if not each or board.find(_hello_key(number, each))]
-            raise FormationTimeout(joined=came, expected=size, refused={}, timeout=timeout)
-        yield decoded(text, Hello)
+            raise _missing(board, number, size, timeout)
+        yield _hello_of(rank, text)
+
+
+def _hello_of(rank: Rank, text: str) -> Hello:
+    """UsageError names the rank whose hello cannot be read."""
+    try:
+        return decoded(text, Hello)
+    except UsageError as error:
+        raise UsageError(f"the hello of rank {rank} cannot be read\n{error}") from error
+
+
+def _missing(board: Board, number: str, size: int, timeout: float) -> FormationTimeout:
+    """Names the ranks that did not come."""
+    came = [rank for rank in range(size) if not rank or board.find(_hello_key(number, rank))]
+    missing = list_ranks([rank for rank in range(size) if rank not in came])
+    reason = f"{missing} did not come to torch's store within {format_seconds(timeout)}"
+    joined = [f"rank {rank}" for rank in came]
+    return FormationTimeout(joined=joined, expected=size, refused={}, timeout=timeout, reason=reason)
+
+
+def _readable(board: Board, number: str, size: int) -> dict[Rank, Hello]:
+    """The hellos that are on the board now, of all ranks that can hear an answer."""
+    found: dict[Rank, Hello] = {}
+    for rank in range(1, size):
+        text = board.find(_hello_key(number, rank))
+        with suppress(UsageError):  # whoever wrote that waits for no answer of this version
+            if text is not None:
+                found[rank] = decoded(text, Hello)
+    return found
 
 
 # -- the others ----------------------------------------------------------------------------------------------------
 
 
-def _answered(board: Board, rank: Rank, hello: Hello, timeout: float) -> Answer:
-    """Rank 0's answer to this hello, which is said again in every round that rank 0 begins."""
+def _answered(board: Board, rank: Rank, hello: Hello, timeout: float, grace: float = _GRACE) -> Answer:
+    """Rank 0's answer to this hello, which is said again in every round that rank 0 begins. `grace`: seconds that an
+    answer may come later than `timeout`, if rank 0 is there: it may have begun later, and names who is missing.
+    """
     said: Round | None = None
 
     def look() -> Answer | None:
@@ -178,13 +210,18 @@ def _answered(board: Board, rank: Rank, hello: Hello, timeout: float) -> Answer:
         answer = None if found is None else decoded(found, Answer)
         return answer if answer is not None and hello.number in answer.heard else None
 
-    answer = _awaited(look, time.monotonic() + timeout)
+    deadline = time.monotonic() + timeout
+    answer = _awaited(look, deadline)
+    # A round with an answer is an earlier one.
+    rank_0_came = said is not None and board.find(_answer_key(said.number)) is None
+    if answer is None and rank_0_came:
+        answer = _awaited(look, deadline + grace)
     if answer is not None:
         return answer
     if said is not None and said.size != hello.size:
         raise UsageError(unequal_sizes(said.size, rank, hello.size))
     waiting_for = "the process of rank 0, which opens the cluster and says so in torch's store"
-    if said is not None and board.find(_answer_key(said.number)) is None:  # a round with an answer is an earlier one
+    if said is not None and rank_0_came:
         waiting_for = (
             f"rank 0, which waits until all {said.size} ranks have come to torch's store; its error names them"
         )

@@ -7,7 +7,7 @@ import pytest
 from nexar.config import Config
 from nexar.errors import ConfigError, FormationTimeout, OperationTimeout, UsageError
 from nexar.launch.rendezvous import _answer_key, _answered, _follow, _hello_key, _hellos, _opened
-from nexar.launch.rendezvous_messages import Answer, Hello, Round, decoded, encoded
+from nexar.launch.rendezvous_messages import Answer, Hello, Round, accepted_way, decoded, encoded
 from nexar.security.invitation import Invitation, invitation_from_token
 from nexar.security.join_ticket import format_ticket
 
@@ -62,19 +62,69 @@ def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() ->
 def test_a_rank_is_not_told_that_rank_0_is_missing_where_others_are() -> None:
     board = Board({"nexar/round": encoded(Round("new", 2))})
     with pytest.raises(OperationTimeout, match="rank 0, which waits until all 2 ranks have come"):
-        _answered(board, 1, HELLO, SHORT)
+        _answered(board, 1, HELLO, SHORT, SHORT)
 
 
 def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
     board = Board({"nexar/round": encoded(Round("new", 2))})
     with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 5 was told that they are 6"):
-        _answered(board, 5, Hello("mine", 6, "one", "8.1"), SHORT)
+        _answered(board, 5, Hello("mine", 6, "one", "8.1"), SHORT, SHORT)
 
 
 def test_rank_0_counts_those_who_came_to_the_board() -> None:
     board = Board({_hello_key("new", 2): encoded(HELLO)})
     with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*\njoined: rank 0, rank 2"):
         list(_hellos(board, "new", 3, SHORT))
+
+
+def failed_answer(board: Board, size: int, timeout: float) -> Answer:
+    """What rank 0 leaves on the board when it cannot open the cluster."""
+    hello = Hello("mine", size, "one", "8.1")
+    with pytest.raises((FormationTimeout, UsageError)) as caught, _opened(board, hello, Config(), None, timeout):
+        pytest.fail("nothing was opened")
+    answer = decoded(board.texts[_answer_key(decoded(board.texts["nexar/round"], Round).number)], Answer)
+    assert (answer.way, answer.content) == ("failed", str(caught.value))
+    return answer
+
+
+def saying(texts: dict[int, str]) -> Board:
+    """These ranks say this as soon as rank 0 begins."""
+
+    def react(key: str, text: str) -> None:
+        if key == "nexar/round":
+            number = decoded(text, Round).number
+            board.texts.update({_hello_key(number, rank): said for rank, said in texts.items()})
+
+    board = Board(react=react)
+    return board
+
+
+def test_the_ranks_that_came_are_told_which_rank_did_not() -> None:
+    board = saying({2: encoded(Hello("theirs", 4, "one", "8.1"))})
+    answer = failed_answer(board, 4, SHORT)
+    assert answer.heard == ["theirs"]
+    assert answer.content.startswith("the cluster did not form: ranks 1, 3 did not come to torch's store within 1 ms\n")
+    with pytest.raises(UsageError, match=r"rank 0 could not open the cluster: .*ranks 1, 3 did not come"):
+        accepted_way(answer, Config())
+
+
+def test_the_other_ranks_are_told_at_once_of_a_hello_that_cannot_be_read() -> None:
+    board = saying({1: "{}", 2: encoded(Hello("theirs", 3, "one", "8.1"))})
+    answer = failed_answer(board, 3, LONG)
+    assert answer.heard == ["theirs"]
+    assert "rank 1" in answer.content.splitlines()[0]
+
+
+def test_a_rank_waits_a_moment_longer_than_rank_0_for_its_answer() -> None:
+    """Rank 0 may have begun later, and its answer names who is missing."""
+    answer = Answer(["mine"], "failed", "rank 2 did not come")
+    finds = iter([None] * 3)
+
+    class Late(Board):
+        def find(self, key: str) -> str | None:
+            return next(finds, encoded(answer)) if key == _answer_key("new") else super().find(key)
+
+    assert _answered(Late({"nexar/round": encoded(Round("new", 2))}), 1, HELLO, 0.0, LONG) == answer
 
 
 def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:

@@ -20,7 +20,7 @@ from nexar.errors import ConfigError
 PREFIX = "NEXAR_"
 FILE_VARIABLE = "NEXAR_CONFIG"
 
-LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH", "NEXAR_JOINER"})
+LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH", "NEXAR_JOINER", "NEXAR_EXIT_PIPE"})
 """Variables a launcher of ours sets for its children that are no settings."""
 
 TICKET_VARIABLE = "NEXAR_TICKET"
@@ -65,6 +65,11 @@ def take_ticket() -> None:
     ticket = os.environ.pop(TICKET_VARIABLE, "")
     if ticket:
         _taken[TICKET_VARIABLE] = ticket
+
+
+def take(variable: str) -> str:
+    """Take a variable out of the environment of this process and of those that it starts; empty: it was not set."""
+    return os.environ.pop(variable, "")
 
 
 def _present(environ: Mapping[str, str]) -> dict[str, str]:

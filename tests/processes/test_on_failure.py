@@ -9,7 +9,8 @@ from tests.processes.launcher import PATIENCE, Launch, await_files, launch, scri
 
 UNTIL = "while not Path('reported').exists(): time.sleep(0.01)\n"
 SLEEP = "Path(f'ready{rank}').touch()\ntime.sleep(600)\n"
-MISSING = "from nexar import PeerLost\nraise PeerLost(rank=1, cause='it is gone')\n"
+JOINED = "from nexar.launch.exit_report import report_at_exit\nreport_at_exit()\n"  # nexar.init() does that
+MISSING = f"{JOINED}from nexar import PeerLost\nraise PeerLost(rank=1, cause='it is gone')\n"
 
 
 def report_of(running):
@@ -71,6 +72,25 @@ def test_a_rank_that_misses_another_is_not_blamed_though_it_ends_first(tmp_path)
     assert "nexar: rank 1 ended with exit code 7, the first to fail\n" in ran.stderr
     assert "nexar: rank 0 ended with exit code 1: PeerLost, because rank 1 failed\n" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_what_a_rank_writes_does_not_decide_whether_it_is_blamed(tmp_path):
+    """It only looks as if it had failed because another rank was gone: it is reported at once, and its code counts."""
+    looks = 'Traceback (most recent call last):\\n  File "x", line 1\\nnexar.errors.peers.PeerLost: lost rank 0\\n'
+    text = f"if rank == 1:\n    sys.stderr.write('{looks}')\n    sys.exit(3)\n{UNTIL}sys.exit(7)\n"
+    with Launch("run", "-n", 2, script(tmp_path, text), cwd=tmp_path) as running:
+        assert report_of(running).startswith("nexar: rank 1 ended with exit code 3, the first to fail")
+        (tmp_path / "reported").touch()
+        assert running.end() == 3
+
+
+def test_an_error_that_is_derived_from_ours_is_a_consequence_too(tmp_path):
+    text = "if rank == 1:\n    while not Path('missed').exists(): time.sleep(0.01)\n    sys.exit(7)\n"
+    text += f"import atexit\natexit.register(Path('missed').touch)\n{JOINED}"
+    text += "import nexar\nclass Mine(nexar.PeerLost): pass\nraise Mine(rank=1, cause='it is gone')\n"
+    ran = launch("run", "-n", 2, script(tmp_path, text), cwd=tmp_path)
+    assert ran.process.returncode == 7
+    assert "nexar: rank 0 ended with exit code 1: Mine, because rank 1 failed\n" in ran.stderr
 
 
 def test_a_rank_that_misses_another_is_reported_whole_if_nobody_else_failed(tmp_path):

@@ -220,7 +220,7 @@ class Doorway:
             case Show():
                 line.show()
             case Refuse():
-                line.send(Refused(action.reason, action.expelled))
+                line.send(Refused(action.reason, action.expelled, action.nobody_left))
                 self._part(line)
             case Drop() if line.admitted:
                 self._part(line)

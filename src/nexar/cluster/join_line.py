@@ -48,13 +48,14 @@ class Impostor(ConnectionError):
 
 class RefusedBySeed(ConnectionError):
     """The seed said no. `reason` is the seed's; `expelled`: the epoch since which this node is no member; 0: it was
-    none, or left.
+    none, or left; `nobody_left`: every member has left or died.
     """
 
-    def __init__(self, reason: str, expelled: int = 0) -> None:
+    def __init__(self, reason: str, expelled: int = 0, *, nobody_left: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.expelled = expelled
+        self.nobody_left = nobody_left
 
 
 class JoinLine:
@@ -100,7 +101,7 @@ class JoinLine:
             self._received.put(received)  # it stays the last word
             raise received
         if isinstance(received, Refused):
-            raise RefusedBySeed(received.reason, received.expelled)
+            raise RefusedBySeed(received.reason, received.expelled, nobody_left=received.nobody_left)
         return received
 
     def expect(self, kind: type[_Said], deadline: float) -> _Said:

@@ -199,7 +199,7 @@ class Worker:
             return knock()
         except RefusedBySeed as refused:
             address = ", ".join(self._invitation.addresses)
-            raise JoinRefused(reason=refused.reason, address=address, expelled=refused.expelled) from refused
+            raise _join_refused(refused, address) from refused
         except Impostor as impostor:
             raise self._not_the_seed(impostor, impostor.address) from impostor
         except ConnectRefused as failed:
@@ -318,7 +318,7 @@ class Worker:
                 notices.advance(time.monotonic())
                 continue
             except RefusedBySeed as refused:
-                raise JoinRefused(reason=refused.reason, address=line.address, expelled=refused.expelled) from refused
+                raise _join_refused(refused, line.address) from refused
             if not isinstance(message, Progress):
                 return message
             if self._tell is not None and message.reports:
@@ -348,6 +348,12 @@ def formation_error(failed: FormationFailed) -> FormationTimeout:
         refused=dict(failed.refused),
         timeout=failed.timeout,
         reason=failed.reason,
+    )
+
+
+def _join_refused(refused: RefusedBySeed, address: str) -> JoinRefused:
+    return JoinRefused(
+        reason=refused.reason, address=address, expelled=refused.expelled, nobody_left=refused.nobody_left
     )
 
 

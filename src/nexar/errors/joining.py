@@ -14,6 +14,8 @@ class JoinRefused(NexarError, ConnectionError):
     address: str | None = None
     expelled: int = 0
     """This node was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    nobody_left: bool = False
+    """Every member has left or died: nobody is left who could let this node in."""
 
     def _message(self) -> str:
         return headed(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)

@@ -15,6 +15,7 @@ from nexar.errors import InternalError, NexarError, UsageError
 from nexar.launch.detect import detect
 from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken, Door, choose_door
 from nexar.launch.dump_signal import listen
+from nexar.launch.exit_report import report_at_exit
 from nexar.launch.handover import offered, take
 from nexar.launch.seed_process import SeedProcess
 from nexar.launch.seed_terms import changed_settings
@@ -69,6 +70,7 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
     rank, size = (None, None) if start is None else (start.rank, start.size)
     launcher = UNKNOWN_NODE if start is None else start.launcher
     listen()
+    report_at_exit()
     local_rank = None if start is None else start.local_rank
     with opened(door, chosen, tell_on_stderr if tells_for_host(local_rank) else None) as invitation:
         return join(chosen, invitation, rank=rank, launcher=launcher, size=size, local_rank=local_rank)
@@ -81,6 +83,7 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
 
     invitation, chosen = parse_ticket(ticket), choose_config(config, settings)
     listen()
+    report_at_exit()
     return join(chosen, invitation)
 
 

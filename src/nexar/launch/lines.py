@@ -18,12 +18,6 @@ _HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call 
 _FRAME = re.compile(r"Traceback \(most recent call last\):$|  File \"")
 _LINKED = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _LAST_LINES = 20
-_CONSEQUENCE = re.compile(r"nexar\.errors\.\w+\.(?:PeerLost|MembershipChanged): ")
-_PERHAPS_CONSEQUENCE = re.compile(
-    r"nexar\.errors\.\w+\.(?:FormationTimeout|JoinRefused|SeedUnreachable|NoQuorum|Expelled|Revoked): "
-)
-
-_TOO_LATE = re.compile(r"nexar\.errors\.\w+\.JoinRefused: .*every member has left or died")
 
 
 class LineSplitter:
@@ -110,26 +104,6 @@ def last_traceback(errors: str) -> str:
             break
         first = before
     return errors[first:].rstrip()
-
-
-def blames_another(traceback: str) -> bool:
-    """Whether a rank failed only because another one was gone: that one has the reason."""
-    return _CONSEQUENCE.match(_raised(traceback)) is not None
-
-
-def may_blame_another(traceback: str) -> bool:
-    """Whether a rank failed in a way that the failure of another one, if there was one, explains."""
-    return blames_another(traceback) or _PERHAPS_CONSEQUENCE.match(_raised(traceback)) is not None
-
-
-def came_too_late(traceback: str) -> bool:
-    """Whether a joiner failed only because nobody was left who could have let it in."""
-    return _TOO_LATE.match(_raised(traceback)) is not None
-
-
-def was_interrupted(traceback: str) -> bool:
-    """Whether a rank ended by a KeyboardInterrupt."""
-    return _raised(traceback).startswith("KeyboardInterrupt")
 
 
 def exception_name(traceback: str) -> str:

@@ -16,6 +16,9 @@ from nexar.types import NodeId, Rank, format_node
 MARK_VARIABLE = "NEXAR_LAUNCH"
 """The same random text in every process of one launch."""
 
+EXIT_PIPE_VARIABLE = "NEXAR_EXIT_PIPE"
+"""The descriptor by which a rank tells the launcher how it ends, and its inode: see `exit_report`."""
+
 Form: TypeAlias = Literal["script", "module", "program"]
 
 
@@ -171,4 +174,5 @@ _OUTER = _WAYS_IN | {
     LAUNCHER_VARIABLE,
     JOINER_VARIABLE,
     MARK_VARIABLE,
+    EXIT_PIPE_VARIABLE,
 }

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nexar.errors import UsageError
+from nexar.launch.exit_report import ExitPipe, ExitReport
 from nexar.launch.output import STREAMS, Console, Stream, StreamOutput
-from nexar.launch.plan import RankPlan
+from nexar.launch.plan import EXIT_PIPE_VARIABLE, RankPlan
 
 _PIECE_BYTES = 65_536
 
@@ -30,12 +31,14 @@ class RankProcess:
         """`stdin`: as for `Popen`."""
         self.plan = plan
         self.outputs: dict[Stream, StreamOutput] = {}
+        self._exit = ExitPipe()
         try:
             for stream in STREAMS:
                 self.outputs[stream] = StreamOutput(plan, stream, console, log_dir)
             self._process = subprocess.Popen(
                 plan.command,
-                env=dict(plan.environment),
+                env={**plan.environment, EXIT_PIPE_VARIABLE: self._exit.variable},
+                pass_fds=(self._exit.write_end,),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -44,7 +47,9 @@ class RankProcess:
             )
         except OSError as error:
             self._close_outputs()
+            self._exit.close()
             raise _not_started(plan, error) from error
+        self._exit.close_write_end()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self.pipes: Mapping[Stream, int] = {
@@ -121,9 +126,14 @@ class RankProcess:
             while left > 0 and (piece := self.read(stream)):
                 left -= len(piece)
 
+    def exit_report(self) -> ExitReport:
+        """How it ended, by its own account; once, after it was reaped. A rank that said nothing failed by itself."""
+        return self._exit.take() or ExitReport()
+
     def close(self) -> None:
         """Close pipes and files; after it was reaped. Idempotent."""
         self._close_outputs()
+        self._exit.close()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -23,6 +23,7 @@ from nexar.errors.base import list_ranks, told
 from nexar.launch.detect import detect
 from nexar.launch.door import needed_token
 from nexar.launch.dump_signal import listen
+from nexar.launch.exit_report import report_at_exit
 from nexar.launch.handover import folder_identity, offered, take
 from nexar.launch.init import choose_config
 from nexar.launch.rendezvous_messages import (
@@ -80,6 +81,7 @@ def meet(board: Board, rank: Rank, size: int, timeout: float, **settings: Any) -
     take_ticket()
     start = _started()
     listen()
+    report_at_exit()
     hello = _hello(size, config)
     with ExitStack() as opened:
         if rank:

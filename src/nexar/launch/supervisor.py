@@ -15,16 +15,10 @@ from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 from nexar.launch.escalation import GRACE, Escalation
+from nexar.launch.exit_report import ExitReport
 from nexar.launch.failure_report import FailureReport
 from nexar.launch.guard import Guard
-from nexar.launch.lines import (
-    blames_another,
-    came_too_late,
-    exception_name,
-    last_traceback,
-    may_blame_another,
-    was_interrupted,
-)
+from nexar.launch.lines import exception_name, last_traceback
 from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
@@ -211,49 +205,51 @@ class Supervisor:
         """Its last words, its end on record, and the news to those who have to know."""
         process.drain()
         output = process.outputs["stderr"]
-        errors, held = last_traceback(output.tail()), output.take_held()
+        errors, held, report = last_traceback(output.tail()), output.take_held(), process.exit_report()
         replacement = self._replacement(process)
-        ending = self._ending(process, errors, replaced=replacement is not None)
+        ending = self._ending(process, report, replaced=replacement is not None)
         self._endings.append(ending)
         self._errors[ending.who] = errors
         if ending.code != 0 and replacement is None and self._stops:
-            self._fail(process, ending, errors, held)
-        elif not (ending.stopped and (was_interrupted(errors) or ending.blames_another)):
+            self._fail(process, ending, report, held)
+        elif not (ending.stopped and (ending.interrupted or ending.blames_another)):
             output.show(held)
         self._close(process)
         self._tell(process.plan, ending, replacement)
         if replacement is not None:
             self._start_again(ending, replacement)
 
-    def _fail(self, process: RankProcess, ending: Ending, errors: str, held: list[bytes]) -> None:
+    def _fail(self, process: RankProcess, ending: Ending, report: ExitReport, held: list[bytes]) -> None:
         """A rank failed, and the run stops. Its traceback is shown once: by the report, or not at all if it follows
         from another failure.
         """
         known = self._policy.culprit is not None and not self._policy.culprit.consequence
-        consequence = may_blame_another(errors) if known else ending.blames_another
+        consequence = ending.blames_another or (known and report.origin == "perhaps_consequence")
+        errors = self._errors[ending.who]
         failure = Failure(process.plan.rank, ending.who, str(ending), ending.exit_code, consequence)
         output = process.outputs["stderr"]
         if known and not consequence:
             output.show(held)
             held = []
         text = b"".join(held).decode(errors="replace") if output.is_shown else errors
-        self._report.keep(failure, text, exception_name(errors))
+        self._report.keep(failure, text, report.exception or exception_name(errors))
         if failure.rank is not None:
             self._cluster.report_failure(failure.rank, failure.cause, failure.code, consequence=failure.consequence)
         self._do(self._policy.failed(failure, time.monotonic()))
 
-    def _ending(self, process: RankProcess, errors: str, *, replaced: bool) -> Ending:
+    def _ending(self, process: RankProcess, report: ExitReport, *, replaced: bool) -> Ending:
         assert process.returncode is not None
         plan = process.plan
         return Ending(
             plan.local_rank if plan.rank is None else plan.rank,
             process.returncode,
             stopped=self._escalation.asked,
-            blames_another=blames_another(errors),
+            blames_another=report.origin == "consequence",
+            interrupted=report.origin == "interrupted" or process.returncode == -signal.SIGINT,
             name=plan.name,
             replaced=replaced,
             given_up=not replaced and 0 < self._wishes.max_restarts <= self._restarts,
-            came_too_late=plan.restart > 0 and came_too_late(errors),
+            came_too_late=plan.restart > 0 and report.origin == "too_late",
         )
 
     def _replacement(self, process: RankProcess) -> RankPlan | None:

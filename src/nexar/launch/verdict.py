@@ -17,6 +17,8 @@ class Ending:
     stopped: bool = False
     blames_another: bool = False
     """It failed because another rank was gone."""
+    interrupted: bool = False
+    """It ended by a KeyboardInterrupt, or by SIGINT, as Python does then."""
     name: str = ""
     """What people know it by; empty: its rank says it."""
     replaced: bool = False

@@ -250,6 +250,8 @@ class Refused(_Base, frozen=True, tag="refused"):
     reason: _Lines
     expelled: _Number = 0
     """The hearer was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    nobody_left: bool = False
+    """Every member has left or died: nobody is left who could let the hearer in."""
 
 
 class Renew(_Base, frozen=True, tag="renew"):

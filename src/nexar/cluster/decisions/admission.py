@@ -203,7 +203,7 @@ class Admission:
         try:
             return self._heard(guest, event)
         except Refusal as why:
-            return self._refuse(guest, str(why), why.expelled, lines=why.lines)
+            return self._refuse(guest, str(why), why.expelled, lines=why.lines, nobody_left=why.nobody_left)
 
     def _heard(self, guest: Guest, event: Heard) -> list[Action]:
         """Refusal if the guest has to go for it."""
@@ -433,11 +433,14 @@ class Admission:
 
     # ------------------------------------------------------------ ends
 
-    def _refuse(self, guest: Guest, reason: str, expelled: int = 0, *, lines: str = "") -> list[Action]:
+    def _refuse(
+        self, guest: Guest, reason: str, expelled: int = 0, *, lines: str = "", nobody_left: bool = False
+    ) -> list[Action]:
         """`lines`: what the guest is told, if that has more lines than one."""
         reason = brief(reason)
         self._refusals.add(self._who(guest), reason)
-        return [Refuse(guest.connection, lines or reason, expelled), *self._end(guest, "refused", reason)]
+        refuse = Refuse(guest.connection, lines or reason, expelled, nobody_left)
+        return [refuse, *self._end(guest, "refused", reason)]
 
     def _refuse_for_failure(self, guest: Guest) -> list[Action]:
         return self._refuse(guest, self._failure.replace("\n", "; "), lines=self._failure)

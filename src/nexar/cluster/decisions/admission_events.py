@@ -222,6 +222,8 @@ class Refuse:
     reason: str
     expelled: int = 0
     """It was a member until this epoch."""
+    nobody_left: bool = False
+    """Every member has left or died."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class FormedCluster:
     def _check_anybody(self) -> None:
         """Refusal if nobody is left who could take a joiner."""
         if not self._register.present:
-            raise Refusal(_NOBODY)
+            raise Refusal(_NOBODY, nobody_left=True)
 
     def _replace(self, circle: dict[NodeId, Guest], node: NodeId) -> list[Action]:
         """The newest line counts: the node has lost its old one, though we may not have noticed."""
@@ -222,7 +222,7 @@ class FormedCluster:
             return []
         actions: list[Action] = []
         for guest in list(self._joiners.values()):
-            actions += [Refuse(guest.connection, _NOBODY), *self._end(guest, "refused", _NOBODY)]
+            actions += [Refuse(guest.connection, _NOBODY, nobody_left=True), *self._end(guest, "refused", _NOBODY)]
         return actions
 
     def child_died(self, guest: Guest, event: ChildDied) -> list[Action]:

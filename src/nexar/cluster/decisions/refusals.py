@@ -16,12 +16,15 @@ _MAX_TEXT: Final = 200
 class Refusal(Exception):
     """Somebody cannot have what it asked for. The text says why, and is meant for them."""
 
-    def __init__(self, reason: str, *further: str, expelled: int = 0) -> None:
-        """`further`: facts and remedies for lines of their own. `expelled`: it was a member until this epoch."""
+    def __init__(self, reason: str, *further: str, expelled: int = 0, nobody_left: bool = False) -> None:
+        """`further`: facts and remedies for lines of their own. `expelled`: it was a member until this epoch.
+        `nobody_left`: every member has left or died.
+        """
         super().__init__("; ".join((reason, *further)))
         self.lines = "\n".join(brief(each) for each in (reason, *further))
         """What it says, for people."""
         self.expelled = expelled
+        self.nobody_left = nobody_left
 
 
 class NoRoom(Refusal):

@@ -13,6 +13,7 @@ from nexar.arrays import numpy_adapter, torch_adapter
 from nexar.arrays.dtypes import can_travel, kind_of
 from nexar.arrays.registration import ADAPTERS
 from nexar.arrays.staging import Mirror
+from nexar.arrays.view import placeholder
 from nexar.errors import UsageError
 
 
@@ -97,6 +98,23 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
     return Operand(array, value, numpy_adapter.same, commit, shares=array is view)
 
 
+def placeholder_of(value: Any) -> Operand:
+    """An operand with the shape and dtype of an array that there is no memory to copy. It must not be read or written.
+
+    MemoryError if not even the shape can be told without a copy.
+    """
+    mirror = mirror_of(value)
+    if mirror is not None:
+        return placeholder_operand(mirror.outline.shape, mirror.dtype)
+    view = _view_of(value)
+    return placeholder_operand(view.shape, view.dtype)
+
+
+def placeholder_operand(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
+    """Likewise, of an array that there is no memory for."""
+    return Operand(placeholder(shape, dtype), None, numpy_adapter.same, None, shares=False)
+
+
 def mirror_of(value: Any) -> Mirror | None:
     """An array on a device, nothing of it copied yet; None for what is none. UsageError, DeviceError."""
     on_host = value.device.type == "cpu" if torch_adapter.is_tensor(value) else numpy_adapter.sees(value)
@@ -108,6 +126,13 @@ def mirror_of(value: Any) -> Mirror | None:
     mirror = staging.mirror(value)
     kind_of(mirror.dtype)  # refuses what cannot travel
     return mirror
+
+
+def _view_of(value: Any) -> NDArray[Any]:
+    """An array that the host sees, in its own memory and layout."""
+    if torch_adapter.is_tensor(value):
+        return torch_adapter.array_of(value)
+    return numpy_adapter.array_of(value, writable=False)
 
 
 def _of_device(mirror: Mirror, writable: bool, read: bool) -> Operand:

@@ -58,6 +58,11 @@ def allocate(size_bytes: int) -> memoryview:
     return np.empty(size_bytes, np.uint8).data if size_bytes else memoryview(bytearray())
 
 
+def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A read-only array of that shape that takes the memory of one element. Its values mean nothing."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 def copy(source: memoryview, into: memoryview) -> None:
     """Copy bytes of equal length; large ones without holding the GIL, so that other threads go on."""
     if len(source) < _COPY_WITHOUT_GIL_BYTES:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.allocations import Allocations
 from nexar.arrays.compression.compressor import Compressor, Piece, decompressed, described
 from nexar.arrays.compression.feedback import corrected, left_over
 from nexar.arrays.compression.mark import mark_of
@@ -91,11 +92,13 @@ def _check_memory(assembly: Assembly, brought: Compressed) -> None:
 
 def _by_reducing(assembly: Assembly, brought: Compressed) -> Work:
     dtype, reduction = brought.array.dtype, brought.reduction
-    values = np.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
+    memory = Allocations()
+    values = memory.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
     name = assembly.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
     reducing = all_reduce.Prepared(assembly, name, values, reduction)
     call = assembly.begin(_fingerprint(brought, name, values.nbytes), reducing.turns)
-    return assembly.work(call, _reduce(call, reducing, brought, values, _terms(assembly, call, brought)))
+    run = _reduce(call, reducing, brought, values, _terms(assembly, call, brought))
+    return assembly.work(call, run).failing(memory.error)
 
 
 def _reduce(call: Call, reducing: all_reduce.Prepared, brought: Compressed, values: NDArray[Any], terms: Terms) -> Run:
@@ -110,13 +113,14 @@ def _reduce(call: Call, reducing: all_reduce.Prepared, brought: Compressed, valu
 def _by_gathering(assembly: Assembly, brought: Compressed) -> Work:
     size = assembly.group.size
     length = _piece_bytes(brought)
-    pieces = np.empty(size * length, np.uint8)
+    memory = Allocations()
+    pieces = memory.empty(size * length, np.dtype(np.uint8))
     name = assembly.choose(OperationCode.ALL_GATHER, length, pieces.dtype)
     spans = split(len(pieces), size)
     mine = spans[assembly.group.rank]
     turns = assembly.in_memory(name, Arena.all_gather, pieces[mine.start : mine.stop], pieces, spans)
     call = assembly.begin(_fingerprint(brought, name, length), turns)
-    return assembly.work(call, _gather(assembly, call, name, brought, pieces))
+    return assembly.work(call, _gather(assembly, call, name, brought, pieces)).failing(memory.error)
 
 
 def _gather(assembly: Assembly, call: Call, name: str, brought: Compressed, pieces: Piece) -> Run:

@@ -73,6 +73,15 @@ class Work:
         self.run = wrapped()
         return self
 
+    def failing(self, error: BaseException | None) -> Self:
+        """The same work, which raises `error` as soon as it is run; unchanged if there is none. So a call that cannot
+        be made has its number, and the other ranks are told why this one left it.
+        """
+        if error is not None:
+            self.run.close()
+            self.run = _raise(error)
+        return self
+
     def commit(self, write: Callable[[], None]) -> Self:
         """The same work, which calls `write` when it is known that it ended well, before anybody is told so. What is
         written there and nowhere else is as it was if the call raises; unless it is `write` that fails, as a device
@@ -100,6 +109,11 @@ class Work:
         if final is not None and self.writes:
             final.add_note(HALF_WRITTEN)
         return final
+
+
+def _raise(error: BaseException) -> Run:
+    yield from ()  # waits for nothing
+    raise error
 
 
 class Running(Operation):

@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.allocations import Allocations
 from nexar.arrays.operand import Operand, adapt, mirror_of
 from nexar.arrays.operations import Reduction, check, reduction_of
 from nexar.arrays.staging import Copying, Mirror, gather, scatter
+from nexar.arrays.view import placeholder
 from nexar.collectives.all_reduce import all_reduce
 from nexar.collectives.assembly import Assembly, Manner
 from nexar.collectives.executor import Run
@@ -78,6 +80,15 @@ def memory_for(made: Sequence[Bucket]) -> list[NDArray[Any]]:
     return [rooms[at % _IN_FLIGHT][:size].view(made[at].dtype) for at, size in enumerate(sizes)]
 
 
+def _rows(memory: Allocations, made: Sequence[Bucket]) -> list[NDArray[Any]]:
+    """As memory_for; placeholders if there is no memory."""
+    try:
+        return memory_for(made)
+    except MemoryError as error:
+        memory.failed(error)
+        return [placeholder((bucket.count,), bucket.dtype) for bucket in made]
+
+
 def all_reduce_bucketed(
     assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, manner: Manner, *, commutative: bool
 ) -> Work:
@@ -87,11 +98,12 @@ def all_reduce_bucketed(
         raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
     if hasattr(arrays, "dtype"):
         raise UsageError("all_reduce_bucketed takes a list of arrays, and got one array; call all_reduce for it")
-    given = [mirror_of(array) or adapt(array, writable=True) for array in arrays]
+    memory = Allocations()
+    given = [mirror_of(array) or memory.adapt(array, writable=True) for array in arrays]
     reduction = reduction_of(op, commutative=commutative)
     for each in given:
         check(reduction, _sized(each).dtype)
-    return _Fusion(assembly, given, reduction, manner, limit).work()
+    return _Fusion(assembly, memory, given, reduction, manner=manner, limit=limit).work()
 
 
 def _sized(each: Operand | Mirror) -> Sized:
@@ -146,14 +158,22 @@ class _Fusion:
     """One call."""
 
     def __init__(
-        self, assembly: Assembly, given: Sequence[Operand | Mirror], reduction: Reduction, manner: Manner, limit: int
+        self,
+        assembly: Assembly,
+        memory: Allocations,
+        given: Sequence[Operand | Mirror],
+        reduction: Reduction,
+        *,
+        manner: Manner,
+        limit: int,
     ) -> None:
         self._assembly = assembly
+        self._memory = memory
         self._given = given
         made = buckets([_sized(each) for each in given], limit)
         members = [[given[each] for each in bucket.members] for bucket in made]
         devices = [_of_one_device(each) for each in members]
-        rows = iter(memory_for([bucket for bucket, device in zip(made, devices, strict=True) if device is None]))
+        rows = iter(_rows(memory, [bucket for bucket, device in zip(made, devices, strict=True) if device is None]))
         self._buckets = [
             _HostBucket(arrays, next(rows)) if mirrors is None else _DeviceBucket(mirrors, bucket)
             for bucket, arrays, mirrors in zip(made, members, devices, strict=True)
@@ -180,6 +200,8 @@ class _Fusion:
         running: deque[Any] = deque()
         waiting = deque(zip(self._buckets, self._works, strict=True))
         try:
+            if self._memory.error is not None:
+                raise self._memory.error
             self._await_devices()
             while waiting or running:
                 while waiting and len(running) < _IN_FLIGHT:

@@ -7,10 +7,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.allocations import Allocations
 from nexar.arrays.compression.compressor import Compressor
 from nexar.arrays.compression.terms import work_dtype
 from nexar.arrays.dtypes import kind_of
-from nexar.arrays.operand import Operand, adapt
+from nexar.arrays.operand import Operand
 from nexar.arrays.operations import ReduceCode, Reduction, reduction_of
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.compressed import Compressed, Outcome
@@ -26,17 +27,18 @@ def all_reduce_compressed(
     assembly: Assembly, array: Any, compressor: Compressor, *, residual: Any, op: Op, out: Any
 ) -> Work:
     """In place, or in `out`."""
-    given = adapt(array, writable=out is None)
+    memory = Allocations()
+    given = memory.adapt(array, writable=out is None)
     reduction = _reduction(op, given.array.dtype)
-    target = given if out is None else _fitting("out=", out, given.array, (given.array.dtype,), read=False)
-    kept = None if residual is None else _residual(residual, given, target)
+    target = given if out is None else _fitting(memory, "out=", out, given.array, (given.array.dtype,), read=False)
+    kept = None if residual is None else _residual(memory, residual, given, target)
     if not isinstance(compressor, Compressor):
         raise UsageError(
             f"{compressor!r} is no compressor; give nexar.TopK(0.01), another one of nexar's, or an instance of a "
             "nexar.Compressor of your own"
         )
     flat = None if kept is None else kept.array.reshape(-1)
-    work = begin(assembly, Compressed(given.array.reshape(-1), flat, compressor, reduction))
+    work = begin(assembly, Compressed(given.array.reshape(-1), flat, compressor, reduction)).failing(memory.error)
     writing = _Writing(target, kept)
     return work.then(writing.prepare).commit(writing.write)
 
@@ -89,10 +91,16 @@ def _reduction(op: Op, dtype: np.dtype[Any]) -> Reduction:
 
 
 def _fitting(
-    name: str, value: Any, like: NDArray[Any], dtypes: tuple[np.dtype[Any], ...], *, read: bool = True
+    memory: Allocations,
+    name: str,
+    value: Any,
+    like: NDArray[Any],
+    dtypes: tuple[np.dtype[Any], ...],
+    *,
+    read: bool = True,
 ) -> Operand:
     """An array of the caller's that is written to, and has as many elements as another one. `read`: it is, too."""
-    operand = adapt(value, writable=True, read=read)
+    operand = memory.adapt(value, writable=True, read=read)
     found = operand.array
     if found.dtype not in dtypes or found.size != like.size:
         kinds = " or ".join(map(str, dict.fromkeys(dtypes)))
@@ -103,10 +111,10 @@ def _fitting(
     return operand
 
 
-def _residual(value: Any, given: Operand, target: Operand) -> Operand:
+def _residual(memory: Allocations, value: Any, given: Operand, target: Operand) -> Operand:
     """It may be wider than a half type: then rounding is fed back as well."""
     dtype = given.array.dtype
-    residual = _fitting("residual=", value, given.array, (dtype, work_dtype(dtype)))
+    residual = _fitting(memory, "residual=", value, given.array, (dtype, work_dtype(dtype)))
     if residual.result() is not value:
         raise UsageError(
             "residual= is a number, which cannot be written to; give an array, zeros before the first call"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nexar.arrays.allocations import Allocations
 from nexar.collectives.all_gather import all_gather_v
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call
@@ -34,9 +35,11 @@ def broadcast_object(
 ) -> Work:
     """The root's value. `code`: the call that this is a part of."""
     root = assembly.group.check(root)
-    row = _row(value, pickle=pickle) if assembly.group.rank == root else None
+    memory = Allocations()
+    row = _row(memory, value, pickle=pickle) if assembly.group.rank == root else None
     call = assembly.begin(Fingerprint(code, 0, 0, rooted(root)))
-    return assembly.work(call, _broadcast(assembly, call, row, root, _reader(pickle=pickle)))
+    work = assembly.work(call, _broadcast(assembly, call, row, root, _reader(pickle=pickle)))
+    return work.failing(memory.error)
 
 
 def _broadcast(assembly: Assembly, call: Call, row: _Row | None, root: int, read: Callable[[int, _Row], Any]) -> Run:
@@ -54,30 +57,36 @@ def all_gather_object(
     assembly: Assembly, value: Any, *, pickle: bool, code: OperationCode = OperationCode.ALL_GATHER_OBJECT
 ) -> Work:
     """A list of all values, by rank. `code` as above."""
+    memory = Allocations()
     read = _reader(pickle=pickle)
-    work = all_gather_v(assembly, _row(value, pickle=pickle), code)
-    return work.then(lambda rows: [read(rank, row) for rank, row in enumerate(rows)])
+    work = all_gather_v(assembly, _row(memory, value, pickle=pickle), code)
+    return work.failing(memory.error).then(lambda rows: [read(rank, row) for rank, row in enumerate(rows)])
 
 
 def gather_object(assembly: Assembly, value: Any, root: int, *, pickle: bool) -> Work:
     """At the root a list of all values, by rank; None elsewhere."""
+    memory = Allocations()
     read = _reader(pickle=pickle)
     root = assembly.group.check(root)
-    work = gather_v(assembly, _row(value, pickle=pickle), root, OperationCode.GATHER_OBJECT)
-    return work.then(lambda rows: None if rows is None else [read(rank, row) for rank, row in enumerate(rows)])
+    work = gather_v(assembly, _row(memory, value, pickle=pickle), root, OperationCode.GATHER_OBJECT)
+    return work.failing(memory.error).then(
+        lambda rows: None if rows is None else [read(rank, row) for rank, row in enumerate(rows)]
+    )
 
 
 def scatter_object(assembly: Assembly, values: Sequence[Any] | None, root: int, *, pickle: bool) -> Work:
     """The root's value for me."""
     root = assembly.group.check(root)
+    memory = Allocations()
     rows = None
     if assembly.group.rank == root:
         if values is None or len(values) != assembly.group.size:
             found = "none" if values is None else len(values)
             raise UsageError(f"scatter_object needs a value for each of {assembly.group.size} ranks, and got {found}")
-        rows = [_row(value, pickle=pickle) for value in values]
+        rows = [_row(memory, value, pickle=pickle) for value in values]
     read = _reader(pickle=pickle)
-    return scatter(assembly, rows, root, OperationCode.SCATTER_OBJECT).then(lambda row: read(root, row))
+    work = scatter(assembly, rows, root, OperationCode.SCATTER_OBJECT)
+    return work.failing(memory.error).then(lambda row: read(root, row))
 
 
 def _room(rank: int, size: int) -> _Row:
@@ -87,8 +96,11 @@ def _room(rank: int, size: int) -> _Row:
     return np.empty(size, np.uint8)
 
 
-def _row(value: Any, *, pickle: bool) -> _Row:
-    return np.frombuffer(flatten(encode_object(value, pickle=pickle)), np.uint8)
+def _row(memory: Allocations, value: Any, *, pickle: bool) -> _Row:
+    def encode() -> _Row:
+        return np.frombuffer(flatten(encode_object(value, pickle=pickle)), np.uint8)
+
+    return memory.take(encode, (0,), np.dtype(np.uint8))
 
 
 def _reader(*, pickle: bool) -> Callable[[int, _Row], Any]:

@@ -22,6 +22,7 @@ def encode_object(value: object, *, pickle: bool = False) -> list[memoryview]:
     """The parts of a value; large arrays are not copied, so leave them alone until they are sent.
 
     UsageError names what cannot be sent. `pickle` takes nearly everything, but only for receivers who ask for it too.
+    MemoryError if there is no memory for the parts.
     """
     if pickle:
         return _encode_pickle(value)
@@ -34,6 +35,8 @@ def _encode_pickle(value: object) -> list[memoryview]:
     apart: list[pickling.PickleBuffer] = []
     try:
         data = pickling.dumps(value, protocol=_PROTOCOL, buffer_callback=apart.append)
+    except MemoryError:
+        raise  # says nothing about the value
     except Exception as error:  # whatever the __reduce__ of somebody's class raises
         raise UsageError(f"a {type(value).__qualname__} cannot be pickled: {error}") from error
     return [memoryview(bytes((_PICKLE,)) + data), *(buffer.raw() for buffer in apart)]

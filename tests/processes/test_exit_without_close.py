@@ -33,8 +33,8 @@ if rank == 0:
 """
 
 
-def run(folder, text, *options):
-    with Nexar("run", "-n", 2, *options, script(folder, START + text), cwd=folder) as running:
+def run(folder, text, *options, start=START):
+    with Nexar("run", "-n", 2, *options, script(folder, start + text), cwd=folder) as running:
         running.end(PATIENCE)
     return running
 
@@ -86,3 +86,38 @@ def test_programs_that_a_rank_starts_do_not_get_the_ticket(tmp_path):
     ran = run(tmp_path, text)
     assert ran.process.returncode == 0, ran.stderr
     assert ran.stdout.count("] []\n") == 2
+
+
+START_SEND = """
+if rank == 0:
+    import atexit
+    request = comm.start.send(numpy.arange(4_000_000), dest=1)
+    atexit.register(Path("gone").touch)
+"""
+
+
+def test_a_send_that_was_started_is_delivered_before_the_process_ends(tmp_path):
+    receive = "    got = comm.recv(source=0)\n    print('last:', int(got[-1]))\n"
+    ran = run(tmp_path, f"{START_SEND}{WAIT}{receive}{REPORT}")
+    assert ran.process.returncode == 0, ran.stderr
+    assert "last: 3999999" in ran.stdout, ran.stderr
+    assert "lost: it left" in ran.stdout
+    assert "not delivered" not in ran.stderr
+
+
+def test_sends_that_nobody_receives_are_named_at_exit(tmp_path):
+    more = "    more = comm.start.send_object([numpy.arange(1_000_000)] * 3, dest=1, tag=5)\n"
+    start = START.replace("init()", "init(early_bytes=1_000_000)")  # a receiver takes no more than that unasked
+    ran = run(tmp_path, f"{START_SEND}{more}{WAIT}{REPORT}", start=start)
+    assert ran.process.returncode == 0, ran.stderr
+    assert "lost: it left" in ran.stdout, ran.stderr
+    warnings = [line for line in ran.stderr.splitlines() if "not delivered" in line]
+    assert len(warnings) == 1, ran.stderr
+    assert "rank 0 exits: 2 messages to rank 1 were not delivered within 4 s" in warnings[0]
+
+
+def test_a_rank_that_raised_does_not_wait_for_the_sends_that_it_started(tmp_path):
+    ran = run(tmp_path, f"{START_SEND}    raise ValueError('on purpose')\n{WAIT}{REPORT}")
+    assert ran.process.returncode == 1
+    assert "ValueError: on purpose" in ran.stdout
+    assert "not delivered" not in ran.stderr

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nexar.cluster.wait_notice import tell_on_stderr
 from nexar.communicator.bootstrap import bootstrap
+from nexar.communicator.unfinished_sends import deliver_sends
 from nexar.config import Config
-from nexar.launch.leave_at_exit import ExitLeaver
+from nexar.errors.base import list_ranks
+from nexar.launch.leave_at_exit import EXIT_TIMEOUT, ExitLeaver
 from nexar.security.invitation import Invitation
-from nexar.types import UNKNOWN_NODE, NodeId, Rank
+from nexar.types import UNKNOWN_NODE, NodeId, Rank, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from nexar.cluster.membership import Membership
     from nexar.communicator.communicator import Communicator
     from nexar.communicator.presence import Presence
+
+_log = logging.getLogger(__name__)
+
+SEND_TIMEOUT: Final = EXIT_TIMEOUT - 1.0
+"""Seconds at exit for messages that were started; the rest is for leaving."""
 
 
 def tells_for_host(local_rank: int | None) -> bool:
@@ -44,7 +54,7 @@ def join(
 
     def watch(presence: Presence) -> Callable[[], None]:
         adopt(presence)
-        ends.callback(ExitLeaver(lambda error: _leave(communicator, error)).cancel)
+        ends.callback(ExitLeaver(lambda error: _leave(communicator, presence, error)).cancel)
         return ends.close
 
     try:
@@ -79,5 +89,26 @@ def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable
     return adopt
 
 
-def _leave(communicator: Communicator, error: BaseException | None) -> None:
+def _leave(communicator: Communicator, presence: Presence, error: BaseException | None) -> None:
+    """At exit. A rank that raised leaves at once: the others wait to be told."""
+    if error is None:
+        _deliver_sends(presence)
     communicator.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
+
+
+def _deliver_sends(presence: Presence) -> None:
+    """Wait for sends that were started and not waited for, and warn about those that nobody has received."""
+    mesh, node = presence.mesh, presence.node
+    undelivered = deliver_sends(mesh.links, node.progress, time.monotonic() + SEND_TIMEOUT)
+    if undelivered:
+        _log.warning("%s", _warning(presence.recovery.membership, node.id, undelivered))
+
+
+def _warning(membership: Membership, me: NodeId, undelivered: Mapping[NodeId, int]) -> str:
+    count = sum(undelivered.values())
+    ranks = sorted(rank for node in undelivered if (rank := membership.rank_of(node)) is not None)
+    return (
+        f"rank {membership.rank_of(me)} exits: {count} {'message' if count == 1 else 'messages'} to "
+        f"{list_ranks(ranks)} {'was' if count == 1 else 'were'} not delivered within {format_seconds(SEND_TIMEOUT)}; "
+        "receive them, or wait for the requests before the program ends"
+    )

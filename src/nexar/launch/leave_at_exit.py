@@ -1,8 +1,9 @@
 """Leaves the cluster when the interpreter exits and the program has not closed its communicator.
 
-A program that ends, or calls `sys.exit`, leaves as `close()` does: messages that were sent arrive, and the other ranks
-are told. An exit handler cannot see the exit code; the launcher reports it. An uncaught exception of the main thread is
-in `sys.last_value`, whatever `sys.excepthook` is, and the other ranks are told of it with its traceback.
+A program that ends, or calls `sys.exit`, leaves as `close()` does: messages that were sent arrive, sends that were
+started get time to end, and the other ranks are told. An exit handler cannot see the exit code; the launcher reports
+it. An uncaught exception of the main thread is in `sys.last_value`, whatever `sys.excepthook` is, and the other ranks
+are told of it with its traceback.
 
 A thread that is started by `init()` does the leaving: from Python 3.12 on no thread can be started during exit, and an
 exit handler that waits for a thread can stop waiting.

@@ -24,6 +24,7 @@ from nexar.links.lanes import admits
 from nexar.links.line import Line
 from nexar.links.matching import Matching
 from nexar.links.router import Router
+from nexar.links.send import Send
 from nexar.links.sending import Sending
 from nexar.links.sidecar import Sidecar
 from nexar.transport.base import Carrier, CarrierLost
@@ -251,6 +252,11 @@ class Link:
         for scheme, carrier in carriers.items():
             facts.update({f"{scheme}.{name}": value for name, value in carrier.stats().items()})
         return facts
+
+    def unfinished_sends(self) -> list[Send]:
+        """Messages of users, not of collectives or remote calls, that the peer has not taken. Any thread."""
+        with self._lock:
+            return self._sending.unfinished()
 
     def heard_bytes(self) -> float:
         """What has come in on the carriers there are now: it grows while the peer, or its system, says anything."""

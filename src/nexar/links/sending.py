@@ -37,6 +37,7 @@ _DATA: Final = Lane.DATA
 _RPC: Final = Lane.RPC
 _CALL: Final = int(Space.CALL)  # from here on, messages of remote calls
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
+_MESSAGES: Final = frozenset({int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)})
 
 
 class About(NamedTuple):
@@ -220,6 +221,11 @@ class Sending:
     def _go_on(self, flow: Flow) -> None:
         while flow.waiting and (flow.waiting[0].done or self._announce(flow, flow.waiting[0])):
             flow.waiting.popleft()
+
+    def unfinished(self) -> list[Send]:
+        """Messages of users that wait for credit, for a grant or for delivery. Under the lock."""
+        waiting = (send for flow in self._line.flows.values() for send in flow.waiting)
+        return [send for send in (*waiting, *self._announced.values()) if send.frame.space in _MESSAGES]
 
     # -- ends ------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ def _failed(failures: Sequence[Ending]) -> Ending | None:
     """
     if any(ending.blames_another for ending in failures):
         return next((ending for ending in failures if not ending.blames_another), failures[0])
-    return next((ending for ending in failures if ending.given_up and ending.code > 0), None)
+    return next((ending for ending in failures if ending.given_up), None)
 
 
 def signal_name(number: int) -> str:

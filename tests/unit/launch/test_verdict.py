@@ -55,6 +55,12 @@ def test_of_a_rank_that_was_started_again_the_last_end_counts():
     assert (verdict.exit_code, verdict.failed.who, verdict.lost) == (5, "rank 1 restart 1", ())
 
 
+def test_used_up_restarts_fail_the_run_after_a_signal_as_after_an_exit_code():
+    killed = Ending(1, -9, name="rank 1 restart 1", given_up=True)
+    verdict = judge([Ending(1, -9, replaced=True), Ending(0, 0), killed])
+    assert (verdict.exit_code, verdict.failed, verdict.lost) == (128 + 9, killed, ())
+
+
 def test_who_came_too_late_is_lost_and_no_failure():
     late = Ending(1, 1, came_too_late=True)
     assert judge([Ending(0, 0), late]).exit_code == 0

@@ -300,10 +300,15 @@ class Admission:
         return self._settle(self._forming)
 
     def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
-        hello = self._prove(guest, "launcher", event)
+        hello, asked = self._prove(guest, "launcher", event), event.reservation
         if self._forming is None:
-            return self._after().reserved(guest, hello, event.reservation)
-        return self._forming.reserved(guest, hello, event.reservation)
+            after = self._after()
+            returned = after.is_attendant(hello.node)
+            actions, ranks = after.reserved(guest, hello, asked), None if returned else range(0)
+        else:
+            actions = self._forming.reserved(guest, hello, asked)
+            ranks = self._forming.formation.ranks_of(hello.node)
+        return [*actions, *self._run_failures.reserved(guest, ranks)]
 
     def _reported(self, guest: Guest, event: ChildDied | RunFailed) -> list[Action]:
         """Of launchers."""

@@ -102,10 +102,14 @@ class Formation:
         """Whether ranks are reserved for the children of this launcher."""
         return self._places.block_of(launcher) is not None
 
+    def ranks_of(self, launcher: NodeId) -> range:
+        """The ranks that are reserved for the children of this launcher."""
+        block = self._places.block_of(launcher)
+        return range(0) if block is None else block.ranks
+
     def is_child(self, launcher: NodeId, rank: Rank) -> bool:
         """Whether the launcher has reserved this rank."""
-        block = self._places.block_of(launcher)
-        return block is not None and rank in block.ranks
+        return rank in self.ranks_of(launcher)
 
     def _check_name(self, node: NodeId) -> None:
         if self._seed is not None and node == self._seed.node:

@@ -173,7 +173,7 @@ class FormedCluster:
     def reserved(self, guest: Guest, hello: Hello, asked: Reserve) -> list[Action]:
         """A launcher that is back, or one whose children will be joiners, without ranks. Refusal for all others."""
         membership, node = self.membership, hello.node
-        is_attendant = any(attendant.node == node for attendant in membership.attendants)
+        is_attendant = self.is_attendant(node)
         if not is_attendant and node not in self._launchers:
             self._check_stranger(node, None)
             self._register.check_room(asked.count)
@@ -184,6 +184,10 @@ class FormedCluster:
         admit = Admit(guest.connection, node, guest.address, membership.size)
         note = _note("returned" if is_attendant else "reserved", guest, None, "" if is_attendant else "no ranks yet")
         return [*replaced, admit, note, self._commit([guest])]
+
+    def is_attendant(self, node: NodeId) -> bool:
+        """Whether this is a launcher that had reserved ranks when the cluster formed."""
+        return any(attendant.node == node for attendant in self.membership.attendants)
 
     def _check_anybody(self) -> None:
         """Refusal if nobody is left who could take a joiner."""

@@ -20,14 +20,25 @@ class RunFailures:
 
     def __init__(self, launchers: Mapping[NodeId, Guest]) -> None:
         self._launchers = launchers
+        self._ranks: dict[NodeId, range] = {}  # what each launcher has reserved; of some it is not known
         self._chosen: RunFailed | None = None
+
+    def reserved(self, guest: Guest, ranks: range | None) -> list[Action]:
+        """A launcher has come, or is back: it is told of the failure that was chosen before. `ranks`: those of its
+        children; None: as before, or not known, for the seed was started again since.
+        """
+        if guest.node is not None and ranks is not None:
+            self._ranks[guest.node] = ranks
+        return [] if self._chosen is None else [Tell(self._chosen, (guest.connection,))]
 
     def report(self, guest: Guest, failure: RunFailed) -> list[Action]:
         """A launcher reports a failure. All launchers are told of the chosen one, if it is new; otherwise the reporter
-        alone is. Refusal if the guest is not a launcher.
+        alone is. Refusal if the guest is not a launcher, or the rank not its child, as far as that is known.
         """
         if guest.node is None or self._launchers.get(guest.node) is not guest:
             raise Refusal("it reported that the run failed, and is no launcher")
+        if failure.rank not in self._ranks.get(guest.node, (failure.rank,)):
+            raise Refusal(f"it reported that rank {failure.rank} failed, which is not its child")
         if self._chosen is not None and (failure.consequence or not self._chosen.consequence):
             return [Tell(self._chosen, (guest.connection,))]
         self._chosen = failure

@@ -8,11 +8,12 @@ thread that computes without calling us leads nothing; then the node's progress 
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from threading import get_ident
 from time import monotonic
+from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
 from nexar.errors import Cancelled, OperationTimeout, UsageError
@@ -61,7 +62,6 @@ class Progress:
         self._leadership = Leadership(self.lock, on_end)
         self._lead = self._leadership.lead
         self._followers = self._leadership.followers
-        self._waits: dict[Waiter, tuple[int, Sequence[Operation], float]] = {}  # thread, for what, since when
         self._closed = False  # written once, by who closes
         self._on_fork: dict[object, Callable[[], None]] = {}
         nodes.opened(self)
@@ -98,15 +98,23 @@ class Progress:
                 self._fail(waiter, operations, operation.error)
 
     def waits(self) -> list[tuple[int, str, float]]:
-        """Which thread waits for what, by its name, and since when. Takes no lock: who asks may want to know why it is
-        held.
+        """Which thread waits for what, by its name, and since when (time.monotonic). It is read off the stacks of the
+        threads, so a wait pays nothing for it. Takes no lock: who asks may want to know why it is held.
         """
         found = []
-        for thread, operations, since in list(self._waits.values()):
-            name = next((each.name for each in operations if not each.done), None)
-            if name is not None:
-                found.append((thread, name, since))
+        for thread, frame in sys._current_frames().items():
+            for operations, since in self._waits_on(frame):
+                name = next((each.name for each in operations if not each.done), None)
+                if name is not None:
+                    found.append((thread, name, since))
         return found
+
+    def _waits_on(self, frame: FrameType | None) -> Iterator[tuple[Sequence[Operation], float]]:
+        """A thread may be in several waits: a signal handler that runs in one may wait in its turn."""
+        while frame is not None:
+            if frame.f_code is Progress._wait.__code__ and frame.f_locals["self"] is self:
+                yield frame.f_locals["operations"], frame.f_locals.get("begin", monotonic())
+            frame = frame.f_back
 
     def check(self) -> None:
         """For what needs no waiting: raise what every wait would raise, once the node is closed or was forked."""
@@ -134,7 +142,6 @@ class Progress:
 
     def _wait(self, waiter: Waiter, operations: Sequence[Operation], deadline: float) -> None:
         begin = monotonic()
-        self._waits[waiter] = get_ident(), operations, begin
         in_main = interrupts.begin(self._kick, waiter)
         try:
             while waiter.pending:
@@ -151,7 +158,6 @@ class Progress:
             self._give_up(waiter, operations)
             raise
         finally:
-            self._waits.pop(waiter, None)
             if self._followers and not self._lead.locked():
                 self._leadership.offer()  # leadership was offered to us and we need it no more
             if in_main:

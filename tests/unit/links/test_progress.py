@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
@@ -10,6 +11,7 @@ import pytest
 from nexar.errors import Cancelled, InternalError, OperationTimeout, PeerLost, UsageError
 from nexar.links.operation import FINISHED
 from nexar.links.progress import DEFAULT_SPIN, spin_of
+from tests.unit.cluster.memory_mesh import eventually
 from tests.unit.links.waiting import Node, Posted, Waiting, in_a_while
 
 MANY = 200
@@ -53,6 +55,68 @@ def test_two_threads_may_wait_for_one_operation(node: Node) -> None:
     threads = [Waiting(node, [operation]) for _ in range(5)]
     node.transport.tell(operation.end)
     assert [thread.ended() for thread in threads] == [None] * 5
+
+
+# -- who waits for what ----------------------------------------------------------------------------------------------
+
+
+def test_it_is_known_which_thread_waits_for_what_whether_it_leads_or_follows(node: Node) -> None:
+    begun = time.monotonic()
+    mine, yours = node.post("the first"), node.post("the second")
+    leader = Waiting(node, [FINISHED, mine])
+    leader.leads()
+    follower = Waiting(node, [yours])
+    eventually(lambda: len(node.progress.waits()) == 2, "both wait")
+    known = {thread: (name, since) for thread, name, since in node.progress.waits()}
+    assert {thread: name for thread, (name, _) in known.items()} == {
+        leader.ident: "the first",
+        follower.ident: "the second",
+    }
+    assert all(begun <= since <= time.monotonic() for _, since in known.values())
+    node.transport.tell(mine.end, yours.end)
+    assert (leader.ended(), follower.ended()) == (None, None)
+    assert node.progress.waits() == []
+
+
+def test_a_wait_is_known_to_its_own_node_alone(node: Node) -> None:
+    operation, other = node.post(), Node()
+    thread = Waiting(node, [operation])
+    thread.leads()
+    assert node.progress.waits()
+    assert other.progress.waits() == []
+    other.progress.close()
+    node.transport.tell(operation.end)
+    assert thread.ended() is None
+
+
+def test_a_wait_of_a_signal_handler_is_known_beside_the_one_it_interrupts() -> None:
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        seen.append([name for _, name, _ in node.progress.waits()])
+        inner.end()
+        outer.end()
+
+    def handle(*_: object) -> None:
+        node.transport.tell(look)
+        node.wait(inner)
+
+    def interrupt() -> None:
+        eventually(lambda: bool(node.progress.waits()), "it waits")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        node = Node()
+        outer, inner = node.post("the outer"), node.post("the inner")
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        node.wait(outer)
+        thread.join()
+        node.progress.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [["the inner", "the outer"]]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

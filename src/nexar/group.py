@@ -77,11 +77,21 @@ class Group:
         return link.post_send(self.communicator, data, shape=shape, about=about, matching=self.matching)
 
     def post_receive(
-        self, source: Rank, into: memoryview | None, *, space: int, tag: int, dtype: int = 0, ask: Asking = Receive
+        self,
+        source: Rank,
+        into: memoryview | None,
+        *,
+        space: int,
+        tag: int,
+        dtype: int = 0,
+        ask: Asking = Receive,
+        retractable: bool = False,
     ) -> Receive:
-        """Ask for a message; `source` may be ANY_SOURCE, `ask` as for Matching.post. Never blocks."""
+        """Ask for a message; `source` may be ANY_SOURCE, the rest is as for Matching.post. Never blocks."""
         node = ANY_SOURCE if whole(source) == ANY_SOURCE else self._nodes[self.check(source)]
-        return self.matching.post(into, source=node, space=space, tag=tag, dtype=dtype, ask=ask)
+        return self.matching.post(
+            into, source=node, space=space, tag=tag, dtype=dtype, ask=ask, retractable=retractable
+        )
 
     def drain(self, source: Rank, *, tag: int, parts: int) -> None:
         """Take what is still to come of a message in parts, and throw it away: nobody would ever ask for it. At once,

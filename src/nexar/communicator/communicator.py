@@ -50,6 +50,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         """`close` ends what it stands on."""
         self._branch = branch
         self._presence = presence
+        self._can_retract = False
         self._assembly = assembly = branch.assembly
         self._group = assembly.group
         self._close = close

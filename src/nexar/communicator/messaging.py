@@ -28,6 +28,8 @@ class Messaging(ABC):
     """
 
     _group: Group
+    _can_retract: bool
+    """Whether a receive can be cancelled after it took its message: only where a call returns before its end."""
 
     @abstractmethod
     def _deadline(self, timeout: Any) -> float:
@@ -75,7 +77,7 @@ class Messaging(ABC):
         here, and untouched if not.
         """
         deadline = self._deadline(timeout)
-        taken: list[Receive] = []
+        taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv(self._group, into, source, tag, return_source=return_source, taken=taken)
         return self._carry_out(run, deadline, taken)
 
@@ -97,7 +99,7 @@ class Messaging(ABC):
         `tag` is for both ways; `sendtag` and `recvtag` are for one of them.
         """
         deadline = self._deadline(timeout)
-        taken: list[Receive] = []
+        taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.sendrecv(
             self._group, array, dest, into, source, sendtag=tag if sendtag is None else sendtag,
             recvtag=tag if recvtag is None else recvtag, deadline=deadline, return_source=return_source,
@@ -140,7 +142,7 @@ class Messaging(ABC):
     ) -> Any:
         """Receive bytes, or into a writable buffer of their length. Takes the bytes of an array too."""
         deadline = self._deadline(timeout)
-        taken: list[Receive] = []
+        taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_bytes(self._group, into, source, tag, return_source=return_source, taken=taken)
         return self._carry_out(run, deadline, taken)
 
@@ -167,7 +169,7 @@ class Messaging(ABC):
         have been filled in part.
         """
         deadline = self._deadline(timeout)
-        taken: list[Receive] = []
+        taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_iov(self._group, buffers, source, tag, return_source=return_source, taken=taken)
         return self._carry_out(run, deadline, taken)
 
@@ -203,7 +205,7 @@ class Messaging(ABC):
         and stays.
         """
         deadline = self._deadline(timeout)
-        taken: list[Receive] = []
+        taken: list[Receive] | None = [] if self._can_retract else None
         run = point_to_point.recv_object(
             self._group, source, tag, pickle=pickle, return_source=return_source, taken=taken
         )

@@ -3,7 +3,8 @@
 A verb is a generator (see parts.Run), so that a call can be waited for by the thread that made it (`run_to_end`) or be
 advanced by whoever drives the node. Arguments are checked before it waits for anything. A verb that fails or is closed
 has let go of all memory of the caller, and given back the messages that it had taken. A receiving verb adds its
-receives to `taken` when it ends well: whoever finds that nobody will use its result undoes them.
+receives to `taken` when it ends well: whoever finds that nobody will use its result undoes them. Without `taken` its
+receives cannot be retracted.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def recv(
 ) -> Run[Any]:
     """`into`, filled, or a new array; with where it came from if that was asked for."""
     target = incoming(into)
-    receive = _ask(group, source, tag, target.memory, target.code)
+    receive = _ask(group, source, tag, target.memory, target.code, retractable=taken is not None)
     if not receive.done or receive.error is not None:
         yield from held((receive,))
     if into is None:
@@ -93,7 +94,7 @@ def sendrecv(
     if target.memory is not None and np.may_share_memory(_as_row(data), _as_row(target.memory)):
         data = memoryview(bytes(data))
     group.check(dest)
-    receive = _ask(group, source, recvtag, target.memory, target.code)
+    receive = _ask(group, source, recvtag, target.memory, target.code, retractable=taken is not None)
     try:
         sent = group.post_send(dest, data, deadline, shape=message.shape, about=message.about)
     except BaseException:
@@ -154,7 +155,8 @@ def recv_bytes(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
     """`into`, filled, or new bytes."""
-    receive = _ask(group, source, tag, None if into is None else room_for(into), 0)
+    memory = None if into is None else room_for(into)
+    receive = _ask(group, source, tag, memory, 0, retractable=taken is not None)
     yield from held((receive,))
     result = _bytes_of(receive) if into is None else into
     if taken is not None:
@@ -195,7 +197,7 @@ def recv_iov(
     def ask(owner: Any, key: Any, _into: object, _dtype: int) -> Receive:
         return BuffersReceive(owner, key, scatter.total, len(scatter))
 
-    first = group.post_receive(source, None, space=space, tag=wanted, ask=ask)
+    first = group.post_receive(source, None, space=space, tag=wanted, ask=ask, retractable=taken is not None)
     pieces = yield from receive_parts(group, first, scatter.room, taken)
     scatter.settle(pieces)
     return _with_source(group, first, buffers, return_source=return_source)
@@ -226,7 +228,9 @@ def recv_object(
     """The value."""
     space, wanted = space_and_wanted_tag(tag)
     form = PICKLE if pickle else OBJECT
-    first = group.post_receive(source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive)
+    first = group.post_receive(
+        source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive, retractable=taken is not None
+    )
     taken = [] if taken is None else taken
     parts = yield from receive_parts(group, first, fresh, taken)
     try:
@@ -255,9 +259,11 @@ def _give_back_parts(taken: Sequence[Receive]) -> None:
 # ---------------------------------------------------------------- what they share
 
 
-def _ask(group: Group, source: Rank, tag: int | None, memory: memoryview | None, code: int) -> Receive:
+def _ask(
+    group: Group, source: Rank, tag: int | None, memory: memoryview | None, code: int, *, retractable: bool
+) -> Receive:
     space, wanted = space_and_wanted_tag(tag)
-    return group.post_receive(source, memory, space=space, tag=wanted, dtype=code)
+    return group.post_receive(source, memory, space=space, tag=wanted, dtype=code, retractable=retractable)
 
 
 def _with_source(group: Group, receive: Receive, result: Any, *, return_source: bool) -> Any:

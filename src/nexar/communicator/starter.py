@@ -32,6 +32,7 @@ class Starter(Messaging, Collecting, Calling):
     ) -> None:
         """`seconds(timeout)` checks a timeout, and that the communicator is open; `judge`: see Request."""
         self._judge = judge
+        self._can_retract = True
         self._assembly = assembly
         self._group = assembly.group
         self._seconds_of = seconds

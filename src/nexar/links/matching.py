@@ -16,12 +16,24 @@ import threading
 from copy import copy as duplicate
 from dataclasses import replace
 from typing import Final
+from weakref import WeakValueDictionary
 
 from nexar.arrays.view import allocate, copy
 from nexar.errors import Cancelled, NexarError, Revoked, UsageError
 from nexar.links.early import EarlyStore
 from nexar.links.ledger import Ledger
-from nexar.links.message import ANY, Asking, Message, Origin, Receive, State, key_of, room_for
+from nexar.links.message import (
+    ANY,
+    NOTHING_TAKEN,
+    Asking,
+    Message,
+    NewestTaken,
+    Origin,
+    Receive,
+    State,
+    key_of,
+    room_for,
+)
 from nexar.links.moving import make_room, move, no_memory
 from nexar.links.outbox import Outbox
 from nexar.links.posted import Posted
@@ -35,7 +47,6 @@ _CLOSED: Final = int(Space.CLOSED)
 _MESSAGES: Final = frozenset((int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)))
 _TAGS: Final = 1 << 64
 _COLLECTIVE_TAGS: Final = 1 << 96  # its tag is its sequence and its step
-_REMEMBERED: Final = 4096  # conversations; more than are in use at a time
 
 
 class Matching:
@@ -61,19 +72,30 @@ class Matching:
         self._order = 0  # of arrivals and postings
         self._posted = Posted()
         self._waiting: Shelf[Message] = Shelf()  # messages nobody has asked for yet
-        self._taken: dict[Key, int] = {}  # by conversation: the order of the message that was taken last
+        # Only conversations with a receive that can be retracted: an entry goes with the last of them.
+        self._newest_taken: WeakValueDictionary[Key, NewestTaken] = WeakValueDictionary()
+        self._follows = False  # there may be such conversations: every message that is taken must be noted
         self._lost: dict[int, NexarError] = {}  # sources that will send no more, and why
         self._left: set[int] = set()  # sources whose users have closed it: they send no more messages
         self._closed: NexarError | None = None
+        self._somebody_is_gone = False  # a source is lost or has left, or all is closed
         self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
         self.ledger = Ledger(self._discard)  # of the collectives
 
     # -- the receiver's side: any thread, without the lock ---------------------------------------------------
 
     def post(
-        self, into: memoryview | None, *, source: int, space: int, tag: int, dtype: int = 0, ask: Asking = Receive
+        self,
+        into: memoryview | None,
+        *,
+        source: int,
+        space: int,
+        tag: int,
+        dtype: int = 0,
+        ask: Asking = Receive,
+        retractable: bool = False,
     ) -> Receive:
-        """Ask for a message; `ask` makes a receive of another kind (see asking.py).
+        """Ask for a message; `ask` makes a receive of another kind (see asking.py). `retractable`: see Receive.retract.
 
         `into` None: memory is made for it. Raises at once if the source is lost and left nothing behind.
         """
@@ -82,16 +104,15 @@ class Matching:
         if not ANY <= tag < (_TAGS if space != _COLLECTIVE else _COLLECTIVE_TAGS):
             raise UsageError(f"a receive with tag {tag}; tags are 0 to 2**64 - 1, or ANY_TAG")
         receive = ask(self, (source, space, tag), into, dtype)
+        receive.newest_taken = NOTHING_TAKEN if retractable else None
         moves = False
         with self.lock:
             self._order += 1
             receive.order = self._order
             message = self._find_message(receive) if self._waiting.oldest else None
             if message is None:
-                if self._lost or self._closed is not None:
-                    self._refuse_to_wait(source)
-                if self._left and self._waits_in_vain(receive):
-                    raise self._left_without(receive)
+                if self._somebody_is_gone:
+                    self._refuse_to_wait(receive)
                 self._posted.add(receive)
             elif receive.accepts(message.frame):
                 moves = self._pair(receive, message)
@@ -170,11 +191,24 @@ class Matching:
         self._rematch(key)
 
     def _is_overtaken(self, receive: Receive) -> bool:
-        """Has a later message of its conversation been taken? Forgets after some thousand conversations."""
-        message = receive.message
-        if message is not None:
-            return self._taken.get(message.key, 0) > message.order
-        return _has_its_message(receive) and self._taken.get(receive.key, 0) > receive.order
+        """Has a later message of its conversation been taken?"""
+        newest, message = receive.newest_taken, receive.message
+        if newest is None:
+            return False
+        return newest.order > message.order if message else _has_its_message(receive) and newest.order > receive.order
+
+    def _note_taken(self, receive: Receive, key: Key, order: int) -> None:
+        """`receive` takes the message `order` of this conversation: its older messages are overtaken."""
+        newest = self._newest_taken.get(key)
+        if receive.newest_taken is not None:
+            if newest is None:
+                newest = self._newest_taken[key] = NewestTaken()
+            receive.newest_taken = newest
+            self._follows = True
+        elif newest is None:
+            self._follows = len(self._newest_taken) > 0
+            return
+        newest.order = max(newest.order, order)
 
     def awaited(self, source: int, missing: str) -> AwaitedPeer:
         """Who should have sent."""
@@ -197,10 +231,9 @@ class Matching:
             receive.frame = frame
             receive.shape = shape
             if space != _COLLECTIVE:  # may be given back
-                receive.key = key
-                receive.order = self._taken[key] = self._order = self._order + 1
-                if len(self._taken) > _REMEMBERED:
-                    self._taken.clear()
+                receive.order = self._order = self._order + 1
+                if self._follows or receive.newest_taken is not None:
+                    self._note_taken(receive, key, receive.order)
             receive.finish()
             return True
         if space == _CLOSED:
@@ -255,6 +288,7 @@ class Matching:
         if not self.admits(source):
             return
         self._lost[source] = error
+        self._somebody_is_gone = True
         for receive in [r for r in self._posted.everything() if r.key[0] in (ANY, source)]:
             self._posted.remove(receive)
             receive.finish(error)
@@ -264,6 +298,7 @@ class Matching:
         otherwise.
         """
         self._left.add(source)
+        self._somebody_is_gone = True
         for receive in self._posted.everything():
             if self._waits_in_vain(receive):
                 self._posted.remove(receive)
@@ -288,6 +323,7 @@ class Matching:
     def close(self, error: NexarError) -> None:
         """The generation is over, and all that was unfinished was abandoned: receives fail, early messages go."""
         self._closed = error
+        self._somebody_is_gone = True
         for receive in self._posted.everything():
             self._posted.remove(receive)
             receive.finish(error)
@@ -311,8 +347,6 @@ class Matching:
 
     def _register(self, origin: Origin, key: Key, frame: Frame, shape: tuple[int, ...]) -> Message:
         self._order += 1
-        if len(self._taken) > _REMEMBERED:
-            self._taken.clear()
         message = Message(origin, key, frame, shape, self._order)
         self._waiting.put(key, message)
         return message
@@ -340,8 +374,8 @@ class Matching:
             message.origin.consumed(message)
         message.receive = receive
         receive.message = message
-        if message.key[1] != _COLLECTIVE:
-            self._taken[message.key] = message.order
+        if self._follows or receive.newest_taken is not None:
+            self._note_taken(receive, message.key, message.order)
         if not announced:
             message.arrived = message.state is State.WHOLE
             message.state = State.MOVING
@@ -359,10 +393,12 @@ class Matching:
         candidates = [message for key, message in self._waiting.heads() if receive.wants(key)]
         return min(candidates, key=lambda message: message.order, default=None)
 
-    def _refuse_to_wait(self, source: int) -> None:
-        error = self.lost(source)
+    def _refuse_to_wait(self, receive: Receive) -> None:
+        error = self.lost(receive.key[0])
         if error is not None:
             raise duplicate(error)
+        if self._waits_in_vain(receive):
+            raise self._left_without(receive)
 
     def _wait_again(self, receive: Receive) -> None:
         """Its message is gone: it waits again, in its old place, unless nothing can come any more."""
@@ -466,6 +502,7 @@ class Matching:
                 receive.message = message
                 message.receive = receive
                 message.state = State.MOVING
+                self._note_taken(receive, message.key, message.order)
                 return receive
         return None
 

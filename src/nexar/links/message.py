@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol
+from typing import Final, Protocol
 
 from nexar.arrays.dtypes import describe
 from nexar.arrays.view import as_row
@@ -158,10 +158,27 @@ class Owner(Protocol):
         """Who should have sent."""
 
 
+class NewestTaken:
+    """Order of the newest message that a receive of one conversation has taken. The retractable receives of that
+    conversation share it, and nothing else keeps it alive.
+    """
+
+    __slots__ = ("__weakref__", "order")
+
+    def __init__(self) -> None:
+        self.order = 0
+
+
+NOTHING_TAKEN: Final = NewestTaken()
+"""Of a retractable receive that has not taken a message yet."""
+
+
 class Receive(Operation):
     """A posted receive. Once done without error, `frame`, `shape` and `into` hold what came."""
 
-    __slots__ = ("brought", "dtype", "frame", "into", "key", "message", "order", "owner", "shape", "wild")
+    __slots__ = (
+        "brought", "dtype", "frame", "into", "key", "message", "newest_taken", "order", "owner", "shape", "wild",
+    )  # fmt: skip
 
     order: int
     """Of posting, set then: of several that fit, the oldest takes the message. Once it is done: its message's order of
@@ -169,6 +186,8 @@ class Receive(Operation):
     frame: Frame
     """Set when it is done, like the shape."""
     shape: tuple[int, ...]
+    newest_taken: NewestTaken | None
+    """Set when it is posted; None: it will not be retracted."""
 
     def __init__(self, owner: Owner, key: Key, into: memoryview | None, dtype: int) -> None:
         self.lock = owner.lock  # the base's part, written out: a receive is made for every message
@@ -208,8 +227,8 @@ class Receive(Operation):
         self.owner.give_back(self)
 
     def retract(self) -> bool:
-        """As undo, but only if that keeps the order. False: a later message of the conversation was taken already, so
-        this receive goes on, or keeps what it has.
+        """As undo, but only if that keeps the order; for receives that were posted as retractable. False: a later
+        message of the conversation was taken already, so this receive goes on, or keeps what it has.
         """
         return self.owner.give_back(self, in_order=True)
 

@@ -40,12 +40,15 @@ class Posted:
         return exact if exact.order < wild.order else wild
 
     def claim(self, key: Key, frame: Frame) -> Receive | None:
-        """The oldest that asks for this message, if it fits: then it waits no more. The way of every small message."""
+        """The oldest that asks for this message, if it fits: it waits no more, and its key is the message's. The way
+        of every small message.
+        """
         receive = self.find(key) if self._wild else self._first(key)
         if receive is None or not receive.accepts(frame):
             return None
         if self._wild:
             self.remove(receive)
+            receive.key = key
         else:
             self._exact.drop_first(key)
         return receive

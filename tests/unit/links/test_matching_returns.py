@@ -14,7 +14,7 @@ from tests.unit.links.scripted_origin import TAGGED, announce, arrive, make
 
 def post(matching: Matching, size: int | None = None, *, source: int = 1, tag: int = 7) -> Receive:
     into = None if size is None else memoryview(bytearray(size))
-    return matching.post(into, source=source, space=TAGGED, tag=tag)
+    return matching.post(into, source=source, space=TAGGED, tag=tag, retractable=True)
 
 
 def content(receive: Receive) -> bytes:
@@ -311,9 +311,52 @@ def test_a_message_that_comes_while_another_is_moved_out_does_not_overtake_it() 
     assert content(post(matching, 4)) == b"next"
 
 
-def test_what_is_known_of_conversations_stays_bounded() -> None:
+def test_a_receive_stays_overtaken_however_many_conversations_follow() -> None:
     matching, origin = make()
+    first, second = post(matching, 1), post(matching, 1)
+    for data in (b"1", b"2"):
+        arrive(matching, origin, data)
     for tag in range(10_000):
-        post(matching, 1, tag=tag)
-        arrive(matching, origin, b"x", tag=tag)
-    assert len(matching._taken) < 5000
+        post(matching, 1, tag=1000 + tag)
+        arrive(matching, origin, b"x", tag=1000 + tag)
+    assert not first.retract()
+    assert content(first) == b"1"
+    assert second.retract()
+    assert content(post(matching, 1)) == b"2"
+
+
+def test_a_receive_that_is_not_retractable_overtakes_one_that_is() -> None:
+    matching, origin = make()
+    first = post(matching, 1)
+    arrive(matching, origin, b"1")
+    for data in (b"2", b"3"):
+        matching.post(None, source=1, space=TAGGED, tag=7)
+        arrive(matching, origin, data)
+    assert not first.retract()
+
+
+def test_a_message_that_a_cancelled_receive_leaves_to_the_next_can_be_overtaken_there() -> None:
+    matching, origin = make()
+    first, second, third = post(matching, 4), post(matching, 4), post(matching, 1)
+    message = announce(matching, origin, 4, transfer=1)
+    assert first.retract()
+    arrive(matching, origin, b"3")
+    assert third.done
+    assert not second.retract()
+    origin.pour(matching, message, b"data")
+    assert content(second) == b"data"
+
+
+def test_a_conversation_is_forgotten_with_its_last_receive() -> None:
+    matching, origin = make()
+    kept = post(matching, 1)
+    arrive(matching, origin, b"1")
+    for tag in range(1000):
+        post(matching, 1, tag=1000 + tag)
+        arrive(matching, origin, b"x", tag=1000 + tag)
+    assert list(matching._newest_taken) == [kept.key]
+    del kept
+    matching.post(None, source=1, space=TAGGED, tag=7)
+    arrive(matching, origin, b"2")
+    assert not matching._newest_taken
+    assert not matching._follows

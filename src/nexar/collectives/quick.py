@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
 from nexar.arrays.operations import Reduction, check, reduction_of
-from nexar.arrays.reduce import finish, round_total, wide_folder
 from nexar.collectives.arena import Arena
 from nexar.collectives.assembly import Assembly
 from nexar.collectives.call import Call
 from nexar.collectives.choose import SHARED_MEMORY, TWO_LEVEL
-from nexar.collectives.executor import Arithmetic, Run, execute
+from nexar.collectives.executor import Run, execute
 from nexar.collectives.fingerprint import Fingerprint
 from nexar.collectives.operations import OperationCode
 from nexar.collectives.program import Program
-from nexar.collectives.reducing import WIDE, Rounding, rounding_of
+from nexar.collectives.reducing import Reducing, Rounding, rounding_of
 from nexar.collectives.ways import way_of
 from nexar.links.operation import Operation
 
@@ -38,8 +37,7 @@ class _Plan(NamedTuple):
     size_bytes: int
     arena: Arena | None
     program: Program | None
-    rounding: Rounding
-    arithmetic: Arithmetic
+    reducing: Reducing
 
 
 class Quick:
@@ -66,7 +64,7 @@ class Quick:
         assembly, reduction = self._assembly, reduction_of(op)
         check(reduction, array.dtype)
         name = assembly.choose(_CODE, array.size, array.dtype, reduction=reduction)
-        program, rounding = self._program(name, array, reduction)
+        program, reducing = self._program(name, array, reduction)
         if len(self._plans) >= _KEPT:
             self._plans.clear()
         plan = self._plans[op, array.dtype, array.size] = _Plan(
@@ -75,39 +73,33 @@ class Quick:
             array.nbytes,
             assembly.arena if name == SHARED_MEMORY else None,
             program,
-            rounding,
-            self._arithmetic(rounding, reduction, array.dtype),
+            reducing,
         )
         return plan
 
-    def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, Rounding]:
-        assembly, dtype = self._assembly, array.dtype
+    def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, Reducing]:
+        """A program of None: this way has none, or needs more memory than the array."""
+        assembly, dtype, size = self._assembly, array.dtype, self._assembly.group.size
         if name in (SHARED_MEMORY, TWO_LEVEL):
-            return None, Rounding.NATURAL
+            return None, Reducing.of(Rounding.NATURAL, reduction, dtype, size)
         large = array.nbytes >= assembly.config.large_msg_bytes
-        rounding = rounding_of(name, _CODE, reduction, dtype, size=assembly.group.size, large=large)
+        rounding = rounding_of(name, _CODE, reduction, dtype, size=size, large=large)
+        reducing = Reducing.of(rounding, reduction, dtype, size)
         if rounding is Rounding.EACH:
-            return None, rounding  # a large array has no use for a short way
-        return assembly.program(name, _CODE, array.size, WIDE if rounding is Rounding.AT_THE_END else dtype), rounding
-
-    def _arithmetic(self, rounding: Rounding, reduction: Reduction, dtype: np.dtype[Any]) -> Arithmetic:
-        size = self._assembly.group.size if rounding is Rounding.ONCE else 1
-        return Arithmetic.of(reduction, WIDE if rounding is Rounding.AT_THE_END else dtype, size)
+            return None, reducing  # a large array has no use for a short way
+        return assembly.program(name, _CODE, array.size, reducing.dtype), reducing
 
     # -- through links -----------------------------------------------------------------------------------
 
     def _by_links(self, plan: _Plan, program: Program, row: NDArray[Any]) -> None:
-        assembly, reduction = self._assembly, plan.reduction
+        assembly, reducing = self._assembly, plan.reducing
         call = assembly.begin(plan.fingerprint)
         work = row
-        if plan.rounding is Rounding.AT_THE_END:
-            work = np.empty(len(row), WIDE)
-            wide_folder(reduction, row.dtype)(work, (row,))
-        self._perform(call, execute(assembly.ground(call), program, (work,), plan.arithmetic))
-        if plan.rounding is Rounding.AT_THE_END:
-            round_total(reduction, row, work, assembly.group.size)
-        elif plan.rounding is Rounding.NATURAL:
-            finish(reduction, row, assembly.group.size)
+        if reducing.widens:
+            work = np.empty(len(row), reducing.dtype)
+            reducing.load(work, row)
+        self._perform(call, execute(assembly.ground(call), program, (work,), reducing.arithmetic))
+        reducing.deliver(row, work)
 
     # -- through memory ----------------------------------------------------------------------------------
 

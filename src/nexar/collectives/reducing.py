@@ -9,7 +9,7 @@ combination rounds, and an average is scaled before the first one, so that no su
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,50 @@ def rounding_of(
     return Rounding.EACH if large and operation not in _SCANS else Rounding.AT_THE_END
 
 
+class Reducing(NamedTuple):
+    """How calls of one kind reduce: one schedule, operation, dtype and number of ranks. It serves many calls."""
+
+    rounding: Rounding
+    reduction: Reduction
+    operands: int
+    """How many ranks' arrays the result stands for: an average is divided by it."""
+    dtype: np.dtype[Any]
+    """Of the array that the schedule works on."""
+    widens: bool
+    """That dtype is not the caller's."""
+    arithmetic: Arithmetic
+
+    @classmethod
+    def of(cls, rounding: Rounding, reduction: Reduction, dtype: np.dtype[Any], operands: int) -> Self:
+        """Of arrays of this dtype."""
+        widens = rounding is Rounding.AT_THE_END
+        inner = WIDE if widens else dtype
+        if rounding is Rounding.ONCE:
+            arithmetic = Arithmetic.of(reduction, inner, operands)
+        else:
+            arithmetic = Arithmetic.of(_SUM if reduction.code is ReduceCode.AVG else reduction, inner)
+        return cls(rounding, reduction, operands, inner, widens, arithmetic)
+
+    def load(self, work: NDArray[Any], array: NDArray[Any]) -> None:
+        """Put this rank's elements into `work`, on which the schedule works: `array` itself, or memory of its own."""
+        if self.widens:
+            wide_folder(self.reduction, array.dtype)(work, (array,))
+        elif self.rounding is Rounding.EACH and self.reduction.code is ReduceCode.AVG:
+            folder(self.reduction, array.dtype, self.operands)(work, (array,))
+        elif work is not array:
+            np.copyto(work, array)
+
+    def deliver(self, into: NDArray[Any], result: NDArray[Any]) -> None:
+        """`into` gets what the schedule left of the elements that are wanted; it may be their memory."""
+        if self.widens:
+            round_total(self.reduction, into, result, self.operands)
+            return
+        if into is not result and not np.may_share_memory(into, result):
+            np.copyto(into, result)
+        if self.rounding is Rounding.NATURAL:
+            finish(self.reduction, into, self.operands)
+
+
 class Job(NamedTuple):
     """What is reduced, flat, and where the result goes."""
 
@@ -61,7 +105,7 @@ class Job(NamedTuple):
     """Gets `span` of the result; None: nothing is wanted at this rank."""
     reduction: Reduction
     operands: int
-    """How many ranks' arrays the result stands for: an average is divided by it."""
+    """See Reducing."""
     span: Span
 
 
@@ -81,47 +125,22 @@ def reduce_by(
     size = assembly.group.size if team is None else len(team)
     large = array.nbytes >= assembly.config.large_msg_bytes
     rounding = rounding_of(name, operation, reduction, array.dtype, size=size, large=large)
-    work, memory = _work(assembly, job, rounding)
-    arithmetic = _arithmetic(rounding, reduction, work.dtype, operands)
-    yield from assembly.execute(call, name, operation, work, arithmetic=arithmetic, root=root, spans=spans, team=team)
+    reducing = Reducing.of(rounding, reduction, array.dtype, operands)
+    work, memory = _work(assembly, job, reducing)
+    reducing.load(work, array)
+    yield from assembly.execute(
+        call, name, operation, work, arithmetic=reducing.arithmetic, root=root, spans=spans, team=team
+    )
     if into is not None:
-        _deliver(rounding, job, work[span.start : span.stop])
+        reducing.deliver(into, work[span.start : span.stop])
     if memory is not None:
         assembly.scratch.give_back(memory)
 
 
-def _arithmetic(rounding: Rounding, reduction: Reduction, dtype: np.dtype[Any], operands: int) -> Arithmetic:
-    if rounding is Rounding.ONCE:
-        return Arithmetic.of(reduction, dtype, operands)
-    return Arithmetic.of(_SUM if reduction.code is ReduceCode.AVG else reduction, dtype)
-
-
-def _work(assembly: Assembly, job: Job, rounding: Rounding) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """The array that the schedule works on, with this rank's elements; and the scratch memory behind it, if any."""
-    array, into, reduction, operands, _ = job
-    wide = rounding is Rounding.AT_THE_END
-    if into is not None and len(into) == len(array) and not wide:
-        work, memory = into, None
-    else:
-        dtype = WIDE if wide else array.dtype
-        memory = assembly.scratch.take(len(array) * dtype.itemsize)
-        work = memory[: len(array) * dtype.itemsize].view(dtype)
-    if wide:
-        wide_folder(reduction, array.dtype)(work, (array,))
-    elif rounding is Rounding.EACH and reduction.code is ReduceCode.AVG:
-        folder(reduction, array.dtype, operands)(work, (array,))
-    elif work is not array:
-        np.copyto(work, array)
-    return work, memory
-
-
-def _deliver(rounding: Rounding, job: Job, result: NDArray[Any]) -> None:
-    """`result` is what the schedule left of the elements that are wanted."""
-    assert job.into is not None
-    if rounding is Rounding.AT_THE_END:
-        round_total(job.reduction, job.into, result, job.operands)
-        return
-    if not np.may_share_memory(job.into, result):
-        np.copyto(job.into, result)
-    if rounding is Rounding.NATURAL:
-        finish(job.reduction, job.into, job.operands)
+def _work(assembly: Assembly, job: Job, reducing: Reducing) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """The array that the schedule works on; and the scratch memory behind it, if any."""
+    array, into, dtype = job.array, job.into, reducing.dtype
+    if into is not None and len(into) == len(array) and not reducing.widens:
+        return into, None
+    memory = assembly.scratch.take(len(array) * dtype.itemsize)
+    return memory[: len(array) * dtype.itemsize].view(dtype), memory

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 Place = tuple[str, int]
 _SOURCE = "127.0.0.50"
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 
 
 class SlowPath:

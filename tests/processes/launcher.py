@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 MAIN = Path(__file__).with_name("launcher_main.py")
-PATIENCE = 30.0
+PATIENCE = 120.0  # seconds: on two cores with ten times as much to do, four ranks need half of it to start
 
 
 class Launch:

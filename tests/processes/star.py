@@ -22,7 +22,7 @@ from nexar.testing.peer_messages import Dial, Start, reference
 from tests.processes.talk import TALKING, TalkingNode
 
 HERE = 0x10
-STARTING = 30.0
+STARTING = 120.0
 
 
 class Ray:

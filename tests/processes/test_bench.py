@@ -15,7 +15,7 @@ from nexar.cli.bench.runners import Runners, SystemFailed
 from nexar.testing.network_namespaces import permitted
 from tests.unit.cli.bench.orders import ORDER
 
-PATIENCE = 50.0
+PATIENCE = 150.0
 SHORT = ("-n", "5", "-w", "1", "--rounds", "1")
 needs_namespaces = pytest.mark.skipif(permitted() is not None, reason=str(permitted()))
 

@@ -15,7 +15,7 @@ from nexar.cli.doctor.round_trip import try_trip
 from nexar.testing.availability import why_absent
 from nexar.testing.network_namespaces import NetworkNamespaces
 
-PATIENCE = 50.0
+PATIENCE = 150.0
 NEXAR = (sys.executable, "-m", "nexar")
 needs_quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
 

@@ -13,11 +13,6 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 500
 
 
-@pytest.fixture
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.processes.launcher.PATIENCE", 100.0)
-
-
 def rounds_of(folder: Path, size: int) -> list[list[str]]:
     return [(folder / f"rounds-{rank}").read_text().splitlines() for rank in range(size)]
 
@@ -30,7 +25,6 @@ def assert_right(line: str, number: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("_patience")
 @pytest.mark.parametrize("transports", ["shm,tls", "tls"])
 @pytest.mark.parametrize("seed", sized([1], [1, 2, 3, 4, 5]))
 def test_survivors_of_random_kills_have_the_same_500_rounds(transports: str, seed: int, tmp_path: Path) -> None:

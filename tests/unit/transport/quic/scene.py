@@ -17,7 +17,7 @@ from nexar.transport.quic.transport import QuicTransport
 from nexar.wire.frame import Frame, Kind, Lane, encode
 
 CLUSTER = "stage"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Memory:

@@ -37,6 +37,8 @@ def refused(tmp_path, *arguments, **variables):
         (["-n", "2", "--local-ranks-filter", "2", "script.py"], {}, "from 0 to 1"),
         (["-n", "1", "--log-dir", "script.py/x", "script.py"], {}, "cannot be made"),
         (["-n", "1", "--min", "3", "--max", "2", "script.py"], {}, "NEXAR_ELASTIC_MIN_WORLD_SIZE"),
+        (["-n", "1", "--min", "1", "script.py"], {}, "--min = 1 is refused; allowed: only in an elastic"),
+        (["-n", "1", "--max", "2", "script.py"], {}, "--max = 2 is refused; allowed: only in an elastic"),
         (["-n", "1", "script.py"], {"NEXAR_TOPOLOGY": "donut"}, "NEXAR_TOPOLOGY = 'donut' is refused"),
         (["-n", "1", "script.py"], {"NEXAR_PORT": "abc"}, "NEXAR_PORT = 'abc' is refused"),
         (["-n", "1", "script.py"], {"NEXAR_PROT": "1"}, "did you mean NEXAR_PORT"),
@@ -62,6 +64,10 @@ def test_a_ticket_is_never_shown_in_an_error(tmp_path):
 
 def test_a_seed_of_nobody_is_refused(tmp_path):
     assert "--size = 0 is refused" in refused(tmp_path, "seed", "--size", 0)
+
+
+def test_a_seed_that_is_not_elastic_takes_no_smallest_world(tmp_path):
+    assert "--min = 1 is refused" in refused(tmp_path, "seed", "--size", 2, "--min", 1)
 
 
 def test_the_ticket_goes_to_standard_output_and_nothing_else_does(tmp_path):

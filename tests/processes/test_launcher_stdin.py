@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.processes.launcher import MAIN, script
+from tests.processes.launcher import MAIN, await_files, script
 
 PATIENCE = 120.0
 READ = "print(f'{rank} read {sys.stdin.read()!r}')"
@@ -74,6 +74,37 @@ def test_what_is_typed_at_a_terminal_reaches_rank_0(tmp_path):
         command = [sys.executable, str(MAIN), "run", "-n", "2", str(script(tmp_path, text))]
         os.execv(sys.executable, command)
     os.write(terminal, b"a line\n")
+    shown = _read_all(terminal)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown
+    assert b"0 was told a line" in shown
+
+
+SHELL = """
+import os, re, signal, subprocess, sys, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+launcher = subprocess.Popen(sys.argv[1:], process_group=0)
+def waits_for_input():
+    folder = f"/proc/{launcher.pid}/fdinfo"
+    return any(re.search("^tfd: +0 ", open(f"{folder}/{name}").read(), re.MULTILINE) for name in os.listdir(folder))
+while not os.path.exists("typed") or waits_for_input(): time.sleep(0.01)
+os.tcsetpgrp(0, launcher.pid)
+os.killpg(launcher.pid, signal.SIGCONT)
+sys.exit(launcher.wait())
+"""
+
+
+def test_a_launcher_that_is_put_in_the_foreground_reads_what_is_typed(tmp_path):
+    """As a shell does it for `fg`: the launcher was in the background when the line was typed."""
+    text = "if rank == 0: Path('ready').touch()\nprint(f'{rank} was told {input()}' if rank == 0 else 'nothing')"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        command = [sys.executable, str(MAIN), "run", "-n", "2", str(script(tmp_path, text))]
+        os.execv(sys.executable, [sys.executable, "-c", SHELL, *command])
+    await_files(tmp_path, "ready", 1)
+    os.write(terminal, b"a line\n")
+    (tmp_path / "typed").touch()
     shown = _read_all(terminal)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown

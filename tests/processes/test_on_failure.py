@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.processes.launcher import PATIENCE, Launch, await_files, launch, script
+from tests.processes.launcher import PATIENCE, Launch, await_files, launch, script, without_notices
+from tests.processes.nexar_command import Nexar
 
 UNTIL = "while not Path('reported').exists(): time.sleep(0.01)\n"
 SLEEP = "Path(f'ready{rank}').touch()\ntime.sleep(600)\n"
@@ -158,3 +159,15 @@ def test_an_interrupt_is_one_line_and_no_traceback(tmp_path):
         running.process.send_signal(signal.SIGINT)
         assert running.end() == 128 + signal.SIGINT
     assert running.stderr == "nexar: SIGINT: stopping all ranks; they have 5 s to end\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_the_cluster_has_formed_is_one_line_too(tmp_path, number):
+    text = f"if rank == 0:\n    {SLEEP.splitlines()[0]}\n    time.sleep(600)\n"
+    text += "import nexar\nPath(f'ready{rank}').touch()\nnexar.init()\n"
+    with Nexar("run", "-n", 3, script(tmp_path, text), cwd=tmp_path) as running:
+        await_files(tmp_path, "ready*", 3)
+        running.process.send_signal(number)
+        assert running.end() == 128 + number
+    said = without_notices(running.stderr)
+    assert said == f"nexar: {number.name}: stopping all ranks; they have 5 s to end\n"

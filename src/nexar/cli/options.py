@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from nexar.config import settings
+from nexar.config import Config, settings
+from nexar.errors import ConfigError
 
 Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed.")]
 Least = Annotated[int | None, typer.Option("--min", help="With fewer members a checkpoint waits for more.")]
@@ -20,6 +21,13 @@ def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> d
         "elastic_max_world_size": most,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def check_elastic(config: Config, *, least: int | None, most: int | None) -> None:
+    """ConfigError for an option that would mean nothing: a cluster that is not elastic has one size."""
+    for option, value in (("--min", least), ("--max", most)):
+        if value is not None and not config.elastic_enabled:
+            raise ConfigError(variable=option, value=value, allowed="only in an elastic cluster", hint="give --elastic")
 
 
 def as_variables(given: Mapping[str, object]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from nexar.cli.ending import exit_code_of
-from nexar.cli.options import Elastic, Least, Most, as_variables, elastic_settings
+from nexar.cli.options import Elastic, Least, Most, as_variables, check_elastic, elastic_settings
 from nexar.cli.showing import PageAt, WriteTicket, page_place, shown
 from nexar.cli.tracing import TraceTo, traced
 from nexar.cli.way_in import NO_WAY_IN, Ticket, TicketFile, way_in
@@ -64,6 +64,7 @@ def run(
         patience = effective({**given, **NO_WAY_IN}, variables).config.formation_timeout
         config = effective({**given, **way_in(ticket, ticket_file, seed, patience=patience)}, variables).config
         _check_port(count, config)
+        check_elastic(config, least=least, most=most)
         _check_restarts(max_restarts, config)
         _check_most(count, config)
         _check_metrics(count, config)

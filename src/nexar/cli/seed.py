@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from nexar.cli.ending import GOOD, complain, exit_code_of
-from nexar.cli.options import Elastic, Least, Most, elastic_settings
+from nexar.cli.options import Elastic, Least, Most, check_elastic, elastic_settings
 from nexar.cli.progress import counting
 from nexar.cli.showing import PageAt, page_place, shown
 from nexar.cli.way_in import ticket_in
@@ -46,6 +46,7 @@ def seed(
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         config = effective(given, without_outer_launch(inherited())).config
+        check_elastic(config, least=least, most=most)
         place = page_place(page)
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")

@@ -42,14 +42,15 @@ def bootstrap(
     rank: Rank | None = None,
     launcher: NodeId = UNKNOWN_NODE,
     size: int | None = None,
-    beside: Callable[[Presence], Callable[[], None]] | None = None,
+    beside: Callable[[Presence, Communicator], Callable[[], None]] | None = None,
     tell: Tell | None = None,
     tells_for_host: bool = True,
 ) -> Communicator:
     """Join, and return when everybody is there and can be reached. The caller closes the communicator.
 
     `rank`, `launcher`, `size`: what whoever started this process said; the cluster must agree. `beside` is told of the
-    node once it is in; what it returns is called first when all is closed. `tell`, `tells_for_host`: see Worker.
+    node and its communicator before this returns; what it returns is called first when all is closed. `tell`,
+    `tells_for_host`: see Worker.
     JoinRefused, SeedUnreachable, FormationTimeout, PeerLost; nothing is left behind then. The first communicator of a
     cluster that forms has all its members, or this raises FormationTimeout on every one of them.
     """
@@ -92,9 +93,13 @@ def bootstrap(
                 world = start_world(presence.lineage, joined.membership, gate, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
-    if beside is not None:
-        ends.callback(beside(presence))
-    return Communicator(world, presence, ends.close)
+    ends.callback((beside or _nobody)(presence, communicator := Communicator(world, presence, ends.close)))
+    return communicator
+
+
+def _nobody(_: Presence, __: Communicator) -> Callable[[], None]:
+    """Nobody wants to know of the node."""
+    return lambda: None
 
 
 class _Reason:

@@ -52,13 +52,13 @@ def join(
     ends = ExitStack()
     adopt = _serve_metrics(config, local_rank or 0, ends)
 
-    def watch(presence: Presence) -> Callable[[], None]:
+    def watch(presence: Presence, communicator: Communicator) -> Callable[[], None]:
         adopt(presence)
         ends.callback(ExitLeaver(lambda error: _leave(communicator, presence, error)).cancel)
         return ends.close
 
     try:
-        communicator = bootstrap(
+        return bootstrap(
             config,
             invitation,
             rank=rank,
@@ -71,7 +71,6 @@ def join(
     except BaseException:
         ends.close()
         raise
-    return communicator
 
 
 def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable[[Presence], None]:

@@ -8,6 +8,8 @@ from typing import Any, Self, TypeAlias
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the launcher to stop."""
+CONTINUED = signal.SIGCONT
+"""The launcher runs again after it was stopped (Ctrl-Z), or was put in the foreground."""
 ASKING = signal.SIGUSR1
 """Asks the ranks where they are: the launcher passes it on."""
 
@@ -15,7 +17,7 @@ _Former: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SignalInbox:
-    """Collects the stopping signals, ASKING and SIGCHLD while it is entered; in the main thread only.
+    """Collects the stopping signals, ASKING, CONTINUED and SIGCHLD while it is entered; in the main thread only.
 
     The kernel's handler writes the number to a pipe, so no signal is lost between looking and sleeping. One that was
     ignored before (`nohup`) stays ignored. Leaving restores what was.
@@ -27,7 +29,7 @@ class SignalInbox:
             os.set_blocking(end, False)
         self._former_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._former: dict[int, _Former] = {}
-        for number in (*STOPPING, ASKING, signal.SIGCHLD):
+        for number in (*STOPPING, ASKING, CONTINUED, signal.SIGCHLD):
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
                 self._former[number] = signal.signal(number, _noted)
         return self

@@ -45,6 +45,12 @@ class StandardInput:
         else:
             self._selector.unregister(self._source)  # the input is meant for the program in the foreground
 
+    def resume(self) -> None:
+        """The launcher may be in the foreground again: read the terminal, if it is not read and has not ended."""
+        has_ended = self._pipe is None or self._pipe[1] < 0
+        if not has_ended and not self._pending and self._source not in self._selector.get_map():
+            self._selector.register(self._source, selectors.EVENT_READ, self._pass_on)
+
     def _take(self, piece: bytes, pipe: int) -> None:
         self._pending = piece
         if piece:

@@ -23,7 +23,7 @@ from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
 from nexar.launch.process import RankProcess
-from nexar.launch.signals import ASKING, STOPPING, SignalInbox
+from nexar.launch.signals import ASKING, CONTINUED, STOPPING, SignalInbox
 from nexar.launch.standard_input import StandardInput
 from nexar.launch.stop_policy import Action, Failure, Report, StopPolicy
 from nexar.launch.verdict import Ending, Verdict, judge, signal_name
@@ -90,7 +90,7 @@ class Supervisor:
         the run.
         """
         self._plans, self._wishes, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
-        self._failures, self._stops_run = failures, stops
+        self._failures, self._stops_run, self._alone = failures, stops, alone
         self._policy = StopPolicy(alone=alone, grace=wishes.grace)
         self._report = FailureReport(console)
         self._running: dict[int, RankProcess] = {}
@@ -128,14 +128,7 @@ class Supervisor:
         for key, _ in self._selector.select(self._due(time.monotonic())):
             if key.data is not None:
                 key.data()
-        signals = self._signals.take()
-        for number in signals:
-            if number in STOPPING:
-                self._interrupt(number)
-        if ASKING in signals:
-            self._ask()
-        if signal.SIGCHLD in signals:
-            self._reap_all()
+        self._follow_signals()
         if self._console.gone and not self._escalation.asked:
             self._interrupted = signal.SIGPIPE
             self._stop(signal.SIGTERM)
@@ -143,6 +136,18 @@ class Supervisor:
             if self._stops_run and self._interrupted is None:
                 self._do(self._policy.chosen(failure, time.monotonic()))
         self._tick(time.monotonic())
+
+    def _follow_signals(self) -> None:
+        signals = self._signals.take()
+        for number in signals:
+            if number in STOPPING:
+                self._interrupt(number)
+        if CONTINUED in signals:
+            self._input.resume()
+        if ASKING in signals:
+            self._ask()
+        if signal.SIGCHLD in signals:
+            self._reap_all()
 
     @property
     def _stops(self) -> bool:
@@ -268,10 +273,12 @@ class Supervisor:
 
     def _tell(self, plan: RankPlan, ending: Ending, replacement: RankPlan | None) -> None:
         """Tell the cluster of a death. Who is started again before the cluster has formed is not missed, and of who
-        joined later the cluster knows no rank that we know.
+        joined later the cluster knows no rank that we know. When the user stops a run on one host, every rank ends, and
+        a cluster that does not form is no news.
         """
         awaited = replacement is not None and not self._cluster.formed
-        if awaited or plan.rank is None or plan.joins:
+        dissolved = self._alone and self._interrupted is not None
+        if awaited or dissolved or plan.rank is None or plan.joins:
             return
         details = self._errors[ending.who][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
         self._cluster.report(plan.rank, f"{ending}\n{details}".rstrip(), well=ending.code == 0)

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 
 from nexar.config import Config
 from nexar.errors import SeedUnreachable
-from nexar.launch import joining
+from nexar.launch import joining, leave_at_exit
 from nexar.launch.joining import join
 from nexar.observe import metrics as metrics_module
 from nexar.security.invitation import Invitation
@@ -57,7 +58,7 @@ def test_without_the_setting_there_are_no_metrics(
 def test_metrics_are_of_the_node_that_joined_and_end_with_it(
     monkeypatch: pytest.MonkeyPatch, opened: list[tuple[int, int, FakeMetrics]]
 ) -> None:
-    bootstrap_with(monkeypatch, lambda *_, beside, **__: beside(FakePresence()))
+    bootstrap_with(monkeypatch, lambda *_, beside, **__: beside(FakePresence(), object()))
     close: Any = join(Config(metrics_port=9300), INVITATION, local_rank=2)
     ((port, local_rank, metrics),) = opened
     assert (port, local_rank, metrics.closed) == (9300, 2, 0)
@@ -77,3 +78,27 @@ def test_who_could_not_join_leaves_no_port_open(
     with pytest.raises(SeedUnreachable):
         join(Config(metrics_port=0), INVITATION)
     assert opened[0][2].closed == 1
+
+
+def test_an_exit_before_the_caller_has_the_communicator_leaves_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be in init() when the main thread ends."""
+    left: list[object] = []
+    error = ValueError("it ends the program")
+
+    class Made:
+        def __exit__(self, kind: object, error: object, trace: object) -> None:
+            left.append(error)
+
+    def exits(*_: object, beside: Callable[..., Any], **__: object) -> Made:
+        made = Made()
+        known = set(leave_at_exit._leavers)
+        beside(FakePresence(), made)
+        (leaver,) = (each for key, each in leave_at_exit._leavers.items() if key not in known)
+        leaver.begin(error)
+        assert leaver.has_left(time.monotonic() + 30.0)
+        leaver.cancel()
+        return made
+
+    bootstrap_with(monkeypatch, exits)
+    join(Config(), INVITATION)
+    assert left == [error]

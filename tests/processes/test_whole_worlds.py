@@ -65,6 +65,15 @@ def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(t
 
 
 @pytest.mark.timeout(300)
+def test_a_pair_that_is_not_connected_is_named_while_init_waits(tmp_path):
+    """Ranks 0 and 1 tell what they wait for, after 2 s; the pair is given up after 6 s."""
+    with Nexar("run", "-n", 3, RANK, "unreachable_pair", cwd=tmp_path) as ran:
+        ran.end(PATIENCE)
+    words = r"waiting until all 3 ranks are connected; rank 1 has no connection to rank 2 at 127.0.0.77:9 \(.+\)"
+    assert re.search(words, ran.stderr), ran.stderr
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("mistake", "side"), [("clock_ahead", "ahead of"), ("clock_behind", "behind")])
 def test_clocks_that_differ_by_more_than_certificates_allow_are_named_on_both_sides(tmp_path, mistake, side):
     found, code = outcomes(tmp_path, mistake, size=2)

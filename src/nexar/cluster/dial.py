@@ -62,9 +62,12 @@ class Dial:
         self._answered = threading.Event()
         self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
 
-    def run(self, deadline: float) -> None:
-        """Raises DialFailed or Superseded. Whatever it raises: the carrier is the link's (`opened`), or it is gone."""
-        carrier = self._connect(deadline)
+    def run(self, deadline: float, connect_by: float | None = None) -> None:
+        """Raises DialFailed or Superseded. Whatever it raises: the carrier is the link's (`opened`), or it is gone.
+
+        `connect_by`: until then the connection must be there, if that is before the deadline of the answer.
+        """
+        carrier = self._connect(deadline if connect_by is None else min(connect_by, deadline))
         try:
             with self._node.recall.waking(self._answered.set), self.recall.waking(self._answered.set):
                 self._answered.wait(max(0.0, deadline - time.monotonic()))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -38,12 +38,22 @@ from nexar.links.link import Link
 from nexar.links.parting import part
 from nexar.links.router import Router
 from nexar.transport.base import Carrier
-from nexar.types import NodeId
+from nexar.types import NodeId, Rank
 from nexar.wire.messages import Introduced, Message
 
 _LONGEST_DIAL: Final = 10.0
-"""Seconds, of the lower node of two; the higher one's takes twice as long: it may have to wait for the end of the
-other's, which hangs where the network lets only one direction through."""
+"""Seconds to connect, and for the lower node of two also to be answered. The higher one waits twice as long for its
+answer: the lower one gives none before its own dial ends, which hangs where the network lets only one direction
+through."""
+
+
+class Unconnected(NamedTuple):
+    """A member that a link was wanted to, and that this node is not connected to."""
+
+    rank: Rank | None
+    address: str
+    cause: str
+    """Why the last dial failed; empty: none has."""
 
 
 class Mesh:
@@ -198,8 +208,9 @@ class Mesh:
             if self._pairs.known().find(member.node) is None:  # since it was asked for
                 dial.recall.make()
         try:
-            longest = _LONGEST_DIAL if self._node.id < member.node else 2 * _LONGEST_DIAL
-            dial.run(min(deadline, time.monotonic() + longest + self._node.delay_meter.seconds))
+            connect_by = time.monotonic() + _LONGEST_DIAL + self._node.delay_meter.seconds
+            answer_by = connect_by if self._node.id < member.node else connect_by + _LONGEST_DIAL
+            dial.run(min(deadline, answer_by), connect_by)
             cause = None
             self._sidecars.open(member, pair.link, introduce, dial.sidecar, self._fault_of)
         except Superseded:
@@ -251,6 +262,17 @@ class Mesh:
         """Those that are, or were, open."""
         with self._pairs.changed:
             return {pair.link.peer: pair.link for pair in self._pairs.listed() if pair.is_open}
+
+    def unconnected(self) -> list[Unconnected]:
+        """Members that somebody here wanted a link to, and that have none yet. Waits for nobody."""
+        with self._pairs.changed:
+            circle, pairs = self._pairs.known(), [pair for pair in self._pairs.listed() if not pair.is_open]
+            found = [(circle.find(pair.link.peer), pair.state.cause or "") for pair in pairs]
+        return [
+            Unconnected(circle.rank_of(member.node), address_of(member) or "", cause)
+            for member, cause in found
+            if member is not None
+        ]
 
     def settle(self, needless: Callable[[NodeId], bool]) -> None:
         """Before it is closed, and while it may still dial: wait until all that was sent over others has arrived, and

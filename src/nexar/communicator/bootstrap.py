@@ -88,8 +88,8 @@ def bootstrap(
         if gate is None:
             world = begin_world(presence, joined.membership, deadline)
         else:
-            awaited = f"waiting until all {joined.membership.size} ranks are connected"
-            with WaitNotice(tell if tells_for_host else None, lambda: awaited + seconds_left(deadline)):
+            awaited = partial(describe_start, joined.membership, node.id, mesh, deadline)
+            with WaitNotice(tell if tells_for_host else None, awaited):
                 world = start_world(presence.lineage, joined.membership, gate, deadline)
         presence.look_around()
         ends.push(undo.pop_all())
@@ -100,6 +100,17 @@ def bootstrap(
 def _nobody(_: Presence, __: Communicator) -> Callable[[], None]:
     """Nobody wants to know of the node."""
     return lambda: None
+
+
+def describe_start(membership: Membership, me: NodeId, mesh: Mesh, deadline: float) -> str:
+    """What `init()` waits for after the first membership is committed. Names the pairs that this rank is missing."""
+    awaited = f"waiting until all {membership.size} ranks are connected"
+    rank = membership.rank_of(me)
+    missing = [
+        f"rank {rank} has no connection to rank {each.rank} at {each.address} ({each.cause or 'no answer yet'})"
+        for each in mesh.unconnected()
+    ]
+    return "; ".join([awaited, *missing]) + seconds_left(deadline)
 
 
 class _Reason:

@@ -46,6 +46,7 @@ class Surroundings:
         self.dialer = self
         self.adopted: list[Carrier] = []
         self.expected: Expected | None = None
+        self.deadline: float | None = None
         self.host = PEER.host
         self.memory_address: str | None = None
         self._answer = answer
@@ -58,6 +59,7 @@ class Surroundings:
         self, addresses: Mapping[str, Sequence[str]], expected: Expected, deadline: float, recall: Recall
     ) -> Carrier:
         self.expected = expected
+        self.deadline = deadline
         if isinstance(self._answer, Exception):
             raise self._answer
         return as_carrier(self._answer)
@@ -96,6 +98,13 @@ def test_who_answers_from_the_right_place_becomes_the_link() -> None:
     assert where.adopted == [as_carrier(peer)]
     assert where.expected == Expected(PEER.node, PEER.fingerprint)
     assert peer.aborted is None
+
+
+def test_a_dial_may_have_less_time_to_connect_than_to_be_answered() -> None:
+    where = Surroundings(Answerer(RIGHT))
+    connect_by = time.monotonic() + 1.0
+    dial(where).run(soon(), connect_by)
+    assert where.deadline == connect_by
 
 
 def test_shared_memory_comes_on_top_where_the_peer_offers_it() -> None:

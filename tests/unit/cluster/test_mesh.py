@@ -3,11 +3,13 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from nexar.cluster.change import Change, Departure
+from nexar.cluster.dialing import Dialer
 from nexar.cluster.membership import Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.opening import open_all
@@ -64,6 +66,39 @@ def test_many_threads_that_want_it_at_once_get_one_link(pair: Meshes) -> None:
 def test_a_dial_that_is_heard_of_twice_makes_one_link(pair: Meshes) -> None:
     pair.faults.add(DoubleDial())
     both(pair)
+
+
+@pytest.mark.parametrize("rank", [LOW, HIGH])
+def test_a_peer_that_cannot_be_reached_is_given_up_as_soon_by_the_higher_node_as_by_the_lower(
+    pair: Meshes, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The higher node waits longer for an answer, which the other may hold back, but not longer for a connection."""
+    meter, given = pair.nodes[rank].delay_meter, list[float]()
+
+    def silent(self: Dialer, addresses: object, expected: object, deadline: float, recall: object) -> Carrier:
+        given.append(deadline - time.monotonic() - meter.seconds)
+        raise TimeoutError("no answer in time")
+
+    monkeypatch.setattr(Dialer, "dial", silent)
+    with pytest.raises(PeerLost, match="no answer in time"):
+        pair.link(rank, 1 - rank, timeout=100.0)
+    assert given[0] < 15.0  # 10 s; what the meter says may have changed by a little since
+
+
+def test_peers_that_are_not_connected_are_told_with_the_reason(pair: Meshes) -> None:
+    assert pair.meshes[LOW].unconnected() == []  # nobody has asked for a link
+    for way in [(LOW, HIGH), (HIGH, LOW)]:
+        pair.faults.add(pair.on_way(RefuseDial, *way))
+    with pytest.raises(PeerLost):
+        pair.link(LOW, HIGH)
+    (found,) = pair.meshes[LOW].unconnected()
+    assert (found.rank, found.address) == (HIGH, pair.membership.members[HIGH].addresses["memory"][0])
+    assert found.cause.startswith("cannot connect: ")
+
+
+def test_a_peer_that_is_connected_is_not_among_those_that_are_not(pair: Meshes) -> None:
+    both(pair)
+    assert pair.meshes[LOW].unconnected() == []
 
 
 def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(

@@ -8,6 +8,7 @@ the cluster makes of it, the others decide too: see recovery.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -22,11 +23,14 @@ from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
 from nexar.cluster.pings import Pings
 from nexar.cluster.probe import ENDED, probe
+from nexar.cluster.recall import Recalled
 from nexar.errors import NexarError, PeerError
 from nexar.links.carrier import is_relayed
 from nexar.links.link import Link
-from nexar.types import NodeId, format_seconds
+from nexar.types import NodeId, format_node, format_seconds
 from nexar.wire.messages import MAX_CAUSE_CHARACTERS, Goodbye, Message
+
+_log = logging.getLogger(__name__)
 
 Noticed: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
@@ -185,7 +189,7 @@ class Lookout:
     def _answer(self, node: NodeId) -> None:
         """What is asked from the moment at which the answer is told, or at which there is none, wants another one."""
         try:
-            cause = self._look_once_more(node)
+            cause = self._cause_of(node, self._look_once_more)
         finally:
             with self._lock:
                 self._asked.discard(node)
@@ -210,13 +214,15 @@ class Lookout:
             raise
 
     def _work(self) -> None:
-        try:
-            while (task := self._next()) is not None:
+        """Law: what a task raises ends neither this thread nor the tasks that wait for it."""
+        while (task := self._next()) is not None:
+            try:
                 task()
-        except BaseException:
-            with self._lock:
-                self._busy -= 1
-            raise
+            except Recalled:
+                continue  # this node closes: nobody waits for what the task would have found
+            except Exception:  # noqa: BLE001  # the boundary of the thread: whatever it is, the log has the traceback
+                if not self._closed:
+                    _log.exception("a task of the failure monitor raised; the monitor goes on")
 
     def _next(self) -> Callable[[], None] | None:
         """None: nothing is left, and this thread is free. What a closed node wanted to know nobody asks any more."""
@@ -239,10 +245,25 @@ class Lookout:
     def _follow(self, node: NodeId, hint: str) -> None:
         """It counts as looked into until what was found is told: whoever waits for that finds it then."""
         try:
-            self._conclude(node, hint, self._examine(node))
+            self._conclude(node, hint, self._cause_of(node, self._examine))
         finally:
             with self._lock:
                 self._examined.discard(node)
+
+    def _cause_of(self, node: NodeId, look: Callable[[NodeId], str | None]) -> str | None:
+        """What `look` returns. If it raises, that is why this node cannot reach the member; the log has the traceback.
+        A member is removed only if others cannot reach it either.
+        """
+        try:
+            return look(node)
+        except Recalled:
+            raise
+        except Exception as fault:
+            if self._closed:
+                raise
+            cause = f"it cannot be probed: {type(fault).__name__}: {fault}"
+            _log.exception("node %s: %s", format_node(node), cause)
+            return cause
 
     def _conclude(self, node: NodeId, hint: str, cause: str | None) -> None:
         with self._lock:

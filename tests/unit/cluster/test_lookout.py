@@ -453,8 +453,8 @@ def test_a_node_whose_probe_raised_can_be_probed_again(scene: Scene, monkeypatch
 
     monkeypatch.setattr(lookout_room, "probe", fail)
     scene.lookout.probe(PEER)
-    with pytest.raises(ZeroDivisionError):
-        scene.work()
+    scene.work()
+    scene.told.clear()
     monkeypatch.setattr(lookout_room, "probe", scene.probe)
     scene.lookout.probe(PEER)
     scene.work()
@@ -469,3 +469,48 @@ def test_a_node_that_is_asked_about_again_before_the_answer_is_probed_once(scene
     scene.lookout.probe(PEER)
     scene.work()
     assert scene.told == [Probed(PEER, None)] * 2
+
+
+# ---------------------------------------------------------------- probes that raise
+
+
+def raising(*_: object, **__: object) -> str | None:
+    raise TypeError("an address that is a number")
+
+
+def test_a_probe_that_raises_says_that_this_member_cannot_be_reached_and_the_thread_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lookout_room, "probe", raising)
+    scene.lookout.probe(PEER)
+    scene.lookout.probe(OTHER)
+    scene.work()
+    cause = "it cannot be probed: TypeError: an address that is a number"
+    assert scene.told == [Probed(PEER, cause), Probed(OTHER, cause)]
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+    scene.told.clear()
+    scene.lookout.probe(PEER)
+    scene.work()
+    assert scene.told == [Probed(PEER, cause)], "it may be asked again"
+
+
+def test_a_hint_whose_probe_raises_is_concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout_room, "probe", raising)
+    scene.lookout.missed(PEER, SILENT)
+    scene.work()
+    (lost,) = scene.told
+    assert isinstance(lost, Lost)
+    assert lost.cause == f"{SILENT}; it cannot be probed: TypeError: an address that is a number"
+    assert not scene.lookout.looks_into([PEER])
+
+
+def test_a_task_that_raises_ends_neither_its_thread_nor_those_that_wait(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+    scene.lookout._aside(raising)
+    scene.lookout._aside(lambda: done.append("the next"))
+    scene.work()
+    assert done == ["the next"]
+    assert "an address that is a number" in caplog.text
+    assert scene.lookout._busy == 0

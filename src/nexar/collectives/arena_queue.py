@@ -157,12 +157,26 @@ class ArenaQueue:
 
     def _fail(self, operation: ArenaOperation, error: BaseException) -> None:
         if isinstance(error, GaveUp):
-            self._give_up(operation, self._members.given_up(error.index, operation.name))
+            self._join_giving_up(operation, error.index)
         elif isinstance(error, Differs):
             theirs = self.records.taken(self.records.all[error.index], operation.slip)
             self._disagree(operation, error.index, theirs)
         else:
             self._give_up(operation, error)
+
+    def _join_giving_up(self, operation: ArenaOperation, index: int) -> None:
+        """That rank gave the operation up. It may have done so because a third one calls something else, of which this
+        rank has not been told yet: the announcements show that, and it is what every rank has to raise.
+        """
+        found = self._announced_difference(operation)
+        if found is None:
+            self._give_up(operation, self._members.given_up(index, operation.name))
+        else:
+            self._disagree(operation, *found)
+
+    def _announced_difference(self, operation: ArenaOperation) -> tuple[int, Fingerprint] | None:
+        announcement = operation.announcement
+        return None if announcement is None else self.records.disagreement(announcement[0])
 
     def _leave(self, operation: ArenaOperation, error: BaseException | None) -> None:
         self._posted.pop(operation.slip, None)
@@ -256,8 +270,7 @@ class ArenaQueue:
             return True
         if operation.done or not operation.begun or not self._pace.waits(operation):
             return False
-        announcement = operation.announcement
-        found = None if announcement is None else self.records.disagreement(announcement[0])
+        found = self._announced_difference(operation)
         if found is not None:
             self._disagree(operation, *found)
         return found is None

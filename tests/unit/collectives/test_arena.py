@@ -189,6 +189,18 @@ def test_an_error_of_the_users_function_is_raised_where_it_happened_and_the_othe
 # -- disagreeing -----------------------------------------------------------------------------------------------------
 
 
+def test_who_gives_up_because_of_a_difference_does_not_hide_it_from_the_others() -> None:
+    """The first rank was told of the difference otherwise, so its mark is there before anybody says why."""
+    elsewhere = Fingerprint(OperationCode.BROADCAST, 1, 3)
+    with ranks(3) as (first, odd, last):
+        for rank, fingerprint in ((first, REDUCE), (odd, elsewhere), (last, REDUCE)):
+            rank.arena.announce(7, fingerprint)
+        first.arena.all_reduce(first.arena.reserve(), ones(), SUM, announcement=(7, REDUCE)).cancel()
+        with pytest.raises(Different) as raised:
+            last.wait(last.arena.all_reduce(last.arena.reserve(), ones(), SUM, announcement=(7, REDUCE)))
+        assert raised.value.args[:2] == (odd.number, elsewhere)
+
+
 @pytest.mark.parametrize("spin", [False, True])
 @pytest.mark.parametrize("counts", [(4, 4, 4), (4, LARGE, 4)], ids=["another operation", "another count"])
 def test_a_difference_is_seen_by_every_rank_and_nothing_runs_any_more(spin: bool, counts: tuple[int, ...]) -> None:

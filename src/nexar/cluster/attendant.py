@@ -81,8 +81,8 @@ class Attendant:
             on_back=lambda _: self._send_reports(),
             on_refused=self._refused,
         )
-        self._standing = Standing(self._node, line, welcome, self._knock, listeners=listeners)
-        self._standing.start()
+        self._standing = Standing(self._node, line, welcome, self._knock)
+        self._standing.start(listeners)
 
     def _ask(self, proof: bytes) -> Reserve:
         request = make_request(self._node.id, self._node.key)

@@ -105,7 +105,6 @@ class Standing:
         knock: Callable[[], JoinLine],
         *,
         random: Random | None = None,
-        listeners: Listeners | None = None,
         news: Callable[[], Bulletin | None] | None = None,
     ) -> None:
         """`knock` makes one attempt at a new line, and raises if it comes to nothing. `news`: what this node does, to
@@ -114,7 +113,7 @@ class Standing:
         self._node = node
         self._line = line  # written by the thread; any thread says its words on the one it finds
         self._knock = knock
-        self._listeners = listeners or Listeners()
+        self._listeners = Listeners()  # written by `start`, before the thread that calls them
         self._random = random or Random()
         self._spread = self._random.random()
         self._news = news
@@ -129,8 +128,9 @@ class Standing:
         self._wanted = threading.Event()  # set by who had a word and found no line, and at the end
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
 
-    def start(self) -> None:
-        """Listen to the seed from now on. Once, when the listeners can be called."""
+    def start(self, listeners: Listeners) -> None:
+        """Listen to the seed from now on, and tell `listeners`. Once."""
+        self._listeners = listeners
         self._thread.start()
 
     def close(self, reason: str = "") -> None:

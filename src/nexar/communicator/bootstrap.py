@@ -31,7 +31,7 @@ from nexar.errors import InternalError, JoinRefused, LinkClosed, NexarError, Pee
 from nexar.group import deadline_after
 from nexar.security.invitation import Invitation
 from nexar.types import UNKNOWN_NODE, NodeId, Rank
-from nexar.wire.joining import FormationFailed
+from nexar.wire.joining import FormationFailed, JoinMessage
 from nexar.wire.messages import Offer
 
 
@@ -70,8 +70,8 @@ def bootstrap(
         joined = worker.join(place, mesh.adopt)
         presence = Presence(node, mesh, board, joined.membership)
         presence.state = receiver.state
-        gate = _gate(presence, joined) if joined.membership.epoch == 1 else None
-        standing = _stand(presence, invitation, place, joined, gate)
+        standing = _stand(presence, invitation, place, joined)
+        gate = _gate(presence, joined, standing.send) if joined.membership.epoch == 1 else None
         presence.tell_seed = standing.say
         presence.seed_answers = standing.answers
         undo.callback(standing.close)
@@ -81,7 +81,8 @@ def bootstrap(
         else:
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
-        standing.start()  # the seed may tell at once of nodes that wait to join: only a mesh with members expects them
+        # The seed may tell at once of nodes that wait to join: only a mesh with members expects them.
+        standing.start(_listeners(presence, gate, joined.line.address))
         ends = ExitStack()
         presence.lineage.wrap = wrapper(presence, ends.close)
         catch_up(presence, joined)
@@ -208,8 +209,7 @@ def begin_world(presence: Presence, membership: Membership, deadline: float) -> 
             deadline = max(deadline, deadline_after(config.recovery_timeout))
 
 
-def _gate(presence: Presence, joined: Joined) -> StartGate:
-    """Its `tell` is set when there is a connection to the seed that listens for it."""
+def _gate(presence: Presence, joined: Joined, tell: Callable[[JoinMessage], bool]) -> StartGate:
     rank = joined.membership.rank_of(presence.node.id)
     if rank is None:
         raise InternalError("the seed committed a membership to a node that is not in it")
@@ -218,18 +218,21 @@ def _gate(presence: Presence, joined: Joined) -> StartGate:
         presence.lineage.end_all(lambda _: error)
         presence.node.recall.make()  # who opens links for it waits in dials
 
-    return StartGate(joined.membership, rank, interrupt)
+    return StartGate(joined.membership, rank, interrupt, tell)
 
 
-def _stand(
-    presence: Presence, invitation: Invitation, place: Place, joined: Joined, gate: StartGate | None
-) -> Standing:
+def _stand(presence: Presence, invitation: Invitation, place: Place, joined: Joined) -> Standing:
     node = presence.node
 
     def knock() -> JoinLine:
         now = replace(place, epoch=presence.recovery.membership.epoch)
         return Worker(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).line
 
+    return Standing(node, joined.line, joined.welcome, knock, news=presence.bulletin)
+
+
+def _listeners(presence: Presence, gate: StartGate | None, seed: str) -> Listeners:
+    """`gate`: of a cluster that forms."""
     listeners = Listeners(
         on_word=presence.seed_said,
         on_died=presence.seed_told_of,
@@ -238,12 +241,7 @@ def _stand(
         on_back=presence.seed_back,
         on_refused=presence.seed_refused,
     )
-    if gate is not None:
-        listeners = _through_gate(gate, joined.line.address, listeners)
-    standing = Standing(node, joined.line, joined.welcome, knock, listeners=listeners, news=presence.bulletin)
-    if gate is not None:
-        gate.tell = standing.send
-    return standing
+    return listeners if gate is None else _through_gate(gate, seed, listeners)
 
 
 def _through_gate(gate: StartGate, seed: str, listeners: Listeners) -> Listeners:

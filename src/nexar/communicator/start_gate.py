@@ -26,20 +26,25 @@ _VERDICT: Final = 5.0
 class StartGate:
     """Of one node that is in the first membership. Any thread."""
 
-    def __init__(self, membership: Membership, rank: Rank, interrupt: Callable[[NexarError], None]) -> None:
-        """`rank`: of this node. `interrupt` ends the making of the first communicator. It must not block."""
+    def __init__(
+        self,
+        membership: Membership,
+        rank: Rank,
+        interrupt: Callable[[NexarError], None],
+        tell: Callable[[JoinMessage], bool],
+    ) -> None:
+        """`rank`: of this node. `interrupt` ends the making of the first communicator. It must not block. `tell` sends
+        a message to the seed; False: there is no connection.
+        """
         self._membership = membership
         self._rank = rank
         self._interrupt = interrupt
+        self._tell = tell
         self._began = time.monotonic()
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._failure: NexarError | None = None  # this and the next under the lock, and written once
         self._connected = False
-        self.tell: Callable[[JoinMessage], bool] = lambda _: False
-        """Sends a message to the seed; False: there is no connection. Written once, before it is used: whoever sends
-        is made with this gate as its listener.
-        """
 
     # -- told by the seed: the thread that listens to it -----------------------------------------------------
 
@@ -62,7 +67,7 @@ class StartGate:
         with self._lock:
             connected = self._connected and not self._settled.is_set()
         if connected:
-            self.tell(Connected())
+            self._tell(Connected())
 
     # -- the thread that joins -------------------------------------------------------------------------------
 
@@ -72,7 +77,7 @@ class StartGate:
         """
         with self._lock:
             self._connected = True
-        self.tell(Connected())
+        self._tell(Connected())
         until = max(deadline, time.monotonic() + START_TIMEOUT) + GRACE
         if not self._settled.wait(max(0.0, until - time.monotonic())):
             raise self._error("the seed did not say that every rank is connected: it is gone, or does not answer")
@@ -85,7 +90,7 @@ class StartGate:
             return self._failure or self._error(self._explain(error))
 
     def _settle(self, error: Exception) -> None:
-        if not self._settled.is_set() and self.tell(
+        if not self._settled.is_set() and self._tell(
             StartFailed(few_lines(self._explain(error), MAX_REASON_CHARACTERS))
         ):
             self._settled.wait(_VERDICT)

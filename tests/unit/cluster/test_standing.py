@@ -74,7 +74,7 @@ class Scene:
     def next_told(self) -> tuple[Any, ...]:
         return self.told.get(timeout=PATIENCE)
 
-    def _listeners(self) -> Listeners:
+    def listeners(self) -> Listeners:
         def telling(name: str) -> Callable[..., None]:
             return lambda *what: self.told.put((name, *what))
 
@@ -102,12 +102,11 @@ class Scene:
                 welcome,
                 self._knock,
                 random=random or AtOnce(),
-                listeners=self._listeners(),
                 news=news,
             )
         )
         if start:
-            self._made[-1].start()
+            self._made[-1].start(self.listeners())
         return self._made[-1]
 
     def _knock(self) -> JoinLine:
@@ -164,7 +163,7 @@ def test_what_the_seed_says_waits_until_the_listeners_can_be_called(scene: Scene
     standing = scene.stand(start=False)
     scene.seed.say_message(Waiting((encode_member(JOINER),)))
     assert scene.told.empty()
-    standing.start()
+    standing.start(scene.listeners())
     assert scene.next_told() == ("on_waiting", (JOINER,))
 
 

@@ -98,8 +98,7 @@ class Starting:
         self.said: list[JoinMessage] = []
         self.interrupted: list[NexarError] = []
         self._outcome, self._answer = outcome, answer
-        self.gate = StartGate(THREE, 1, self.interrupted.append)
-        self.gate.tell = self.hear
+        self.gate = StartGate(THREE, 1, self.interrupted.append, self.hear)
 
     def hear(self, message: JoinMessage) -> bool:
         self.said.append(message)
@@ -158,11 +157,11 @@ def test_what_the_seed_says_counts_more_than_the_interrupted_making() -> None:
 
 
 def test_a_seed_that_came_back_is_told_again_who_is_connected() -> None:
-    told: list[JoinMessage] = []
+    answers = iter([StartGate.seed_back, StartGate.started])
 
-    def come_back(gate: StartGate) -> None:
-        gate.tell = lambda message: (told.append(message), gate.started()) is not None
-        gate.seed_back()
+    def answer(gate: StartGate) -> None:
+        next(answers)(gate)
 
-    assert Starting(answer=come_back).start() == "the first communicator"
-    assert told == [Connected()]
+    scene = Starting(answer=answer)
+    assert scene.start() == "the first communicator"
+    assert scene.said == [Connected(), Connected()]

@@ -26,7 +26,6 @@ def test_a_python_snippet_runs_as_it_stands(snippet, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if commands_of(path)], ids=shown)
 def test_a_reader_who_types_what_a_document_says_sees_what_it_promises(document, tmp_path):
     Session(document, tmp_path).follow()

@@ -41,7 +41,6 @@ def test_every_verb_takes_cuda_tensors_and_gives_them_back(world: list[Communica
     on_every(world, lambda comm: verb(comm, DEVICE))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("transports", ["shm,tls", "tls"])
 def test_every_verb_between_processes_that_share_a_gpu(transports: str) -> None:
     assert nexar.spawn(cuda_rank.every_verb, SIZE, transports=transports) == [len(VERBS)] * SIZE

@@ -10,7 +10,6 @@ from nexar.testing.availability import why_absent
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
 
-pytestmark = pytest.mark.timeout(300)
 HELD = sized(4, 15)
 
 

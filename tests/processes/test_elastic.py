@@ -17,8 +17,6 @@ from tests.processes.scale import MIB, measured, sized
 RANK = Path(__file__).with_name("growing_rank.py")
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Scene:
     """A seed, and ranks that come and go. Nothing of it is left afterwards."""

@@ -13,7 +13,6 @@ from tests.processes.nexar_command import Nexar, Python
 
 EXAMPLES = ROOT / "examples"
 PATIENCE = 100.0
-pytestmark = pytest.mark.timeout(300)
 
 
 def run_ranks(folder, name, count=4):

@@ -9,7 +9,6 @@ import pytest
 from tests.processes.scale import measured
 from tests.processes.story import Story, causes
 
-pytestmark = pytest.mark.timeout(300)
 TIMEOUT = 2.0
 
 

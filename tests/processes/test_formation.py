@@ -86,7 +86,6 @@ def test_ranks_use_the_transports_they_are_told_to(start, schemes):
     assert set(found[0]["links"]["1"]) == set(found[1]["links"]["0"]) == set(schemes.split(","))
 
 
-@pytest.mark.timeout(300)
 def test_sixteen_ranks_open_links_when_they_use_them(start):
     found = introductions(start(Nexar, "run", "-n", 16, INTRODUCE, "--barrier"), patience=120)
     assert sorted(found) == list(range(16))

@@ -58,7 +58,6 @@ def all_busy(browser: WebDriver) -> bool:
 
 
 @needs_browser
-@pytest.mark.timeout(300)
 def test_a_page_shows_four_ranks_and_one_that_is_killed_turns_red(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -109,7 +108,6 @@ def trouble(browser: WebDriver) -> str:
 
 
 @needs_browser
-@pytest.mark.timeout(300)
 def test_what_a_member_calls_itself_is_text_in_the_browser(tmp_path: Path) -> None:
     from nexar.observe.page import Page
     from tests.unit.observe.boards import HOSTILE, busy
@@ -125,7 +123,6 @@ def test_what_a_member_calls_itself_is_text_in_the_browser(tmp_path: Path) -> No
         assert "needs its key" in browser.find_element(By.TAG_NAME, "body").text
 
 
-@pytest.mark.timeout(300)
 def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) -> None:
     enough, ticket = tmp_path / "enough", tmp_path / "ticket"
     arguments = ("run", "-n", 3, "--write-ticket", ticket, AWAITED, enough)
@@ -157,7 +154,6 @@ def all_called(board: Board) -> bool:
     return len(board.rows) == 2 and all(row.bulletin is not None and row.bulletin.calls for row in board.rows)
 
 
-@pytest.mark.timeout(300)
 def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> None:
     enough, ticket = tmp_path / "enough", tmp_path / "ticket"
     with Nexar("run", "-n", 2, "--write-ticket", ticket, RANK, enough, cwd=tmp_path) as run:

@@ -11,7 +11,7 @@ import pytest
 from nexar.testing.network_namespaces import NetworkNamespaces
 from tests.processes.story import Story, causes
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.netns
 SETTINGS = {"heartbeat_interval": 0.2, "heartbeat_timeout": 2.0, "recovery_timeout": 10.0}
 
 

@@ -4,12 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.processes.nexar_command import Nexar
 from tests.processes.story import PACE, RANK, Story, await_diaries, causes
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_under_the_manual_policy_calls_raise_peer_lost_and_shrink_gives_the_next_communicator(tmp_path: Path) -> None:

@@ -3,13 +3,9 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pytest
-
 from tests.processes.story import Story, causes
 
 RANK = Path(__file__).with_name("leaving_rank.py")
-
-pytestmark = pytest.mark.timeout(300)
 
 
 class Parting(Story):

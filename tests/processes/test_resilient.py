@@ -24,7 +24,6 @@ def assert_right(line: str, number: int) -> None:
     assert (int(told), int(lowest), int(highest)) == (number, expected, expected), line
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("transports", ["shm,tls", "tls"])
 @pytest.mark.parametrize("seed", sized([1], [1, 2, 3, 4, 5]))
 def test_survivors_of_random_kills_have_the_same_500_rounds(transports: str, seed: int, tmp_path: Path) -> None:

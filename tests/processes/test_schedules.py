@@ -16,7 +16,7 @@ from nexar.testing.network_namespaces import NetworkNamespaces
 from tests.processes.scale import FULL, sized
 from tests.processes.story import Story
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.netns
 HOSTS = 3
 SETTINGS = {"heartbeat_interval": 0.2, "heartbeat_timeout": sized(2.0, 1.0), "recovery_timeout": 4.0}
 MOST = 4

@@ -9,7 +9,6 @@ import pytest
 from nexar.testing.soak.campaign import Campaign, Failure
 
 
-@pytest.mark.timeout(300)
 def test_members_that_come_and_are_killed_for_some_seconds_do_nothing_wrong(tmp_path: Path) -> None:
     arguments = ["--minutes", "0.2", "--seed", "3", "--folder", str(tmp_path / "soak")]
     command = [sys.executable, "-m", "nexar.testing.soak", *arguments]

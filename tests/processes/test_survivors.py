@@ -10,8 +10,6 @@ import pytest
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story, causes
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_three_of_seven_are_killed_one_after_another_rank_0_first(tmp_path: Path, record_property: Any) -> None:
     with Story(tmp_path, 7) as story:

@@ -10,8 +10,6 @@ from tests.processes.nexar_command import Nexar
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
 
-pytestmark = pytest.mark.timeout(300)
-
 TOPOLOGIES = sized(("k_regular:2", "hypercube"), ("k_regular:2", "k_regular:4", "hypercube"))
 
 

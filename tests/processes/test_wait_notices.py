@@ -29,7 +29,6 @@ def rank_names(rank, size):
     return {"RANK": str(rank), "WORLD_SIZE": str(size), **local}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [(Python, [INTRODUCE]), (Nexar, ["run", "-n", 2, INTRODUCE]), (Nexar, ["doctor"])],
@@ -46,7 +45,6 @@ def test_who_finds_no_seed_says_where_and_why_and_how_long_it_will_try(start, pr
     assert re.search(line, ran.stderr), ran.stderr
 
 
-@pytest.mark.timeout(300)
 def test_a_name_that_cannot_be_resolved_is_called_so(start):
     settings = {"NEXAR_CLUSTER_TOKEN": TOKEN, "NEXAR_SEED": "nosuch.invalid:1", "NEXAR_FORMATION_TIMEOUT_SECS": "1"}
     ran = start(Python, INTRODUCE, NEXAR_TRANSPORTS="tls", **settings)
@@ -54,7 +52,6 @@ def test_a_name_that_cannot_be_resolved_is_called_so(start):
     assert "the host name 'nosuch.invalid' cannot be resolved" in ran.stderr
 
 
-@pytest.mark.timeout(300)
 def test_the_seed_logs_the_address_of_who_has_another_token(start):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -68,7 +65,6 @@ def test_the_seed_logs_the_address_of_who_has_another_token(start):
     assert re.search(line, seed.stderr), seed.stderr
 
 
-@pytest.mark.timeout(300)
 def test_rank_0_is_told_who_was_turned_away_for_a_world_of_another_size(start):
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         first = start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(0, 2))
@@ -87,7 +83,6 @@ def test_rank_0_is_told_who_was_turned_away_for_a_world_of_another_size(start):
     assert sorted(found) == [0, 1]
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_never_says_that_it_waits_longer_than_the_formation_timeout(start):
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         first = start(
@@ -101,7 +96,6 @@ def test_a_rank_never_says_that_it_waits_longer_than_the_formation_timeout(start
     assert sorted(found) == [0, 1]
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_that_is_killed_before_the_commit_is_replaced(start):
     with nexar.Seed("127.0.0.1:0", size=3) as seed:
         first = start(Python, INTRODUCE, NEXAR_TICKET=seed.ticket, **rank_names(0, 3))

@@ -31,7 +31,6 @@ def errors(found, ranks):
 
 
 @needs_quic
-@pytest.mark.timeout(300)
 def test_ranks_without_a_common_transport_all_raise_and_name_the_pair(tmp_path):
     found, code = outcomes(tmp_path, "differing_transports")
     texts = errors(found, [0, 1, 2])
@@ -40,7 +39,6 @@ def test_ranks_without_a_common_transport_all_raise_and_name_the_pair(tmp_path):
     assert code != 0
 
 
-@pytest.mark.timeout(300)
 def test_a_death_between_the_commit_and_the_end_of_init_raises_on_every_other_rank(tmp_path):
     found, code = outcomes(tmp_path, "killed_after_the_commit")
     for text in errors(found, [0, 2]):
@@ -48,13 +46,11 @@ def test_a_death_between_the_commit_and_the_end_of_init_raises_on_every_other_ra
     assert code != 0
 
 
-@pytest.mark.timeout(300)
 def test_a_death_between_the_commit_and_the_end_of_init_raises_in_an_elastic_cluster_too(tmp_path):
     found, _ = outcomes(tmp_path, "killed_after_the_commit", NEXAR_ELASTIC_ENABLED="1")
     errors(found, [0, 2])
 
 
-@pytest.mark.timeout(300)
 def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(tmp_path):
     found, code = outcomes(tmp_path, "unreachable_pair")
     for text in errors(found, [0, 1, 2]):
@@ -64,7 +60,6 @@ def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(t
     assert code != 0
 
 
-@pytest.mark.timeout(300)
 def test_a_pair_that_is_not_connected_is_named_while_init_waits(tmp_path):
     """Ranks 0 and 1 tell what they wait for, after 2 s; the pair is given up after 6 s."""
     with Nexar("run", "-n", 3, RANK, "unreachable_pair", cwd=tmp_path) as ran:
@@ -73,7 +68,6 @@ def test_a_pair_that_is_not_connected_is_named_while_init_waits(tmp_path):
     assert re.search(words, ran.stderr), ran.stderr
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("mistake", "side"), [("clock_ahead", "ahead of"), ("clock_behind", "behind")])
 def test_clocks_that_differ_by_more_than_certificates_allow_are_named_on_both_sides(tmp_path, mistake, side):
     found, code = outcomes(tmp_path, mistake, size=2)
@@ -82,7 +76,6 @@ def test_clocks_that_differ_by_more_than_certificates_allow_are_named_on_both_si
     assert code != 0
 
 
-@pytest.mark.timeout(300)
 def test_a_setting_that_must_agree_is_refused_by_name_with_both_values(tmp_path):
     found, code = outcomes(tmp_path, "differing_setting", size=2)
     for text in errors(found, [0, 1]):
@@ -92,7 +85,6 @@ def test_a_setting_that_must_agree_is_refused_by_name_with_both_values(tmp_path)
     assert code != 0
 
 
-@pytest.mark.timeout(300)
 def test_the_doctor_names_a_clock_that_differs_by_more_than_certificates_allow(tmp_path):
     with nexar.Seed("127.0.0.1:0", size=2) as seed:
         arguments = ["clock_behind", "doctor", "--ticket", seed.ticket]

@@ -11,7 +11,6 @@ from tests.architecture.sources import ROOT
 
 pytestmark = [
     pytest.mark.skipif(not os.path.exists("/dev/nvidia0"), reason="there is no NVIDIA GPU here"),
-    pytest.mark.timeout(300),
 ]
 
 

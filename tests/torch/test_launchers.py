@@ -4,14 +4,11 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.architecture.sources import ROOT
 
 DDP = ROOT / "examples" / "torch_ddp.py"
 ELASTIC = ROOT / "examples" / "torch_elastic.py"
 PATIENCE = 100.0
-pytestmark = pytest.mark.timeout(300)
 
 
 def shown(*command: object, **environment: str) -> str:

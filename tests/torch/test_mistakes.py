@@ -248,7 +248,6 @@ dist.all_reduce(torch.ones(1))
 """
 
 
-@pytest.mark.timeout(300)
 def test_under_torchrun_the_others_show_the_traceback_of_a_rank_that_raised(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -272,7 +271,6 @@ def spawned(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.timeout(300)
 def test_spawned_ranks_meet_and_one_that_raises_ends_all(tmp_path):
     with pytest.raises(mp.ProcessRaisedException, match="a very bad batch"):
         mp.spawn(spawned, (str(tmp_path),), 2)

@@ -51,7 +51,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(300)
 def test_ranks_that_torchrun_starts_again_meet_although_the_store_is_kept(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ATTEMPTS)

@@ -14,7 +14,7 @@ from tests.processes.scale import FULL
 DDP = ROOT / "examples" / "torch_ddp.py"
 INTERFACE = "wire"
 TOKEN = "0123456789abcdef" * 4
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.netns
 
 
 @contextmanager

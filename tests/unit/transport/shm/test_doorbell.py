@@ -14,7 +14,6 @@ from tests.unit.transport.shm.alternation import MESSAGES, alternate
 from tests.unit.transport.shm.stage import RIGHT, connected, connected_process, make_node
 
 
-@pytest.mark.timeout(300)
 def test_no_wake_up_is_lost_over_many_turns_although_nobody_looks_by_the_clock(tmp_path: Path) -> None:
     node = make_node(RIGHT, tmp_path)
     with connected_process(node, "alternate") as (side, child):

@@ -77,10 +77,14 @@ soak: setup ## real processes that come and are killed all the time: MINUTES=20;
 docs: ## the documentation as a site, in site/, strictly checked; its tools are in .venv-docs
 	@setup/docs.sh
 
-wheels: setup ## build the wheels of both packages into dist/, each with its SBOM
+# Compiled code names its source files in panics; the compiler leaves out where they lie on this machine.
+cargo_sources := $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
+remapped := --remap-path-prefix=$(cargo_sources)=crates --remap-path-prefix=$(CURDIR)=.
+wheels: setup ## build the wheels of both packages into dist/, each with its SBOM, without paths of this machine
 	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
-	@if command -v cargo >/dev/null; then set -x; PATH="$(abspath $(bin)):$$PATH" $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist ./quic; \
+	@if command -v cargo >/dev/null; then set -x; PATH="$(abspath $(bin)):$$PATH" RUSTFLAGS="$(remapped) $$RUSTFLAGS" $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist ./quic; \
 	else echo "nexar-quic not built: no cargo on PATH"; fi
+	$(bin)/python setup/wheels.py dist/*.whl
 
 lock: ## write setup/requirements/*.txt anew; LOCK_ARGS=--upgrade takes the newest versions
 	@setup/lock.sh $(LOCK_ARGS)

@@ -1,10 +1,14 @@
 """What is installed is locked, of a known licence and source; and set-up says what it does to the system."""
 
+import base64
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -124,3 +128,50 @@ def test_set_up_leaves_the_system_alone_if_told_so(tmp_path: Path) -> None:
     assert "NO_SYSTEM_PACKAGES is set" in ran.stdout
     assert not touched.exists()
     assert os.path.exists(tmp_path / ".nexar-system")
+
+
+# ---------------------------------------------------------------- wheels
+
+SBOM = """{
+  "metadata": {"component": {
+    "bom-ref": "path+file:///home/ann/nexar/quic#nexar-quic@0.2.0",
+    "purl": "pkg:cargo/nexar-quic@0.2.0?download_url=file://.#src/lib.rs"
+  }},
+  "dependencies": [{"ref": "path+file:///home/ann/nexar/quic#nexar-quic@0.2.0"}]
+}"""
+
+
+def wheel(folder: Path, **files: bytes) -> Path:
+    """A wheel with a module `a.so`, an SBOM, and a RECORD of both."""
+    path = folder / "a-1-py3-none-any.whl"
+    content = {"a.so": b"code", "a-1.dist-info/sboms/a.json": SBOM.encode(), **files}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+        archive.writestr("a-1.dist-info/RECORD", "".join(f"{name},sha256=x,1\n" for name in content))
+    return path
+
+
+def test_an_sbom_in_a_wheel_does_not_name_the_directory_of_the_build(tmp_path: Path) -> None:
+    module, built = load("wheels"), wheel(tmp_path)
+    places = [Path("/home/ann")]
+    assert {name for name, _ in module.machine_paths(built, places)} == {"a-1.dist-info/sboms/a.json"}
+    module.strip_paths(built)
+    assert list(module.machine_paths(built, places)) == []
+    with zipfile.ZipFile(built) as archive:
+        sbom = archive.read("a-1.dist-info/sboms/a.json")
+        record = archive.read("a-1.dist-info/RECORD").decode().splitlines()
+        assert archive.read("a.so") == b"code"
+    document = json.loads(sbom)
+    component = document["metadata"]["component"]
+    assert component["bom-ref"] == document["dependencies"][0]["ref"] == "nexar-quic@0.2.0"
+    assert component["purl"] == "pkg:cargo/nexar-quic@0.2.0#src/lib.rs"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(sbom).digest()).rstrip(b"=").decode()
+    assert record == ["a.so,sha256=x,1", f"a-1.dist-info/sboms/a.json,sha256={digest},{len(sbom)}"]
+
+
+def test_a_machine_path_in_compiled_code_is_found(tmp_path: Path) -> None:
+    module = load("wheels")
+    built = wheel(tmp_path, **{"a.so": b"\0panicked at /home/ann/.cargo/registry/src/x.rs\0"})
+    module.strip_paths(built)
+    assert list(module.machine_paths(built, [Path("/home/ann")])) == [("a.so", "/home/ann/")]

@@ -89,10 +89,15 @@ class Trust:
 @final
 class Settings:
     """Protocol settings; every argument has the measured default. Bad values are a ValueError that names the argument.
+    `max_mtu`, `loopback_mtu`: the largest packet on a path, and on one over the loopback interface. Each connection looks for the size that
+    its path carries. Peers are told the larger of the two; datagrams above it are dropped.
     `handshake_timeout`: seconds that an inbound handshake may take, and a dial that has no timeout of its own.
     `max_handshakes`: inbound handshakes in progress at once. When all places are taken, the source address with the most of them gives
     one up: a random one that has lasted a second, or any if the newcomer's address has fewer; otherwise the newcomer is refused.
-    `retry_handshakes`: from so many on, a client has to prove first that it receives at its address (Retry, one more round trip).
+    It is also the budget of handshakes that may begin at once, 1024 at least; 64 come back each second. A handshake begins only if the
+    budget holds more than its source address has taken in the last seconds, otherwise its first packet is ignored. Peers that
+    authenticate give theirs back (see `Connection.lift_limits`). So whoever comes from another address than a flood of strangers is served.
+    `retry_handshakes`: from so many on, or when half of the budget is spent, a client has to prove first that it receives at its address (Retry, one more round trip).
     `unverified_streams`, `unverified_window_bytes`: what the peer of an inbound connection may open and send before its certificate is
     verified; see `Connection.lift_limits` for peers without one."""
     def __new__(
@@ -150,7 +155,7 @@ class Endpoint:
         """Inbound handshakes that failed since the last call, (address, reason); at most the newest 256 are kept."""
     def stats(self) -> dict[str, int]:
         """connections, handshakes (in progress), inbound_handshakes (those among them that others began), datagrams_sent, datagrams_received, bytes_sent, bytes_received, refused,
-        retried (address validations), waiting (threads inside a wait), rounds, background_rounds."""
+        retried (address validations), ignored (first packets beyond the budget of handshakes), waiting (threads inside a wait), rounds, background_rounds."""
     def wait(
         self, operations: Sequence[Operation], timeout: float | None = None, *, descriptors: Sequence[int] = ()
     ) -> tuple[list[Operation], list[int]]:

@@ -180,7 +180,7 @@ impl Connection {
         self.guard.0.call(py, false, |state| {
             state.soil(serial);
             if let Some(session) = state.sessions.get_mut(&serial) {
-                session.lift_limits(&state.hub.settings);
+                session.lift_limits(&mut state.hub);
             }
             Ok(())
         })

@@ -56,7 +56,7 @@ impl Endpoint {
         let (socket, bound) = Socket::bind(address, settings.socket_buffer_bytes)?;
         let mut config = EndpointConfig::default();
         config
-            .max_udp_payload_size(65527)
+            .max_udp_payload_size(settings.largest_mtu())
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let endpoint = quinn_proto::Endpoint::new(
             Arc::new(config),
@@ -97,6 +97,7 @@ impl Endpoint {
         let limit = within("count", count, 1, 1 << 24)? as usize;
         self.guard.0.call(py, false, |state| {
             state.hub.handshakes.limit = limit;
+            state.hub.budget.resize(limit);
             Ok(())
         })
     }
@@ -322,6 +323,7 @@ fn stats(state: &State) -> HashMap<&'static str, u64> {
         ("bytes_received", counters.bytes_received),
         ("refused", counters.refused),
         ("retried", counters.retried),
+        ("ignored", counters.ignored),
         ("waiting", state.crew.inside as u64),
         ("rounds", counters.rounds),
         ("background_rounds", counters.background_rounds),

@@ -35,6 +35,10 @@ impl Source {
         };
         Source { network, address }
     }
+
+    pub fn network(&self) -> IpAddr {
+        self.network
+    }
 }
 
 /// What becomes of a newcomer.

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use quinn_proto::{Endpoint, Transmit};
 
 use crate::address;
 use crate::channel::STAGE_BYTES;
 use crate::grip::ConnectionGrip;
+use crate::handshake_budget::HandshakeBudget;
 use crate::handshakes::Handshakes;
 use crate::op::{Op, Value};
 use crate::pool::Pool;
@@ -27,6 +29,7 @@ pub struct Counters {
     pub bytes_received: u64,
     pub refused: u64,
     pub retried: u64,
+    pub ignored: u64,
     pub rounds: u64,
     pub background_rounds: u64,
 }
@@ -47,6 +50,7 @@ pub struct Hub {
     pub half_open: usize,
     /// The inbound ones among those still in their handshake.
     pub handshakes: Handshakes,
+    pub budget: HandshakeBudget,
     /// Sessions with a transmit that waits for the socket to be writable.
     pub blocked: Vec<u64>,
     /// Where packets are built.
@@ -58,6 +62,7 @@ pub struct Hub {
 impl Hub {
     pub fn new(endpoint: Endpoint, socket: Socket, settings: Settings) -> Self {
         let handshakes = Handshakes::new(settings.max_handshakes);
+        let budget = HandshakeBudget::new(settings.max_handshakes, Instant::now());
         Hub {
             settings,
             endpoint,
@@ -69,6 +74,7 @@ impl Hub {
             live: 0,
             half_open: 0,
             handshakes,
+            budget,
             blocked: Vec::new(),
             scratch: Vec::new(),
             pool: Pool::new(STAGE_BYTES, PIECES_LENT),

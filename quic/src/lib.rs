@@ -20,6 +20,7 @@ mod farewell;
 mod fork;
 mod governor;
 mod grip;
+mod handshake_budget;
 mod handshakes;
 mod hub;
 mod identity;

@@ -16,9 +16,9 @@ use crate::errors::Failure;
 use crate::farewell::Farewell;
 use crate::governor;
 use crate::grip::{ConnectionGrip, PeerIdentity};
+use crate::handshakes::Source;
 use crate::hub::Hub;
 use crate::op::{Op, Value};
-use crate::settings::Settings;
 use crate::window::Window;
 
 /// Bytes handed to the protocol between two transmits: small enough to still be in the cache when
@@ -69,6 +69,15 @@ pub struct Session {
     pub dropped: bool,
     /// The peer has the streams and windows of a verified one.
     lifted: bool,
+    /// Of an inbound connection whose peer has not authenticated.
+    pub toll: Option<Toll>,
+}
+
+/// The unit of the handshake budget that a connection has taken.
+pub struct Toll {
+    pub source: Source,
+    /// It counts as taken by its source, which has proven its address.
+    pub blamed: bool,
 }
 
 impl Session {
@@ -109,6 +118,7 @@ impl Session {
             drained: false,
             dropped: false,
             lifted: false,
+            toll: None,
         }
     }
 
@@ -258,15 +268,22 @@ impl Session {
         hub.half_open -= 1;
         hub.handshakes.leave(self.serial);
         if verified {
-            self.lift_limits(&hub.settings);
+            self.lift_limits(hub);
+        } else if let Some(toll) = self.toll.as_mut().filter(|toll| !toll.blamed) {
+            toll.blamed = true;
+            hub.budget.blame(toll.source, Instant::now());
         }
     }
 
     /// The peer is trusted: it gets the streams and windows of a verified one. A dialed connection has
     /// them from the start. Idempotent.
-    pub fn lift_limits(&mut self, settings: &Settings) {
+    pub fn lift_limits(&mut self, hub: &mut Hub) {
         if self.connection.side().is_server() && !std::mem::replace(&mut self.lifted, true) {
-            settings.lift_limits(&mut self.connection);
+            hub.settings.lift_limits(&mut self.connection);
+        }
+        if let Some(toll) = self.toll.take() {
+            hub.budget
+                .give_back(toll.source, toll.blamed, Instant::now());
         }
     }
 

@@ -128,6 +128,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The largest packet that anybody may send here: peers are told, and look for no larger size.
+    pub fn largest_mtu(&self) -> u16 {
+        self.max_mtu.max(self.loopback_mtu)
+    }
+
     /// The protocol's own settings. Paths over the loopback interface allow far larger packets, and
     /// packet size dominates throughput.
     pub fn transport(&self, loopback: bool) -> TransportConfig {

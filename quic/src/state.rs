@@ -16,7 +16,7 @@ use crate::handshakes::{Place, Source};
 use crate::hub::Hub;
 use crate::identity::{Dial, Identity};
 use crate::op::Op;
-use crate::session::Session;
+use crate::session::{Session, Toll};
 use crate::shared::Shared;
 use crate::socket::{ecn, Arrival, BATCH};
 use crate::timers::Timers;
@@ -118,9 +118,13 @@ impl State {
             meta,
         } = arrival;
         self.hub.counters.bytes_received += data.len() as u64;
+        let largest = usize::from(self.hub.settings.largest_mtu());
         while !data.is_empty() {
             self.hub.counters.datagrams_received += 1;
             let datagram = data.split_to(stride.min(data.len()));
+            if datagram.len() > largest {
+                continue; // the peer was told; reading it would cost its sender less than us
+            }
             self.hub.scratch.clear();
             let event = self.hub.endpoint.handle(
                 now,
@@ -153,16 +157,22 @@ impl State {
         self.hub.scratch = contents;
     }
 
-    /// An inbound handshake begins. While many are in progress, the peer first has to prove that it
-    /// receives at the address it sends from; when all places are taken, `Handshakes` decides.
+    /// An inbound handshake begins. While many are in progress, or many began lately, the peer first has
+    /// to prove that it receives at the address it sends from. Then `HandshakeBudget` decides whether
+    /// the handshake begins, and `Handshakes` who gives way when all places are taken.
+    ///
+    /// A handshake beyond the budget is ignored, not refused: an honest client sends its first packet
+    /// again after a moment, and by then its turn may have come.
     fn admit(&mut self, incoming: Incoming, now: Instant) {
         let remote = incoming.remote_address();
         self.hub.scratch.clear();
         if self.hub.endpoint.open_connections() >= self.hub.settings.max_connections {
             return self.turn_away(incoming, "the connection limit is reached");
         }
-        let crowded = self.hub.handshakes.len() >= self.hub.settings.retry_handshakes;
-        if crowded && !incoming.remote_address_validated() {
+        let proven = incoming.remote_address_validated();
+        let crowded = self.hub.handshakes.len() >= self.hub.settings.retry_handshakes
+            || self.hub.budget.is_scarce(now);
+        if crowded && !proven {
             self.hub.counters.retried += 1;
             if let Ok(transmit) = self.hub.endpoint.retry(incoming, &mut self.hub.scratch) {
                 self.respond(&transmit);
@@ -170,6 +180,10 @@ impl State {
             return;
         }
         let source = Source::of(remote.ip());
+        if !self.hub.budget.take(source, proven, now) {
+            self.hub.counters.ignored += 1;
+            return self.hub.endpoint.ignore(incoming);
+        }
         match self.hub.handshakes.place(source, now, random_below) {
             Place::Free => {}
             Place::InsteadOf(serial) => self.displace(serial, now),
@@ -188,6 +202,10 @@ impl State {
                 let serial = grip.serial;
                 let mut session = self.session(&grip, handle, connection, true, now);
                 session.hold = Some(grip);
+                session.toll = Some(Toll {
+                    source,
+                    blamed: proven,
+                });
                 self.hub.handshakes.enter(serial, source, now);
                 self.install(session, serial);
             }

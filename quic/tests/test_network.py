@@ -103,6 +103,16 @@ def test_the_wrong_family_and_unusable_addresses_are_refused(make_endpoint: Make
         quic.Endpoint(a.address, None, certificates.trust())
 
 
+def test_a_peer_sends_no_larger_packets_than_it_was_told(make_endpoint: MakeEndpoint) -> None:
+    a, b = make_endpoint("a"), make_endpoint("b", max_mtu=1200, loopback_mtu=1200)
+    pair = connect(a, b)
+    here, there = pair.stream()
+    here.write(bytes(1 << 20))
+    receive(b, there, 1 << 20)
+    assert mtu(pair.near) == 1200
+    pair.forget()
+
+
 def test_two_hundred_connections(make_endpoint: MakeEndpoint) -> None:
     a, b = make_endpoint("a"), make_endpoint("b")
     queue = quic.Completions(b)

@@ -1,15 +1,18 @@
 """How a carrier ends: politely on both sides, or once and for all."""
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import ref
 
 import pytest
 
 from nexar.transport.base import Carrier, CarrierLost, Redirected
 from nexar.wire.frame import Frame, Kind, Lane, encode
 from tests.conformance.conftest import MakeNode
-from tests.conformance.harness import Pair, Side, dial, pattern, pump, wait_for
-from tests.conformance.transports import LEFT, RIGHT
+from tests.conformance.harness import Pair, Recorder, Side, dial, pattern, pump, wait_for
+from tests.conformance.transports import LEFT, RIGHT, Case
 
 
 def test_a_half_close_comes_after_everything_sent_before_it(pair: Pair) -> None:
@@ -24,6 +27,54 @@ def test_a_half_close_comes_after_everything_sent_before_it(pair: Pair) -> None:
     assert pair.right.heard.payloads == [1]
     assert into == pattern(len(into))
     assert pair.right.heard.heard[-1][0] == "finished"
+
+
+LOCAL = ("shm", "memory")
+
+
+class Owner(Recorder):
+    """A sink that holds its carrier, as every sink outside of tests does."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        super().__init__()
+        self.carrier = carrier
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("politely", [False, True])
+def test_an_ended_carrier_and_its_sink_are_freed_without_the_collector(
+    make_node: MakeNode, case: Case, politely: bool
+) -> None:
+    """Strangers can make many carriers: those that have ended must not wait for the collector."""
+    if case.name in LOCAL:
+        pytest.skip(f"{case.name} has no carriers of strangers")
+    left, right = make_node(LEFT), make_node(RIGHT)
+    with without_collector():
+        sinks = [Owner(carrier) for carrier in dial(left, right)]
+        for sink in sinks:
+            sink.carrier.attach(sink)
+        sinks[0].carrier.send_frame(Lane.CONTROL, 0, encode(Frame(kind=Kind.CONTROL)))
+        pump([left, right], lambda: sinks[1].frames, "a frame")
+        if politely:
+            for sink in sinks:
+                sink.carrier.finish()
+            pump([left, right], lambda: all(sink.finished for sink in sinks), "both half-closes")
+        else:
+            sinks[0].carrier.abort("it is over")
+            pump([left, right], lambda: sinks[1].lost, "the loss")
+        kept = [ref(thing) for sink in sinks for thing in (sink, sink.carrier)]
+        right.accepted.clear()
+        sinks.clear()
+        del sink
+        pump([left, right], lambda: not any(each() for each in kept), "all of it is freed")
 
 
 def test_the_other_direction_goes_on_after_a_half_close(pair: Pair) -> None:

@@ -1,13 +1,23 @@
-"""A path with latency on loopback: TCP connections are passed on late, from an address of their own."""
+"""A path with latency on loopback: TCP and UDP are passed on late, from an address of their own."""
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Place = tuple[str, int]
 _SOURCE = "127.0.0.50"
 _PATIENCE = 60.0
+
+
+class _Flow(asyncio.DatagramProtocol):
+    """One socket of the path. Each datagram goes to `pass_on`."""
+
+    def __init__(self, pass_on: Callable[[bytes, Place], None]) -> None:
+        self._pass_on = pass_on
+
+    def datagram_received(self, data: bytes, addr: Place) -> None:
+        self._pass_on(data, addr)
 
 
 class SlowPath:
@@ -19,6 +29,7 @@ class SlowPath:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._ahead: dict[Place, asyncio.DatagramTransport] = {}  # by the address of who sends on it
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.place: Place = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(_PATIENCE)
@@ -26,7 +37,28 @@ class SlowPath:
     async def _open(self) -> Place:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         place: Place = self._server.sockets[0].getsockname()
+        self._behind, _ = await self._bind_udp(place, self._send_ahead)
         return place
+
+    async def _bind_udp(
+        self, place: Place, pass_on: Callable[[bytes, Place], None]
+    ) -> tuple[asyncio.DatagramTransport, _Flow]:
+        return await self._loop.create_datagram_endpoint(lambda: _Flow(pass_on), local_addr=place)
+
+    def _send_ahead(self, data: bytes, sender: Place) -> None:
+        if sender not in self._ahead:
+            task = self._loop.create_task(self._open_flow(sender, data))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._loop.call_later(self._delay, self._ahead[sender].sendto, data, self._target)
+
+    async def _open_flow(self, sender: Place, first: bytes) -> None:
+        def send_back(data: bytes, _: Place) -> None:
+            self._loop.call_later(self._delay, self._behind.sendto, data, sender)
+
+        self._ahead[sender], _ = await self._bind_udp((_SOURCE, 0), send_back)
+        self._send_ahead(first, sender)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -57,6 +89,8 @@ class SlowPath:
 
     async def _close(self) -> None:
         self._server.close()
+        for flow in (self._behind, *self._ahead.values()):
+            flow.abort()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -21,8 +22,9 @@ from nexar.transport.sleep import PollSleeper
 from nexar.transport.tls import TlsTransport
 from tests.cluster.guests import PATIENCE
 from tests.conformance.harness import Node
-from tests.hostile.siege import process
+from tests.hostile.siege import Process, process
 from tests.hostile.slow_path import slow_path
+from tests.hostile.strangers import has_quic
 from tests.processes.scale import MIB, measured
 
 ROOT = Path(__file__).parents[2]
@@ -30,48 +32,73 @@ RATE = 400
 LATENCY = 0.05
 ALLOWED_DELAY = 5.0
 ALLOWED_GROWTH = 32 * MIB
-WARM_UP = {"byte": 3 * 256, "hello": 256}
-"""Connections after which the attack is in full swing. Handshakes cost the attacker as much as the seed: on a busy
-machine there are fewer of them than wanted."""
+LEAST_RATE = RATE / 8
+"""Connections a second below which it is no attack. On a busy machine there are fewer of them than wanted: handshakes
+cost the attacker as much as the seed."""
+WARM_UP = {"byte": (3 * 256, 0), "hello": (256, 0), "quic": (256, 100)}
+"""Connections begun and completed after which the attack is in full swing."""
+EVERY_TRANSPORT = ""
 
 JOIN = """
 import sys, time, nexar
+settings = {"transports": tuple(sys.argv[2].split(","))} if sys.argv[2] else {}
 begin = time.monotonic()
-with nexar.connect(sys.argv[1], transports=("tls",), bind="127.0.0.1") as comm:
+with nexar.connect(sys.argv[1], bind="127.0.0.1", **settings) as comm:
     print(time.monotonic() - begin)
 """
 
 Record = Callable[[str, object], None]
+needs_quic = pytest.mark.skipif(not has_quic(), reason="nexar_quic is not installed")
+
+
+class Attack:
+    """Connections of a process of its own."""
+
+    def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
+        self._asked = asked
+        self._answers = answers
+        self._start = time.monotonic()
+
+    def count(self) -> tuple[int, int]:
+        """Connections begun so far, and completed."""
+        self._asked.write(b"\n")
+        self._asked.flush()
+        begun, completed = map(int, self._answers.readline().split())
+        return begun, completed
+
+    def rate(self) -> float:
+        """Connections begun a second, since the attack began."""
+        return self.count()[0] / (time.monotonic() - self._start)
+
+    def await_full_swing(self, kind: str) -> None:
+        begun, completed = WARM_UP[kind]
+        deadline = time.monotonic() + 3 * PATIENCE
+        while (count := self.count())[0] < begun or count[1] < completed:
+            assert time.monotonic() < deadline, f"the attack did not begin: {count}"
+            self._start = self._start if count[0] else time.monotonic()
+            time.sleep(0.05)
 
 
 @contextmanager
-def talkers(kind: str, place: tuple[str, int], sources: int) -> Iterator[Callable[[], int]]:
-    """An attack that is under way; gives how many connections it has opened."""
+def talkers(kind: str, place: tuple[str, int], sources: int) -> Iterator[Attack]:
+    """An attack that is under way."""
     arguments = (kind, place[0], str(place[1]), str(sources), str(RATE))
     command = [sys.executable, "-m", "tests.hostile.talkers_main", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attack:
-
-        def opened() -> int:
-            assert attack.stdin is not None
-            assert attack.stdout is not None
-            attack.stdin.write(b"\n")
-            attack.stdin.flush()
-            return int(attack.stdout.readline())
-
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            deadline = time.monotonic() + 3 * PATIENCE
-            while opened() < WARM_UP[kind]:
-                assert time.monotonic() < deadline, "the attack did not begin"
-                time.sleep(0.05)
-            yield opened
+            attack = Attack(process.stdin, process.stdout)
+            attack.await_full_swing(kind)
+            yield attack
         finally:
-            attack.kill()
+            process.kill()
 
 
-def join(invitation: Invitation, place: tuple[str, int]) -> float:
+def join(invitation: Invitation, place: tuple[str, int], transports: str) -> float:
     """Seconds that a node of its own process takes to join over `place`."""
     ticket = format_ticket(Invitation((format_address(*place),), invitation.secret, invitation.fingerprint))
-    command = [sys.executable, "-c", JOIN, ticket]
+    command = [sys.executable, "-c", JOIN, ticket, transports]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3 * PATIENCE)
     assert done.returncode == 0, done.stderr
     return float(done.stdout)
@@ -83,40 +110,50 @@ def resident(pid: int, what: str) -> int:
     return int(line.split()[1]) << 10
 
 
-def join_a_seed(attack: str | None, sources: int, record: Record = lambda _name, _value: None) -> float:
-    """Seconds that a distant node takes to join a seed of its own, beside an attack or without one."""
-    with process("seed", "1", "{}") as seed, ExitStack() as stack:
+@contextmanager
+def distant_seed() -> Iterator[tuple[Process, Invitation, tuple[str, int], tuple[str, int]]]:
+    """A seed in a process of its own, its invitation, its place, and the place where a distant node finds it."""
+    with process("seed", "1", "{}") as seed:
         opened = seed.hear()
-        invitation, place = parse_ticket(opened["ticket"]), parse_address(opened["address"])
-        path = stack.enter_context(slow_path(place, LATENCY))
-        before = resident(seed.pid, "VmRSS")
-        if attack is None:
-            return join(invitation, path.place)
-        count = stack.enter_context(talkers(attack, place, sources))
-        begin, known = time.monotonic(), count()
-        seconds = join(invitation, path.place)
-        rate = (count() - known) / (time.monotonic() - begin)
-        grown = resident(seed.pid, "VmHWM") - before
-        measured(record, join_s=round(seconds, 2), rate=round(rate), grown_mb=round(grown / MIB, 1))
-        assert attack != "byte" or grown < ALLOWED_GROWTH
-        return seconds
+        place = parse_address(opened["address"])
+        with slow_path(place, LATENCY) as path:
+            yield seed, parse_ticket(opened["ticket"]), place, path.place
 
 
-@pytest.fixture(scope="module")
-def normal() -> float:
-    """Seconds that it takes when nobody disturbs."""
-    return join_a_seed(None, 0)
+def join_undisturbed(transports: str) -> float:
+    """Seconds that a distant node takes to join a seed that nobody attacks."""
+    with distant_seed() as (_, invitation, _, path):
+        return join(invitation, path, transports)
 
 
 @pytest.mark.parametrize("sources", [1, 64])
-@pytest.mark.parametrize("attack", ["byte", "hello"])
+@pytest.mark.parametrize(
+    ("attack", "transports"),
+    [
+        ("byte", "tls"),
+        ("hello", "tls"),
+        pytest.param("quic", "quic", marks=needs_quic),
+        pytest.param("quic", EVERY_TRANSPORT, marks=needs_quic, id="quic-every"),
+    ],
+)
 def test_a_distant_node_joins_beside_connections_that_never_authenticate(
-    attack: str, sources: int, normal: float, record_property: Record
+    attack: str, transports: str, sources: int, record_property: Record
 ) -> None:
-    """`byte`: TCP connections that send one byte. `hello`: they complete TLS, say hello and prove nothing."""
-    seconds = join_a_seed(attack, sources, record_property)
-    measured(record_property, normal_s=round(normal, 2))
-    assert seconds < 2 * normal + ALLOWED_DELAY  # twice: the attack takes half of the machine
+    """`byte`: TCP connections that send one byte. `hello`: they complete TLS, say hello and prove nothing. `quic`: the
+    same over QUIC.
+    """
+    normal = join_undisturbed(transports)
+    with distant_seed() as (seed, invitation, place, path):
+        before = resident(seed.pid, "VmRSS")
+        with talkers(attack, place, sources) as under_way:
+            seconds = join(invitation, path, transports)
+            rate, completed = under_way.rate(), under_way.count()[1]
+        grown = resident(seed.pid, "VmHWM") - before
+    measured(record_property, normal_s=round(normal, 2), join_s=round(seconds, 2), rate=round(rate))
+    measured(record_property, completed=completed, grown_mb=round(grown / MIB, 1))
+    assert seconds < normal + ALLOWED_DELAY
+    assert grown < ALLOWED_GROWTH
+    assert rate > LEAST_RATE
 
 
 OURS = Authority.create("ours")

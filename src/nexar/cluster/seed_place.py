@@ -24,6 +24,8 @@ _MAX_STREAMS: Final = 16
 """A join line takes a handful, and a stranger gets no more."""
 _LINES: Final = 4
 """QUIC connections at once, for each that may be pending: they wait, say their last word, or are in their handshake."""
+_PACKET_BYTES: Final = 1200
+"""What every path carries. Larger ones would have to be looked for on each connection, those of strangers too."""
 _WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
 """What may wait to be read: the largest message, and the beginning of the next."""
 
@@ -42,6 +44,8 @@ def open_place(
         "max_connections": MAX_MEMBERS + _LINES * config.join_max_pending,
         "peers": size,
         "stream_window_bytes": _WINDOW_BYTES,
+        "max_mtu": _PACKET_BYTES,
+        "loopback_mtu": _PACKET_BYTES,
     }
     return open_transports(config, credentials, trust, acceptor, listen=listen, schemes=schemes, quic=settings)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
+from typing import ParamSpec
+from weakref import WeakMethod
 
 from nexar_quic import Connection, ConnectionLost, ForkedError, Operation, QuicError, StreamError
 
@@ -31,8 +33,22 @@ from nexar.transport.quic.endings import (
 from nexar.transport.quic.inbound import Inbound
 from nexar.transport.quic.outbound import Outbound
 from nexar.transport.quic.preamble import StreamType, encode_preamble
-from nexar.transport.quic.receiving import SILENT
+from nexar.transport.silent_sink import SILENT
 from nexar.wire.frame import Lane
+
+_Given = ParamSpec("_Given")
+
+
+def _weakly(method: Callable[_Given, None]) -> Callable[_Given, None]:
+    """A function that calls `method` and does not keep its owner alive. Without effect once the owner is gone."""
+    reference = WeakMethod(method)
+
+    def call(*given: _Given.args, **named: _Given.kwargs) -> None:
+        found = reference()
+        if found is not None:
+            found(*given, **named)
+
+    return call
 
 
 class QuicCarrier(Carrier):
@@ -48,8 +64,11 @@ class QuicCarrier(Carrier):
         self._connection = connection
         self._driver = driver
         self._forget = forget
-        self._inbound = Inbound(self, connection, driver, fail=self.fail, settle=self._settle, check=self._check)
-        self._outbound = Outbound(connection, driver.completions, self.fail)
+        fail = _weakly(self.fail)
+        self._inbound = Inbound(
+            self, connection, driver, fail=fail, settle=_weakly(self._settle), check=_weakly(self._check)
+        )
+        self._outbound = Outbound(connection, driver.completions, fail)
         self._writers = self._outbound.writers  # only looked up here
         self._frames_sent = 0  # any thread
         self._farewell_sent = False  # the driving thread's

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock
 from typing import Final
+from weakref import ref
 
 from nexar_quic import Cancelled, Connection, ConnectionLost, EndpointClosed, Operation, QuicError, Stream, StreamError
 
@@ -18,8 +19,8 @@ from nexar.transport.base import Carrier, CarrierLost, Sink
 from nexar.transport.quic.driver import Driver, is_driving
 from nexar.transport.quic.payloads import IncomingPayloads
 from nexar.transport.quic.preamble import PREAMBLE_BYTES, Preamble, PreambleError, StreamType, decode_preamble
-from nexar.transport.quic.receiving import SILENT
 from nexar.transport.quic.streams import OrderedReader
+from nexar.transport.silent_sink import SILENT
 from nexar.transport.stranger import decode_from_stranger
 from nexar.wire.codec import Decode
 from nexar.wire.frame import decode
@@ -41,7 +42,10 @@ class Inbound:
         settle: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        self.carrier = carrier
+        """The carrier owns this. Neither this nor the callbacks keep it alive: in a ring of the two, an ended carrier
+        and its native connection would stay until the collector finds them.
+        """
+        self._carrier = ref(carrier)
         self.completions = driver.completions
         self.sink: Sink = SILENT  # written under _lock, unless by the driving thread at the very end
         self.decode: Decode = decode if carrier.peer.verified else decode_from_stranger  # any thread, by admit()
@@ -61,6 +65,11 @@ class Inbound:
         self._silenced = False  # under _lock, once: nobody is to hear any more
         self._over = 0  # streams that have ended; any thread, under _lock
         self._announced: int | None = None  # written by the driving thread, under _lock
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """See Receiver. The transport holds every carrier that has not ended."""
+        return self._carrier()
 
     def deliver_to(self, sink: Sink) -> bool:
         """Call this sink from now on, unless silenced. True if there was none before."""
@@ -173,10 +182,11 @@ class Inbound:
             return None
         if self._over > self._announced:
             return self.misbehaved(f"{self._over} streams after {self._announced} were announced")
-        if self.finished:
+        carrier = self.carrier
+        if self.finished or carrier is None:
             return None
         self.finished = True
-        self.tell(lambda sink: sink.carrier_finished(self.carrier))
+        self.tell(lambda sink: sink.carrier_finished(carrier))
         return self._settle()
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from typing import Final
+from weakref import ref
 
 from nexar_quic import Cancelled, Operation, QuicError, Stream, StreamError
 
@@ -34,15 +35,25 @@ class IncomingPayloads:
     """The payloads one peer may send us. Verbs from any thread; `begin` from the driving one."""
 
     def __init__(self, receiver: Receiver, check: Callable[[], None]) -> None:
-        """`check` raises once the carrier has ended, which is before `clear` is called."""
+        """`check` raises once the carrier has ended, which is before `clear` is called.
+
+        The receiver owns the table. The table does not keep it alive: in a ring of the two, an ended carrier would stay
+        until the collector finds it.
+        """
         self.unexpected = 0  # payloads that nobody expected any more; written by the driving thread
         self.lock = Lock()
-        self._receiver = receiver
+        self._owner = ref(receiver)
         self._check = check
         self._expected: dict[int, IncomingPayload] = {}  # under lock
         self._landed = Landed()  # under lock
         self._forsaken: dict[int, None] = {}  # under lock
         self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
+
+    @property
+    def _receiver(self) -> Receiver:
+        receiver = self._owner()
+        assert receiver is not None, "whoever calls the table holds its receiver"
+        return receiver
 
     def expect(self, transfer: int, into: memoryview) -> None:
         """A stream for `transfer` may come from now on."""
@@ -246,7 +257,9 @@ class IncomingPayload:
     def landed(self, stream: Stream) -> None:
         """Every byte is there."""
         EndOfStream(self._receiver, stream)
-        self._receiver.tell(lambda sink: sink.payload_arrived(self._receiver.carrier, self._transfer))
+        carrier = self._receiver.carrier
+        if carrier is not None:
+            self._receiver.tell(lambda sink: sink.payload_arrived(carrier, self._transfer))
 
     def _withdrawn(self) -> None:
         """The peer took it back. Its link tells ours; until then the transfer stays expected, from the start."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from nexar_quic import Completions, QuicError
 
-from nexar.transport.base import Carrier, CarrierLost, Sink
+from nexar.transport.base import Carrier, Sink
 from nexar.wire.codec import Decode
-from nexar.wire.frame import Frame
 
 
 class Receiver(Protocol):
     """The receiving half of a carrier, as its streams see it. They call it in the driving thread only."""
 
-    carrier: Carrier
     completions: Completions
     frames_received: int
     sink: Sink
@@ -24,6 +22,10 @@ class Receiver(Protocol):
     """Judges headers; looked up for every frame, because a stranger may be admitted between two."""
     inside: bool
     """Set before the sink is looked up, and lowered by leave(): see abort()."""
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """None once it has ended and nobody holds it: then nobody hears what arrives."""
 
     def leave(self) -> None:
         """The call of the sink has returned."""
@@ -48,22 +50,3 @@ class Receiver(Protocol):
 
     def interrupted(self, error: BaseException) -> None:
         """See Handler."""
-
-
-class _Silent:
-    """The sink of a carrier whose owner wants to hear no more."""
-
-    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """Dropped."""
-
-    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """Dropped."""
-
-    def carrier_finished(self, carrier: Carrier) -> None:
-        """Dropped."""
-
-    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """Dropped."""
-
-
-SILENT: Final[Sink] = _Silent()

@@ -37,6 +37,12 @@ class QuicSettings:
     """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.
     100 Gbit/s for a millisecond are 12 MiB."""
 
+    max_mtu: int = 8972
+    """Largest packet, both ways. Each connection finds out how large packets its path carries, by sending large ones:
+    that is worth it only where much is sent."""
+    loopback_mtu: int = 65000
+    """The same for paths over the loopback interface."""
+
     def to_native(self) -> nexar_quic.Settings:
         """The same for the native package, which checks the values (ValueError)."""
         return nexar_quic.Settings(
@@ -48,4 +54,6 @@ class QuicSettings:
             unverified_streams=self.unverified_streams,
             max_handshakes=handshake_limit(self.peers),
             stream_window_bytes=self.stream_window_bytes,
+            max_mtu=self.max_mtu,
+            loopback_mtu=self.loopback_mtu,
         )

@@ -69,10 +69,15 @@ class OrderedReader:
         self._receiver.interrupted(error)
 
     def _deliver(self, start: int, end: int) -> int:
-        """Hand over every whole frame; where the next one starts, or -1 if the peer has broken the protocol."""
+        """Hand over every whole frame; where the next one starts, or -1 if nothing more is to be read: the peer has
+        broken the protocol, or nobody holds the carrier.
+        """
         self._end = end
         self._minimum = 1
         view, receiver = self._view, self._receiver
+        carrier = receiver.carrier
+        if carrier is None:
+            return -1
         while start < end:
             try:
                 found = next_frame(view, start, end, receiver.decode)
@@ -87,7 +92,7 @@ class OrderedReader:
                     return -1
             else:
                 receiver.frames_received += 1
-                receiver.sink.frame_arrived(receiver.carrier, frame, view[body:start])
+                receiver.sink.frame_arrived(carrier, frame, view[body:start])
         return start
 
     def _take_private(self, frame: Frame) -> bool:

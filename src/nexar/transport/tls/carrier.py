@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Final
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
+from nexar.transport.silent_sink import SILENT
 from nexar.transport.tls.connection import Connection, as_loss
 from nexar.transport.tls.ending import Ending
 from nexar.transport.tls.inbox import Inbox
@@ -129,7 +130,7 @@ class TlsCarrier(Carrier):
         """See Carrier.abort."""
         self._close(self._ending.lose_silently(CarrierLost("closed", reason)))
         with self._delivering:
-            return
+            self._let_go()
 
     def stats(self) -> dict[str, float]:
         """See Carrier.stats."""
@@ -233,6 +234,7 @@ class TlsCarrier(Carrier):
             self._close(why)
             if self._sink is not None:
                 self._sink.carrier_lost(self, why)
+            self._let_go()
             return True
 
     def _see_whether_both_finished(self) -> None:
@@ -242,6 +244,7 @@ class TlsCarrier(Carrier):
             self._tell_finished(self._sink)
         if self._control.said_farewell and self._data.said_farewell:
             self._close(self._ending.lose_silently(CarrierLost("closed", "both sides have finished")))
+            self._let_go()
 
     def _tell_finished(self, sink: Sink) -> None:
         try:
@@ -249,6 +252,13 @@ class TlsCarrier(Carrier):
         except BaseException as error:
             self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
             raise
+
+    def _let_go(self) -> None:
+        """It has ended, and its sink has heard all it was to hear. With `_delivering` held: no call is running, except
+        one that this is called from.
+        """
+        if self._sink is not None:
+            self.attach(SILENT)
 
     def _close(self, why: CarrierLost) -> None:
         self._control.close(why)

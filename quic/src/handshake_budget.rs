@@ -1,0 +1,257 @@
+//! How many inbound handshakes may begin in a given time, and from where. Pure: time is an argument.
+//!
+//! A handshake costs about a thousand times as much as its first packet. So a budget decides before any
+//! of it is computed. Law: a handshake takes one unit of the budget, which refills at a constant rate.
+//! It begins only if the budget holds more than its source has taken lately. A peer that authenticates
+//! gives its unit back.
+//!
+//! Hence the more a source takes, the fuller the budget must be for it. While few handshakes begin, one
+//! source may take half of the budget at once: a host with many ranks starts quickly. Under an attack
+//! the level settles where the attacking sources get the refill rate among themselves, and a source
+//! that takes less than each of them is admitted at once.
+//!
+//! A source that has not proven that it receives at its address is not blamed: its address may be
+//! forged. Such handshakes begin only while at least half of the budget is left.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::handshakes::Source;
+
+/// Units that come back each second: handshakes of strangers that a node can afford at any time.
+const REFILL_PER_SECOND: f64 = 64.0;
+/// The budget is never smaller than this: a busy host may need several attempts for each of its ranks.
+const LEAST_CAPACITY: usize = 1024;
+/// What a source has taken is forgotten with this time constant.
+const MEMORY: Duration = Duration::from_secs(10);
+/// A source that has taken less than this counts as one that has taken nothing.
+const NEGLIGIBLE: f64 = 0.05;
+/// Sources are tidied when there are twice as many as after the last time, and more than this.
+const FEW_SOURCES: usize = 256;
+
+/// An amount that decays.
+#[derive(Clone, Copy)]
+struct Taken {
+    amount: f64,
+    at: Instant,
+}
+
+impl Taken {
+    fn now(&self, now: Instant) -> f64 {
+        let age = now.saturating_duration_since(self.at);
+        self.amount * (-age.as_secs_f64() / MEMORY.as_secs_f64()).exp()
+    }
+}
+
+pub struct HandshakeBudget {
+    capacity: f64,
+    level: f64,
+    at: Instant,
+    taken: HashMap<IpAddr, Taken>,
+    tidy_above: usize,
+}
+
+impl HandshakeBudget {
+    /// Full. `handshakes`: how many may be in progress at once.
+    pub fn new(handshakes: usize, now: Instant) -> Self {
+        let capacity = handshakes.max(LEAST_CAPACITY) as f64;
+        HandshakeBudget {
+            capacity,
+            level: capacity,
+            at: now,
+            taken: HashMap::new(),
+            tidy_above: FEW_SOURCES,
+        }
+    }
+
+    /// As many more, or fewer, may begin at once from now on.
+    pub fn resize(&mut self, handshakes: usize) {
+        let capacity = handshakes.max(LEAST_CAPACITY) as f64;
+        self.level = (self.level + capacity - self.capacity).max(0.0);
+        self.capacity = capacity;
+    }
+
+    /// Less than half is left: handshakes may begin only from addresses that are proven.
+    pub fn is_scarce(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.level < self.capacity / 2.0
+    }
+
+    /// Whether a handshake from `source` may begin; if so, it has taken its unit. `proven`: the source
+    /// receives at its address.
+    pub fn take(&mut self, source: Source, proven: bool, now: Instant) -> bool {
+        self.refill(now);
+        if self.level < 1.0 + self.taken_by(source, now) {
+            return false;
+        }
+        self.level -= 1.0;
+        if proven {
+            self.blame(source, now);
+        }
+        true
+    }
+
+    /// `source` has proven its address after its handshake had begun: its unit counts as taken.
+    pub fn blame(&mut self, source: Source, now: Instant) {
+        let amount = self.taken_by(source, now) + 1.0;
+        self.taken
+            .insert(source.network(), Taken { amount, at: now });
+        if self.taken.len() > self.tidy_above {
+            self.taken.retain(|_, taken| taken.now(now) >= NEGLIGIBLE);
+            self.tidy_above = (2 * self.taken.len()).max(FEW_SOURCES);
+            self.taken.shrink_to(self.tidy_above);
+        }
+    }
+
+    /// The peer has authenticated: its unit comes back. `blamed`: it counted as taken by `source`.
+    pub fn give_back(&mut self, source: Source, blamed: bool, now: Instant) {
+        self.refill(now);
+        self.level = (self.level + 1.0).min(self.capacity);
+        if !blamed {
+            return;
+        }
+        let amount = self.taken_by(source, now) - 1.0;
+        if amount < NEGLIGIBLE {
+            self.taken.remove(&source.network());
+        } else {
+            self.taken
+                .insert(source.network(), Taken { amount, at: now });
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.level = (self.level + REFILL_PER_SECOND * elapsed).min(self.capacity);
+        self.at = self.at.max(now);
+    }
+
+    fn taken_by(&self, source: Source, now: Instant) -> f64 {
+        let taken = self.taken.get(&source.network());
+        taken.map_or(0.0, |taken| taken.now(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str) -> Source {
+        Source::of(text.parse().unwrap())
+    }
+
+    fn sources(count: u8) -> Vec<Source> {
+        (1..=count)
+            .map(|number| source(&format!("10.0.0.{number}")))
+            .collect()
+    }
+
+    /// How many handshakes each source began, where each tries as often as it can.
+    fn attack(
+        budget: &mut HandshakeBudget,
+        sources: &[Source],
+        start: Instant,
+        seconds: u64,
+    ) -> Vec<usize> {
+        let mut begun = vec![0; sources.len()];
+        for millisecond in 0..seconds * 1000 {
+            let now = start + Duration::from_millis(millisecond);
+            for (number, source) in sources.iter().enumerate() {
+                begun[number] += usize::from(budget.take(*source, true, now));
+            }
+        }
+        begun
+    }
+
+    #[test]
+    fn one_source_may_take_half_of_the_budget_at_once() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(2048, now);
+        let host = source("10.0.0.1");
+        let begun = (0..2048).filter(|_| budget.take(host, true, now)).count();
+        assert_eq!(begun, 1024);
+    }
+
+    #[test]
+    fn another_source_is_admitted_at_once_however_much_others_take() {
+        let now = Instant::now();
+        for count in [1, 64] {
+            let mut budget = HandshakeBudget::new(256, now);
+            attack(&mut budget, &sources(count), now, 40);
+            let later = now + Duration::from_secs(40);
+            for _ in 0..4 {
+                assert!(budget.take(source("10.0.1.1"), true, later), "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn attackers_get_the_refill_rate_among_themselves_in_equal_shares() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(256, now);
+        let crowd = sources(64);
+        attack(&mut budget, &crowd, now, 40);
+        let begun = attack(&mut budget, &crowd, now + Duration::from_secs(40), 10);
+        let total: usize = begun.iter().sum();
+        assert!((600..=680).contains(&total), "{total}");
+        assert!(begun.iter().all(|&each| (9..=11).contains(&each)));
+    }
+
+    #[test]
+    fn peers_that_authenticate_cost_nothing() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(256, now);
+        let host = source("10.0.0.1");
+        for _ in 0..10_000 {
+            assert!(budget.take(host, true, now));
+            budget.give_back(host, true, now);
+        }
+        assert!(budget.taken.is_empty());
+    }
+
+    #[test]
+    fn a_forged_address_is_not_blamed_and_takes_at_most_half() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(256, now);
+        let forged = source("10.0.0.1");
+        let begun = (0..1000)
+            .take_while(|_| !budget.is_scarce(now) && budget.take(forged, false, now))
+            .count();
+        assert_eq!(begun, 513);
+        assert!(budget.take(forged, true, now));
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_source() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(256, now);
+        let begun = (0..1024)
+            .filter(|number| budget.take(source(&format!("2001:db8::{number:x}")), true, now))
+            .count();
+        assert_eq!(begun, 512);
+        assert!(budget.take(source("2001:db8:1::1"), true, now));
+    }
+
+    #[test]
+    fn a_larger_limit_is_there_at_once() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(256, now);
+        let host = source("10.0.0.1");
+        while budget.take(host, true, now) {}
+        budget.resize(2048);
+        let more = (0..2048).filter(|_| budget.take(host, true, now)).count();
+        assert_eq!(more, 512);
+    }
+
+    #[test]
+    fn sources_that_are_quiet_for_long_are_forgotten() {
+        let start = Instant::now();
+        let mut budget = HandshakeBudget::new(256, start);
+        for number in 0..100_000u32 {
+            let now = start + Duration::from_millis(20) * number;
+            let address = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
+            assert!(budget.take(Source::of(address), true, now));
+        }
+        assert!(budget.taken.len() < 4000, "{}", budget.taken.len());
+    }
+}

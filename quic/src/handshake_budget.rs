@@ -21,8 +21,6 @@ use crate::handshakes::Source;
 
 /// Units that come back each second: handshakes of strangers that a node can afford at any time.
 const REFILL_PER_SECOND: f64 = 64.0;
-/// The budget is never smaller than this: a busy host may need several attempts for each of its ranks.
-const LEAST_CAPACITY: usize = 512;
 /// What a source has taken is forgotten with this time constant.
 const MEMORY: Duration = Duration::from_secs(10);
 /// A source that has taken less than this counts as one that has taken nothing.
@@ -45,6 +43,7 @@ impl Taken {
 }
 
 pub struct HandshakeBudget {
+    least: usize,
     capacity: f64,
     level: f64,
     at: Instant,
@@ -53,10 +52,12 @@ pub struct HandshakeBudget {
 }
 
 impl HandshakeBudget {
-    /// Full. `handshakes`: how many may be in progress at once.
-    pub fn new(handshakes: usize, now: Instant) -> Self {
-        let capacity = handshakes.max(LEAST_CAPACITY) as f64;
+    /// Full. As many may begin at once as may be in progress (`handshakes`), and not fewer than `least`:
+    /// a busy host may need several attempts for each of its ranks.
+    pub fn new(handshakes: usize, least: usize, now: Instant) -> Self {
+        let capacity = handshakes.max(least) as f64;
         HandshakeBudget {
+            least,
             capacity,
             level: capacity,
             at: now,
@@ -67,7 +68,7 @@ impl HandshakeBudget {
 
     /// As many more, or fewer, may begin at once from now on.
     pub fn resize(&mut self, handshakes: usize) {
-        let capacity = handshakes.max(LEAST_CAPACITY) as f64;
+        let capacity = handshakes.max(self.least) as f64;
         self.level = (self.level + capacity - self.capacity).max(0.0);
         self.capacity = capacity;
     }
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn one_source_may_take_half_of_the_budget_at_once() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(2048, now);
+        let mut budget = HandshakeBudget::new(2048, 512, now);
         let host = source("10.0.0.1");
         let begun = (0..2048).filter(|_| budget.take(host, true, now)).count();
         assert_eq!(begun, 1024);
@@ -176,7 +177,7 @@ mod tests {
     fn another_source_is_admitted_at_once_however_much_others_take() {
         let now = Instant::now();
         for count in [1, 64] {
-            let mut budget = HandshakeBudget::new(256, now);
+            let mut budget = HandshakeBudget::new(256, 512, now);
             attack(&mut budget, &sources(count), now, 40);
             let later = now + Duration::from_secs(40);
             for _ in 0..4 {
@@ -188,7 +189,7 @@ mod tests {
     #[test]
     fn attackers_get_the_refill_rate_among_themselves_in_equal_shares() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(256, now);
+        let mut budget = HandshakeBudget::new(256, 512, now);
         let crowd = sources(64);
         attack(&mut budget, &crowd, now, 40);
         let begun = attack(&mut budget, &crowd, now + Duration::from_secs(40), 10);
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn peers_that_authenticate_cost_nothing() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(256, now);
+        let mut budget = HandshakeBudget::new(256, 512, now);
         let host = source("10.0.0.1");
         for _ in 0..10_000 {
             assert!(budget.take(host, true, now));
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn a_forged_address_is_not_blamed_and_takes_at_most_half() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(256, now);
+        let mut budget = HandshakeBudget::new(256, 512, now);
         let forged = source("10.0.0.1");
         let begun = (0..1000)
             .take_while(|_| !budget.is_scarce(now) && budget.take(forged, false, now))
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn an_ipv6_network_is_one_source() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(256, now);
+        let mut budget = HandshakeBudget::new(256, 512, now);
         let begun = (0..512)
             .filter(|number| budget.take(source(&format!("2001:db8::{number:x}")), true, now))
             .count();
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn a_larger_limit_is_there_at_once() {
         let now = Instant::now();
-        let mut budget = HandshakeBudget::new(256, now);
+        let mut budget = HandshakeBudget::new(256, 512, now);
         let host = source("10.0.0.1");
         while budget.take(host, true, now) {}
         budget.resize(2048);
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn sources_that_are_quiet_for_long_are_forgotten() {
         let start = Instant::now();
-        let mut budget = HandshakeBudget::new(256, start);
+        let mut budget = HandshakeBudget::new(256, 512, start);
         for number in 0..100_000u32 {
             let now = start + Duration::from_millis(20) * number;
             let address = IpAddr::from((0x0a00_0000 + number).to_be_bytes());

@@ -62,7 +62,11 @@ pub struct Hub {
 impl Hub {
     pub fn new(endpoint: Endpoint, socket: Socket, settings: Settings) -> Self {
         let handshakes = Handshakes::new(settings.max_handshakes);
-        let budget = HandshakeBudget::new(settings.max_handshakes, Instant::now());
+        let budget = HandshakeBudget::new(
+            settings.max_handshakes,
+            settings.handshake_budget,
+            Instant::now(),
+        );
         Hub {
             settings,
             endpoint,

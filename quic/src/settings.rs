@@ -34,6 +34,7 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     pub max_handshakes: usize,
     pub retry_handshakes: usize,
+    pub handshake_budget: usize,
     unverified_streams: u32,
     unverified_window_bytes: u64,
 }
@@ -45,12 +46,12 @@ impl Settings {
         initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=64 << 20,
         connection_window_bytes=256 << 20, send_window_bytes=4 << 20, socket_buffer_bytes=4 << 20,
         max_streams=4096, max_connections=65536, handshake_timeout=10.0, max_handshakes=256,
-        retry_handshakes=64, unverified_streams=4, unverified_window_bytes=64 << 10),
+        retry_handshakes=64, handshake_budget=1024, unverified_streams=4, unverified_window_bytes=64 << 10),
         text_signature = "(*, alpn=b'nexar', idle_timeout=30.0, keep_alive_interval=5.0, \
         initial_mtu=1200, max_mtu=8972, loopback_mtu=65000, stream_window_bytes=67108864, \
         connection_window_bytes=268435456, send_window_bytes=4194304, \
         socket_buffer_bytes=4194304, max_streams=4096, max_connections=65536, \
-        handshake_timeout=10.0, max_handshakes=256, retry_handshakes=64, unverified_streams=4, \
+        handshake_timeout=10.0, max_handshakes=256, retry_handshakes=64, handshake_budget=1024, unverified_streams=4, \
         unverified_window_bytes=65536)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -69,6 +70,7 @@ impl Settings {
         handshake_timeout: f64,
         max_handshakes: i64,
         retry_handshakes: i64,
+        handshake_budget: i64,
         unverified_streams: i64,
         unverified_window_bytes: i64,
     ) -> PyResult<Self> {
@@ -90,6 +92,7 @@ impl Settings {
             handshake_timeout: seconds("handshake_timeout", handshake_timeout, 0.01)?,
             max_handshakes: within("max_handshakes", max_handshakes, 1, 1 << 24)? as usize,
             retry_handshakes: within("retry_handshakes", retry_handshakes, 0, 1 << 24)? as usize,
+            handshake_budget: within("handshake_budget", handshake_budget, 2, 1 << 24)? as usize,
             unverified_streams: within("unverified_streams", unverified_streams, 1, 1 << 20)?
                 as u32,
             unverified_window_bytes: window("unverified_window_bytes", unverified_window_bytes)?,
@@ -121,6 +124,7 @@ impl Default for Settings {
             handshake_timeout: Duration::from_secs(10),
             max_handshakes: 256,
             retry_handshakes: 64,
+            handshake_budget: 1024,
             unverified_streams: 4,
             unverified_window_bytes: 64 << 10,
         }

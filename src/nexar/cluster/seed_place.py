@@ -44,6 +44,7 @@ def open_place(
         "max_connections": MAX_MEMBERS + _LINES * config.join_max_pending,
         "peers": size,
         "stream_window_bytes": _WINDOW_BYTES,
+        "handshake_budget": 2 * config.join_max_pending,
         "max_mtu": _PACKET_BYTES,
         "loopback_mtu": _PACKET_BYTES,
     }

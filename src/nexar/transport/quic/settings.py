@@ -37,6 +37,8 @@ class QuicSettings:
     """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.
     100 Gbit/s for a millisecond are 12 MiB."""
 
+    handshake_budget: int = 1024
+    """Handshakes of peers that do not authenticate which may begin at once; 64 a second after that."""
     max_mtu: int = 8972
     """Largest packet, both ways. Each connection finds out how large packets its path carries, by sending large ones:
     that is worth it only where much is sent."""
@@ -54,6 +56,7 @@ class QuicSettings:
             unverified_streams=self.unverified_streams,
             max_handshakes=handshake_limit(self.peers),
             stream_window_bytes=self.stream_window_bytes,
+            handshake_budget=self.handshake_budget,
             max_mtu=self.max_mtu,
             loopback_mtu=self.loopback_mtu,
         )

@@ -87,7 +87,9 @@ class Surviving(ABC):
         over then: every later call on it says so.
         """
         seconds = self._allowed(timeout)
-        made: Communicator = self._presence.demand.succeed(self._branch, deadline_after(seconds), seconds)
+        own_delay = self._presence.node.delay_meter.seconds if timeout is None else 0.0  # as the agreement has
+        deadline = deadline_after(seconds + own_delay)
+        made: Communicator = self._presence.demand.succeed(self._branch, deadline, seconds)
         return made
 
     def revoke(self, reason: str = "") -> None:

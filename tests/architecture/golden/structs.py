@@ -23,7 +23,7 @@ from nexar.cluster.decisions.vote import Vote
 from nexar.cluster.membership import Membership
 from nexar.cluster.seed_state import _Stored
 from nexar.collectives import dump, stacks, trace_part
-from nexar.launch import rendezvous_messages, seed_terms
+from nexar.launch import exit_report, rendezvous_messages, seed_terms
 from nexar.launch.handover import _Note
 from nexar.wire import bulletin, frame, joining, messages
 from nexar.wire.handshake import Hello, decode_hello, encode_hello
@@ -117,6 +117,7 @@ _NAMED: dict[str, tuple[type, Codec]] = {
     "seed process terms": (seed_terms.SeedTerms, _json(seed_terms.SeedTerms)),
     "seed process ready": (seed_terms.SeedReady, _SEED_ANSWER),
     "seed process failed": (seed_terms.SeedFailed, _SEED_ANSWER),
+    "exit report of a rank": (exit_report.ExitReport, _json(exit_report.ExitReport)),
     "torch rendezvous round": (rendezvous_messages.Round, _posted(rendezvous_messages.Round)),
     "torch rendezvous hello": (rendezvous_messages.Hello, _posted(rendezvous_messages.Hello)),
     "torch rendezvous answer": (rendezvous_messages.Answer, _posted(rendezvous_messages.Answer)),

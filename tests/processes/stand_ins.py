@@ -62,7 +62,6 @@ BOOTSTRAP = module("nexar.communicator.bootstrap", bootstrap=stand_in_bootstrap)
 def take_places() -> None:
     for stand_in in (SEED, BOOTSTRAP):
         sys.modules[stand_in.__name__] = stand_in
-    sys.modules.setdefault("nexar.communicator", ModuleType("nexar.communicator"))
 
 
 def _appears(name: str, timeout: float) -> bool:

@@ -104,7 +104,8 @@ class Matching:
         if not ANY <= tag < (_TAGS if space != _COLLECTIVE else _COLLECTIVE_TAGS):
             raise UsageError(f"a receive with tag {tag}; tags are 0 to 2**64 - 1, or ANY_TAG")
         receive = ask(self, (source, space, tag), into, dtype)
-        receive.newest_taken = NOTHING_TAKEN if retractable else None
+        if retractable:
+            receive.newest_taken = NOTHING_TAKEN
         moves = False
         with self.lock:
             self._order += 1

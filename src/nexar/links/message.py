@@ -186,8 +186,6 @@ class Receive(Operation):
     frame: Frame
     """Set when it is done, like the shape."""
     shape: tuple[int, ...]
-    newest_taken: NewestTaken | None
-    """Set when it is posted; None: it will not be retracted."""
 
     def __init__(self, owner: Owner, key: Key, into: memoryview | None, dtype: int) -> None:
         self.lock = owner.lock  # the base's part, written out: a receive is made for every message
@@ -202,6 +200,7 @@ class Receive(Operation):
         self.wild = key[0] == ANY or key[2] == ANY  # asks for more than one conversation
         self.dtype = dtype
         self.message: Message | None = None  # the one that flows, or is moved, into `into`
+        self.newest_taken: NewestTaken | None = None  # of one that was posted as retractable; written then
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ def test_a_port_that_one_of_them_cannot_have_is_refused_and_let_go(opener: Opene
         port = taken.getsockname()[1]
         if kind == socket.SOCK_STREAM:
             taken.listen()
-        with pytest.raises(ConfigError, match=f"NEXAR_PORT = {port} .* another process uses it"):
+        with pytest.raises(ConfigError, match=f"(?s)NEXAR_PORT = {port} .* another process uses it"):
             bind_ports(Config(port=port, bind="127.0.0.1"), opener.open_at)
     quic, _ = bind_ports(Config(port=port, bind="127.0.0.1"), opener.open_at)
     assert port_of(quic) == port

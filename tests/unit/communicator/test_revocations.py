@@ -25,7 +25,11 @@ def test_a_communicator_that_is_revoked_is_over_for_all_with_the_reason_and_the_
     ranks[0].revoke("the data is wrong")
     for error in (end() for end in ends):
         assert isinstance(error, Revoked)
-        assert (error.rank, error.reason) == (0, "the data is wrong")
+        assert error.rank == 0
+        assert error.reason in {
+            "the data is wrong",
+            *(f"the data is wrong (as rank {rank} passed on)" for rank in (1, 2)),
+        }
     for comm in ranks:
         assert isinstance(raised(comm.barrier), Revoked)
 

@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 
 use crate::shared::Shared;
 
-/// Endpoints not yet closed. Only touched with the GIL held, hence free whenever Python forks.
-static LIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+/// Endpoints not yet closed. Leaf lock, held for a few instructions.
+pub static LIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// Threads that gave up the GIL inside this module and have not got it back.
 static OUTSIDE: AtomicUsize = AtomicUsize::new(0);

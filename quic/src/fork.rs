@@ -1,11 +1,16 @@
 //! Forking. A child shares our sockets' open file descriptions with its parent: it must let go of
 //! them and never use them. Objects remember the generation they were made in; the child's is one
 //! higher, so each of their methods refuses.
+//!
+//! The handlers are the C library's (`pthread_atfork`), not Python's (`os.register_at_fork`): between
+//! Python's, other Python code runs, in which the collector may free objects of ours. That would wait
+//! for a lock that the forking thread holds itself, or, in the child, that a thread holds which does
+//! not exist there.
 
+use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::{descriptor, exit, trash};
 
@@ -15,33 +20,28 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A thread without the GIL may hold one of these two leaf locks while another forks, and in the
-/// child nobody would ever release it. So the forking thread takes both first.
-#[pyfunction]
-fn before_fork() {
+/// Another thread may hold one of these three leaf locks, and in the child nobody would ever
+/// release it. So the forking thread takes them first.
+extern "C" fn before_fork() {
+    std::mem::forget(exit::LIVE.lock());
     std::mem::forget(descriptor::TABLE.lock());
     std::mem::forget(trash::BIN.lock());
 }
 
-#[pyfunction]
-fn after_fork_in_parent() {
+extern "C" fn after_fork_in_parent() {
     // SAFETY: locked by `before_fork` on this thread.
     unsafe {
         trash::BIN.force_unlock();
         descriptor::TABLE.force_unlock();
+        exit::LIVE.force_unlock();
     }
 }
 
 /// Closes our descriptors here. The parent's stay open: nothing is shut down, and the endpoint
 /// locks, which may be held by threads that do not exist here, are not touched.
-#[pyfunction]
-fn after_fork_in_child() {
+extern "C" fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: locked by `before_fork` on the thread this one is the copy of.
-    unsafe {
-        trash::BIN.force_unlock();
-        descriptor::TABLE.force_unlock();
-    }
+    after_fork_in_parent();
     for fd in descriptor::TABLE.lock().drain(..) {
         // SAFETY: it was open at the time of the fork, and nothing ran in between.
         unsafe { libc::close(fd) };
@@ -49,19 +49,17 @@ fn after_fork_in_child() {
     exit::forget();
 }
 
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    let hooks = PyDict::new(py);
-    hooks.set_item("before", wrap_pyfunction!(before_fork, module)?)?;
-    hooks.set_item(
-        "after_in_parent",
-        wrap_pyfunction!(after_fork_in_parent, module)?,
-    )?;
-    hooks.set_item(
-        "after_in_child",
-        wrap_pyfunction!(after_fork_in_child, module)?,
-    )?;
-    py.import("os")?
-        .call_method("register_at_fork", (), Some(&hooks))?;
-    Ok(())
+pub fn register() -> PyResult<()> {
+    // SAFETY: the handlers stay where they are, since a Python module is never unloaded.
+    let failed = unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_in_parent),
+            Some(after_fork_in_child),
+        )
+    };
+    match failed {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code).into()),
+    }
 }

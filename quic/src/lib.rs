@@ -59,6 +59,6 @@ fn nexar_quic(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::Stream>()?;
     module.add_function(wrap_pyfunction!(trust::spki_fingerprint, module)?)?;
     errors::register(module)?;
-    fork::register(module)?;
+    fork::register()?;
     exit::register(module)
 }

@@ -210,6 +210,35 @@ def test_a_signal_handler_may_use_the_endpoint_it_interrupts(pair: Pair) -> None
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("hook", ["before", "after_in_parent", "after_in_child"])
+def test_a_collector_that_runs_in_somebodys_fork_hook_frees_our_objects(hook: str) -> None:
+    """Of the hooks, one runs before ours would and one after it, if ours were Python's too."""
+    child = spawn(
+        f"""
+import gc, os
+gc.disable()
+os.register_at_fork({hook}=gc.collect)
+"""
+        + PEM_ENVIRONMENT
+        + f"""
+os.register_at_fork({hook}=gc.collect)
+def litter():
+    endpoint = quic.Endpoint(("127.0.0.1", 0), credentials, trust)
+    ring = [endpoint, quic.Completions(endpoint)]
+    ring.append(ring)
+litter()
+forked = os.fork()
+if forked == 0:
+    os._exit(0)
+sys.exit(os.waitpid(forked, 0)[1])
+"""
+    )
+    assert child.stdin is not None
+    child.stdin.write(identity("a"))
+    child.stdin.flush()
+    assert finish(child) == (0, "", "")
+
+
 def test_a_forked_child_refuses_and_holds_nothing_while_the_parent_goes_on(pair: Pair) -> None:
     here, there = pair.stream()
     queues = [quic.Completions(pair.a)]  # nothing else refers to it

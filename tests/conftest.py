@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -16,6 +17,10 @@ settings.register_profile(
     "fuzz", max_examples=20_000, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("ci")
+
+# A shell starts background commands with SIGINT ignored, and processes inherit that. Tests of Ctrl-C need it to arrive.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -305,11 +305,11 @@ class FormedCluster:
             guest = self._members.get(departure.node)
             if guest is not None:
                 former = self._register.why_former(departure.node, 0)
-                reason = "" if former is None else brief(former.reason)
-                kind: NoteKind = "left" if departure.willing else "refused"
-                refuse = Refuse(guest.connection, reason, change.epoch)
-                end = Drop(guest.connection, reason) if departure.willing else refuse
-                actions += [end, *self._end(guest, kind, last_line(reason))]
+                reason = "" if former is None else former.reason
+                kind: NoteKind = "left" if departure.willing else "gone"
+                refuse = Refuse(guest.connection, brief(reason), change.epoch)
+                end = Drop(guest.connection, brief(reason)) if departure.willing else refuse
+                actions += [end, *self._end(guest, kind, brief(last_line(reason)))]
         return actions
 
     # ------------------------------------------------------------ words

@@ -157,6 +157,14 @@ def test_who_was_expelled_hears_what_was_chosen_and_then_why_its_line_ends() -> 
     assert only(door.join(12, node=1, epoch=1), Refuse).reason == "expelled in epoch 2: silent for long"
 
 
+def test_a_member_that_raised_is_noted_as_gone_with_what_it_raised() -> None:
+    """It may still be connected when the others have moved on. That is no refusal, and the launcher shows the rest."""
+    door = formed()
+    raised = "it raised an exception and left:\nTraceback (most recent call last):\n  …\nValueError: on purpose"
+    noted = [(note.kind, note.reason) for note in every(choose(door, left=(Departure(1, raised),)), Note)]
+    assert ("gone", "ValueError: on purpose") in noted
+
+
 def test_who_left_by_its_own_will_is_not_refused() -> None:
     door = formed()
     actions = choose(door, left=(Departure(1, "done", willing=True),))

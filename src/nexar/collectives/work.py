@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from nexar.links.message import Receive
 from nexar.links.operation import Operation
 from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
+
+_log = logging.getLogger(__name__)
 
 HALF_WRITTEN: Final = "the array that was to get the result may be partly overwritten; fill it anew"
 
@@ -103,8 +106,13 @@ class Work:
         return self
 
     def finish(self, error: BaseException | None) -> BaseException | None:
-        """Every buffer is detached first. Returns the error to raise."""
-        self.run.close()
+        """Every buffer is detached first. Returns the error to raise: MemoryError if messages that it had received
+        cannot be given back for want of memory.
+        """
+        try:
+            self.run.close()
+        except MemoryError as fault:
+            error = fault
         final = self.end(error)
         if final is not None and self.writes:
             final.add_note(HALF_WRITTEN)
@@ -207,9 +215,16 @@ class Running(Operation):
         it can only do inside our code.
         """
         if is_inside(sys._getframe(1).f_back):
-            self._progress.run_soon(self.undo)
+            self._progress.run_soon(self._undo_dropped)
         else:
+            self._undo_dropped()
+
+    def _undo_dropped(self) -> None:
+        """Nobody can be told of an error, and the driving thread, which may run this, must not end with it."""
+        try:
             self.undo()
+        except MemoryError as fault:
+            _log.error("%s was dropped, and its message is lost: there is no memory to keep it (%s)", self.name, fault)
 
     def fail(self, error: BaseException) -> None:
         """As cancel, for another reason."""

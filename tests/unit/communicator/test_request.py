@@ -1,11 +1,12 @@
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nexar.collectives import work
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.communicator.point_to_point import recv
@@ -13,6 +14,7 @@ from nexar.communicator.request import Request, wait_all
 from nexar.config import Config
 from nexar.errors import Cancelled, OperationTimeout, UsageError
 from nexar.group import deadline_after
+from nexar.links import matching
 from tests.ranks import PATIENCE, on_every
 
 
@@ -228,3 +230,53 @@ def test_an_interrupt_after_the_message_came_gives_it_back(pair: list[Communicat
     with pytest.raises(KeyboardInterrupt):
         run.throw(KeyboardInterrupt())
     assert int(pair[0].recv(source=1)) == 3
+
+
+# ---------------------------------------------------------------- a message that cannot be kept for want of memory
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and messages in memory of the caller's cannot be moved elsewhere any more."""
+
+    def refuse(_: memoryview) -> memoryview:
+        raise MemoryError("the system refused it")
+
+    return lambda: monkeypatch.setattr(matching, "_copied", refuse)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["by the user", "while nexar runs"])
+def test_dropping_a_request_without_memory_for_its_message_costs_nothing_but_that_message(
+    pair: list[Communicator],
+    no_memory: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    inside: bool,
+) -> None:
+    request: Any = pair[0].start.recv(np.zeros(1, int), source=1)
+    pair[1].send(np.array([5]), 0)
+    _came(pair[0], request)
+    no_memory()
+    monkeypatch.setattr(work, "is_inside", lambda _: inside)  # as if the collector had run in one of our frames
+    del request
+    gc.collect()
+    pair[1].send(6, 0)
+    assert int(pair[0].recv(source=1, timeout=PATIENCE)) == 6
+    assert "its message is lost" in caplog.text
+
+
+def test_a_started_call_that_cannot_give_its_message_back_raises_memory_error_alone(
+    no_memory: Callable[[], None],
+) -> None:
+    with local_communicators(2, Config(early_bytes=1)) as pair:
+        request = pair[0].start.sendrecv(np.zeros(1_000_000), 1, np.zeros(1, int), 1, sendtag=1, recvtag=2)
+        pair[1].send(np.array([5]), 0, 2)
+        receive, send = request._running._awaited
+        pair[0]._group.wait((receive,), deadline_after(PATIENCE))
+        no_memory()
+        with send.lock:
+            send.finish(Cancelled(operation="the send"))
+        with pytest.raises(MemoryError):
+            request.wait(PATIENCE)
+        pair[1].send(6, 0)
+        assert int(pair[0].recv(source=1, timeout=PATIENCE)) == 6

@@ -21,10 +21,11 @@ from random import Random
 from typing import Final, Protocol, TypeAlias
 
 from nexar.cluster.alarm import Alarm
+from nexar.cluster.change import Departure
 from nexar.cluster.decisions.agreement import Agreement
 from nexar.cluster.decisions.electorate import majority
 from nexar.cluster.decisions.succession_events import Say, Word
-from nexar.errors import NexarError, Revoked, UsageError
+from nexar.errors import NexarError, PeerLost, UsageError
 from nexar.links.operation import Operation
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.messages import Instance, Suspect
@@ -102,7 +103,7 @@ class Ballots:
         self._forgotten: dict[Conference, int] = {}  # the highest sequence that was an agreement here and is none now
         self._reached: dict[Conference, int] = {}  # the highest sequence that was brought or chosen here
         self._waiting: dict[Instance, list[Agreed]] = {}
-        self._lost: set[NodeId] = set()  # voters that were removed from the world, and did not leave by themselves
+        self._gone: dict[NodeId, str] = {}  # voters that were removed from the world, and why
         self._end: NexarError | None = None  # of all of them, for good
         self._alarm = Alarm(self._ring)
 
@@ -132,17 +133,19 @@ class Ballots:
                 agreed.finish(copy(error))
         self._progress.kick()  # who waits may lead, and sleep
 
-    def lose(self, nodes: Iterable[NodeId]) -> None:
+    def lose(self, departures: Iterable[Departure]) -> None:
         """These were removed from the world, and their votes do not come any more. Where too few voters are left for a
-        majority, whoever waits raises Revoked at once: the generation is over.
+        majority, whoever waits raises PeerLost at once: the generation is over, or needs a successor without them.
         """
         with self._lock:
-            self._lost.update(node for node in nodes if any(node in voters for voters in self._voters.values()))
+            for each in departures:
+                if any(each.node in voters for voters in self._voters.values()):
+                    self._gone[each.node] = each.cause
             vain = [instance for instance in self._waiting if self._is_vain(instance)]
-            waiting = [agreed for instance in vain for agreed in self._waiting.pop(instance)]
+            waiting = [(agreed, self._lost(instance)) for instance in vain for agreed in self._waiting.pop(instance)]
         with self._progress.lock:
-            for agreed in waiting:
-                agreed.finish(_over(agreed.instance))
+            for agreed, error in waiting:
+                agreed.finish(error)
         if waiting:
             self._progress.kick()  # who waits may lead, and sleep
 
@@ -150,11 +153,16 @@ class Ballots:
         """Whether too few voters are left, and nothing was chosen before. Under the lock."""
         voters, agreement = self._voters.get(instance[:2], frozenset()), self._agreements.get(instance)
         is_chosen = agreement is not None and agreement.chosen is not None
-        return not is_chosen and len(voters - self._lost) < majority(voters)
+        return not is_chosen and len(voters - self._gone.keys()) < majority(voters)
+
+    def _lost(self, instance: Instance) -> PeerLost:
+        """Names the voter of this instance that went last. Under the lock."""
+        node = next(node for node in reversed(self._gone) if node in self._voters[instance[:2]])
+        return PeerLost(node=node, cause=self._gone[node], operation=f"agree #{instance[2]}")
 
     def propose(self, instance: Instance, value: bytes) -> Agreed:
         """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
-        not remembered any more. Revoked: too few voters are left. Raises what ended all of them.
+        not remembered any more. PeerLost: too few voters are left. Raises what ended all of them.
         """
         now = time.monotonic()
         agreed = Agreed(self._progress.lock, instance)
@@ -168,7 +176,7 @@ class Ballots:
                     "ahead, and what was chosen is forgotten; call agree() on all ranks, as often on each"
                 )
             if self._is_vain(instance):
-                raise _over(instance)
+                raise self._lost(instance)
             self._reached[instance[:2]] = max(instance[2], self._reached.get(instance[:2], 0))
             self._waiting.setdefault(instance, []).append(agreed)
             words = agreement.propose(value, now)
@@ -240,7 +248,8 @@ class Ballots:
         self._forgotten.pop(conference, None)
         self._reached.pop(conference, None)
         del self._voters[conference]
-        self._lost.intersection_update(node for voters in self._voters.values() for node in voters)
+        known = {node for voters in self._voters.values() for node in voters}
+        self._gone = {node: cause for node, cause in self._gone.items() if node in known}
 
     def _spread(self, words: Iterable[Say]) -> None:
         for each in words:
@@ -288,7 +297,3 @@ class Ballots:
     def close(self) -> None:
         """Idempotent."""
         self._alarm.close()
-
-
-def _over(instance: Instance) -> Revoked:
-    return Revoked(communicator=str(instance[0]), reason="too many of its members are lost to agree on anything")

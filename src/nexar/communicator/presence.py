@@ -305,7 +305,7 @@ class Presence:
             self._lines.adopt(after)
         self.look_around()
         self.lineage.changed(change, after)
-        self.ballots.lose(each.node for each in change.left if not each.quiet)
+        self.ballots.lose(change.left)
 
     def stalled(self, stall: Stall) -> None:
         """See Heir."""

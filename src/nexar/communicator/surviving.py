@@ -104,9 +104,9 @@ class Surviving(ABC):
         majority of this communicator's members lives and has not left. A rank that calls it late gets the same answer.
         One that is, or gets, expelled raises Expelled at once.
 
-        `value` is anything that `send_object` can send, up to almost 1 MiB. MembershipChanged (`manual`: PeerLost): the
-        others went on without so many members that no majority of this communicator is left; raised as soon as that is
-        chosen. NoQuorum: no majority can be reached, and nobody goes on.
+        `value` is anything that `send_object` can send, up to almost 1 MiB. MembershipChanged (`manual`: PeerLost): so
+        many members died or left that no majority of this communicator is left, and the others went on without them;
+        raised as soon as that is chosen. NoQuorum: no majority can be reached, and nobody goes on.
         PeerMisbehaved: a member brought what is no value, and that was chosen.
         """
         seconds = self._allowed(timeout)

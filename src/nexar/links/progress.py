@@ -100,13 +100,19 @@ class Progress:
     def waits(self) -> list[tuple[int, str, float]]:
         """Which thread waits for what, by its name, and since when (time.monotonic). It is read off the stacks of the
         threads, so a wait pays nothing for it. Takes no lock: who asks may want to know why it is held.
+
+        The frame of this call is among them. No variable may refer to it when this returns: such a cycle would keep
+        every frame below alive, and so a request that its user has dropped, until the collector runs.
         """
         found = []
-        for thread, frame in sys._current_frames().items():
+        frames = sys._current_frames()
+        while frames:
+            thread, frame = frames.popitem()
             for operations, since in self._waits_on(frame):
                 name = next((each.name for each in operations if not each.done), None)
                 if name is not None:
                     found.append((thread, name, since))
+            del frame
         return found
 
     def _waits_on(self, frame: FrameType | None) -> Iterator[tuple[Sequence[Operation], float]]:

@@ -78,6 +78,21 @@ def test_it_is_known_which_thread_waits_for_what_whether_it_leads_or_follows(nod
     assert node.progress.waits() == []
 
 
+def test_asking_who_waits_keeps_nothing_alive_that_the_asking_thread_drops(node: Node) -> None:
+    """A thread that waits answers other ranks: a request that it drops then must be cancelled at once."""
+
+    def ask() -> weakref.ref[threading.Event]:
+        dropped = threading.Event()
+        assert node.progress.waits() == []
+        return weakref.ref(dropped)
+
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()
+
+
 def test_a_wait_is_known_to_its_own_node_alone(node: Node) -> None:
     operation, other = node.post(), Node()
     thread = Waiting(node, [operation])

@@ -1,7 +1,8 @@
 """A member with a valid certificate says what it likes to the seed: it loses its line, and the others go on."""
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -12,14 +13,18 @@ from nexar.cluster.change import Change, Departure
 from nexar.cluster.membership import MAX_MEMBERS, Member, Membership, encode_member
 from nexar.cluster.notice_board import NoticeBoard
 from nexar.cluster.seed import Seed
+from nexar.transport.base import CarrierLost
 from nexar.wire.frame import Kind, Lane
 from nexar.wire.handshake import add_prefix
 from nexar.wire.joining import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_WORD_BYTES, AreYouThere, Here, JoinMessage, News, Word
-from nexar.wire.messages import KNOWN, Chosen, Number, Promise
+from nexar.wire.messages import KNOWN, Chosen, Disagreed, Number, Promise
 from tests.cluster.guests import END, Knocker, Line, knocking, wait_for_event
+from tests.hostile.colliding_keys import colliding_keys
+from tests.processes.scale import measured
 
 HERE = "127.0.0.1:0"
 SIZE = 3
+Record = Callable[[str, object], None]
 ODD = [None, True, -1, 0, 2**64 - 1, -(2**63), float("nan"), float("inf"), 1e300, "", "\x00", "x" * 5000, b"", [], {}]
 
 
@@ -52,6 +57,17 @@ class World:
         again.join()
         again.hear_membership()
         self.lines[0] = again
+
+    def wait_until_read(self) -> bool:
+        """Until the seed has read what the hostile member has said so far; whether its line goes on."""
+        try:
+            self.hostile.send(AreYouThere(0))
+        except CarrierLost:
+            return False
+        while (body := self.hostile.heard.get(timeout=20)) != END:
+            if isinstance(body, bytes) and body.endswith(_encoded(Here(0))):
+                return True
+        return False
 
     def check_others(self, number: int) -> None:
         """The seed still answers every other member."""
@@ -95,8 +111,22 @@ def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knock
         body = msgpack.encode(Chosen((0, 1, 0), oversize(world.membership)[which].encode()))
         assert len(body) <= MAX_WORD_BYTES
         world.hostile.say(add_prefix(msgpack.encode(Word(body)), 2 * MAX_JOIN_BYTES))
+        world.wait_until_read()
         world.check_others(1)
         assert seed.membership == world.membership
+
+
+def test_a_word_with_keys_that_collide_takes_the_seed_no_time(knocker: Knocker, record_property: Record) -> None:
+    """A mebibyte of it took 6 s, in which the seed answered nobody."""
+    calls = dict.fromkeys(colliding_keys(16), (0, 0, 0, 0, 0, 0))
+    body = msgpack.encode(Word(msgpack.encode(Disagreed(0, 1, 1, calls))))
+    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+        world = World(seed, knocker)
+        begin = time.monotonic()
+        world.hostile.say(add_prefix(body, MAX_JOIN_BYTES))
+        assert not world.wait_until_read()
+        world.check_others(1)
+        measured(record_property, bytes=len(body), answer_s=round(time.monotonic() - begin, 3))
 
 
 def test_a_change_that_is_none_costs_nobody_but_its_sender(knocker: Knocker) -> None:

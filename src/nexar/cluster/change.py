@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from nexar.cluster.membership import Member, Membership, MembershipError, check_addresses, check_size
+from nexar.cluster.membership import MAX_MEMBERS, Member, Membership, MembershipError, check_addresses, check_size
 from nexar.transport.foreign_text import several_lines
 from nexar.types import NodeId, Rank
 from nexar.wire.messages import MAX_VALUE_BYTES, Cause
@@ -43,8 +43,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     epoch: Annotated[int, Meta(ge=2)]
     """Of the membership that it makes."""
-    left: tuple[Departure, ...] = ()
-    joined: tuple[Member, ...] = ()
+    left: Annotated[tuple[Departure, ...], Meta(max_length=MAX_MEMBERS)] = ()
+    joined: Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)] = ()
     severed: tuple[tuple[NodeId, NodeId], ...] = ()
     """Pairs, the lower node first, whose connection broke although both live: what was on it may be lost."""
     renewed: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ Only types that can be read without running anybody's code: what is made of the 
 nearly one of these (a named tuple, an enum, a dataclass) are refused, because something else would come back.
 
 Every container is an extension of its own that holds one flat array: so a decoder builds no dict and no set whose keys
-this module has not seen. Keys that collide on purpose would make building one quadratic: see MAX_EQUAL_HASHES.
+this module has not seen. Keys that collide on purpose would make building one quadratic: see `Reader._insert`.
 
 A tensor of torch, on whatever device, comes back as one on the CPU, if torch is loaded there: to which device it goes
 is for the receiver to say. Arrays of other devices come back as NumPy's.
@@ -16,6 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
+from time import thread_time
 from types import MappingProxyType, NoneType
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -37,6 +38,9 @@ _ATOMS: Final = frozenset((NoneType, bool, float, str))  # MessagePack has them 
 MAX_EQUAL_HASHES: Final = 256
 """Keys of one dict or set that may have the same hash. Hashes of numbers and tuples are not keyed, so a sender can make
 as many equal ones as it likes, and each key is compared with all of those before it. Honest values have a few."""
+_AT_ONCE: Final = 64  # keys
+_LEAST_SECONDS: Final = 1.0  # longer than a pause of the garbage collector
+_SECONDS_PER_KEY: Final = 10e-6  # fifty times what honest keys take, besides their hashes
 _Item: TypeAlias = bool | int | float | str | Ext | None
 _encode: Final = Encoder().encode
 _decode_item: Final = Decoder(_Item).decode
@@ -163,6 +167,7 @@ class Reader:
 
     def __init__(self, apart: Sequence[memoryview]) -> None:
         self._apart = apart
+        self._seconds = _LEAST_SECONDS  # of processor time that are left for keys
 
     def read(self, data: memoryview) -> Any:
         """ObjectError for anything that a Writer would not have written."""
@@ -181,12 +186,46 @@ class Reader:
     def _items(self, data: memoryview) -> list[Any]:
         return [self._value(item) if type(item) is Ext else item for item in _decode_items(data)]
 
-    def _keys(self, data: memoryview) -> list[Any]:
-        return _checked(self._items(data))
+    def _set(self, data: memoryview) -> set[Any]:
+        keys, made = self._items(data), set[Any]()
+        self._insert(keys, lambda part: made.update(keys[part]))
+        return made
+
+    def _frozenset(self, data: memoryview) -> frozenset[Any]:
+        keys, trial = self._items(data), set[Any]()
+        self._insert(keys, lambda part: trial.update(keys[part]))
+        return frozenset(keys)  # as quick: the same keys in the same order
 
     def _pairs(self, data: memoryview) -> dict[Any, Any]:
-        flat = self._items(data)
-        return dict(zip(_checked(flat[::2]), flat[1::2], strict=True))
+        flat, made = self._items(data), dict[Any, Any]()
+        keys, values = flat[::2], flat[1::2]
+        if len(keys) != len(values):
+            raise ValueError("a key without its value")
+        self._insert(keys, lambda part: made.update(zip(keys[part], values[part], strict=True)))
+        return made
+
+    def _insert(self, keys: list[Any], insert: Callable[[slice], None]) -> None:
+        """Call `insert` for one part of the keys after the other. ValueError if too many have the same hash, or if the
+        keys of this value take more processor time than so many need. Different hashes collide too, where they lead
+        to the same places of a table, one after the other: only the time shows that, whatever Python's tables are like.
+        """
+        if len(keys) <= MAX_EQUAL_HASHES:
+            return insert(slice(None))
+        equal = Counter[int]()
+        self._seconds += _SECONDS_PER_KEY * len(keys)
+        for start in range(0, len(keys), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            begin = thread_time()
+            hashes = [hash(key) for key in keys[part]]
+            hashed = thread_time()
+            equal.update(hashes)
+            if (most := max(map(equal.__getitem__, hashes))) > MAX_EQUAL_HASHES:
+                raise ValueError(f"{most} keys with the same hash; allowed are {MAX_EQUAL_HASHES}")
+            insert(part)
+            self._seconds -= thread_time() - hashed - 4 * (hashed - begin)  # who inserts a tuple hashes it again
+            if self._seconds < 0:
+                raise ValueError(f"a dict or set of {len(keys)} keys that collide")
+        return None
 
     def _array(self, data: memoryview) -> NDArray[Any]:
         code, shape, content = _decode_array(data)
@@ -201,15 +240,6 @@ class Reader:
     def _array_apart(self, data: memoryview) -> NDArray[Any]:
         code, shape, index = _decode_place(data)
         return _array_of(self._apart[_natural(index)], code, shape)
-
-
-def _checked(keys: list[Any]) -> list[Any]:
-    """The keys themselves. ValueError if too many have the same hash."""
-    if len(keys) > MAX_EQUAL_HASHES:
-        ((_, equal),) = Counter(map(hash, keys)).most_common(1)
-        if equal > MAX_EQUAL_HASHES:
-            raise ValueError(f"{equal} keys with the same hash; allowed are {MAX_EQUAL_HASHES}")
-    return keys
 
 
 def _array_of(data: memoryview, code: int, shape: Sequence[int]) -> NDArray[Any]:
@@ -239,8 +269,8 @@ _READING: Final[MappingProxyType[int, Callable[[Reader, memoryview], Any]]] = Ma
         LIST: Reader._items,
         BYTES: lambda _, data: bytes(data),
         TUPLE: lambda reader, data: tuple(reader._items(data)),
-        SET: lambda reader, data: set(reader._keys(data)),
-        FROZENSET: lambda reader, data: frozenset(reader._keys(data)),
+        SET: Reader._set,
+        FROZENSET: Reader._frozenset,
         PAIRS: Reader._pairs,
         BYTEARRAY: lambda _, data: bytearray(data),
         ARRAY: Reader._array,

@@ -143,3 +143,10 @@ def test_a_change_beyond_what_a_membership_may_hold_is_refused() -> None:
 def test_a_change_of_more_bytes_than_a_ballot_carries_is_refused() -> None:
     with pytest.raises(MembershipError, match="allowed are"):
         Change.decode(bytes(MAX_VALUE_BYTES + 1))
+
+
+def test_a_change_in_which_more_leave_than_there_may_be_is_refused() -> None:
+    most = tuple(Departure(node, "") for node in range(1, MAX_MEMBERS + 2))
+    assert Change.decode(Change(2, left=most[:-1]).encode()).left == most[:-1]
+    with pytest.raises(MembershipError, match="not a change"):
+        Change.decode(Change(2, left=most).encode())

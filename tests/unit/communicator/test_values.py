@@ -32,6 +32,7 @@ from nexar.communicator.values import (
     Writer,
 )
 from nexar.errors import UsageError
+from tests.hostile.colliding_keys import colliding_keys
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 
 DTYPES = [
@@ -271,6 +272,30 @@ def test_a_few_keys_may_collide_by_chance() -> None:
     assert len(Reader(()).read(memoryview(few))) == MAX_EQUAL_HASHES
     many = {complex(real, imaginary) for real in range(100) for imaginary in range(100)}
     assert Reader(()).read(memoryview(Writer().write(many))) == many
+
+
+def test_keys_whose_different_hashes_collide_on_purpose_are_refused() -> None:
+    """Half a megabyte that took 17 s, and twice as many keys take four times as long."""
+    keys = colliding_keys(17)
+    assert len({hash(key) for key in keys}) == len(keys)
+    assert len(Reader(()).read(memoryview(Writer().write(dict.fromkeys(range(len(keys))))))) == len(keys)
+    items = [each for key in keys for each in (key, None)]
+    with pytest.raises(ObjectError, match="that collide"):
+        Reader(()).read(memoryview(msgpack.encode(Ext(PAIRS, msgpack.encode(items)))))
+
+
+@pytest.mark.parametrize("value", [set(range(1000)), frozenset(range(1000)), {n: str(n) for n in range(1000, 0, -1)}])
+def test_many_keys_come_back_as_they_were(value: set[int] | frozenset[int] | dict[int, str]) -> None:
+    back = Reader(()).read(memoryview(Writer().write(value)))
+    assert type(back) is type(value)
+    assert back == value
+    if isinstance(value, dict):
+        assert list(back) == list(value)
+
+
+def test_a_key_without_its_value_is_no_object() -> None:
+    with pytest.raises(ObjectError, match="without its value"):
+        Reader(()).read(memoryview(msgpack.encode(Ext(PAIRS, msgpack.encode([1, 2, 3])))))
 
 
 @pytest.mark.parametrize("value", [{1: 2}, {(1, 2): 3}, [1, 2], b"bytes"])

@@ -9,6 +9,7 @@ from nexar.wire.messages import (
     KNOWN,
     MAX_CAUSE_CHARACTERS,
     MAX_MESSAGE_BYTES,
+    MAX_NAMED,
     Accept,
     Accepted,
     Beat,
@@ -167,3 +168,19 @@ def test_tags_are_the_wire_format() -> None:
         "offer",
         "unheard",
     ]
+
+
+@pytest.mark.parametrize("count", [MAX_NAMED, MAX_NAMED + 1])
+def test_a_message_names_as_many_members_as_there_may_be_and_no_more(count: int) -> None:
+    """Of whom the hearer makes a dict or a set."""
+    call = (0, 0, 0, 0, 0, 0)
+    bodies = [
+        encode(Disagreed(0, 1, 1, dict.fromkeys(range(count), call))),
+        encode(Rejected((0, 1, 0), Number(1, 1), None, tuple(range(count)))),
+    ]
+    for body in bodies:
+        if count > MAX_NAMED:
+            with pytest.raises(MessageError, match="malformed"):
+                decode(body)
+        else:
+            decode(body)

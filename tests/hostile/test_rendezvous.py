@@ -4,7 +4,7 @@ import pytest
 
 import nexar
 from nexar.launch.rendezvous import _answer_key, _hello_key, meet
-from nexar.launch.rendezvous_messages import Answer, Hello, Round, decoded, encoded
+from nexar.launch.rendezvous_messages import Answer, Hello, Round, accepted_way, decoded, encoded
 
 TOKEN = "0123456789abcdef" * 4
 PATIENCE = 30.0
@@ -41,3 +41,11 @@ def test_a_writer_of_the_board_cannot_steer_a_rank_into_its_own_cluster(settings
             meet(HostileBoard(hostile.ticket), 1, 2, PATIENCE, **settings)
         assert not hostile.membership
     assert caught.value.variable == variable
+
+
+@pytest.mark.parametrize("way", ["failed", "token_needed"])
+def test_a_writer_of_the_board_cannot_write_to_the_terminal_of_a_rank(way):
+    with pytest.raises((nexar.UsageError, nexar.ConfigError)) as caught:
+        accepted_way(Answer([], way, "\x1b]0;title\x07\x1b[2Jred\nand more"), nexar.Config())
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+    assert "and more" in str(caught.value)

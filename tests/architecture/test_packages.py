@@ -45,6 +45,13 @@ def test_every_requirement_source_has_its_lock_file() -> None:
     assert {path.stem for path in LOCKS} == sources | {"dev", "docs"}
 
 
+@pytest.mark.parametrize("script", ["torch_environment.sh", "bench_peers.sh"])
+def test_the_torch_that_set_up_installs_by_itself_is_locked(script: str) -> None:
+    found = re.search(r"(?:TORCH:-|^torch=)([0-9.]+)", (SETUP / script).read_text(), re.MULTILINE)
+    assert found is not None
+    assert f"torch=={found[1]} " in (SETUP / "requirements" / "torch_wheel.txt").read_text()
+
+
 def test_the_packages_of_this_environment_are_allowed() -> None:
     pytest.importorskip("packaging")
     module = load("check_packages")

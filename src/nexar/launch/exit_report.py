@@ -36,6 +36,8 @@ Origin: TypeAlias = Literal["own", "consequence", "perhaps_consequence", "too_la
 """Why the exception was raised: by the rank itself; because another rank was gone; perhaps because another rank failed,
 if one did; because nobody was left who could let a joiner in; by a KeyboardInterrupt.
 """
+_CONSEQUENCES: Final = (PeerLost, MembershipChanged)
+_PERHAPS: Final = (FormationTimeout, JoinRefused, SeedUnreachable, NoQuorum, Expelled, Revoked)
 _MOST_BYTES: Final = 65_536
 """What a pipe holds at least by default: more is not read."""
 
@@ -49,16 +51,27 @@ class ExitReport(msgspec.Struct, frozen=True):
 
 
 def origin_of(error: BaseException) -> Origin:
-    """Decides by the class of the exception, never by its text."""
+    """Decides by the class of the exception and of those that led to it, never by their text."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, JoinRefused) and error.nobody_left:
         return "too_late"
-    if isinstance(error, (PeerLost, MembershipChanged)):
+    if _led_by(error, _CONSEQUENCES):
         return "consequence"
-    if isinstance(error, (FormationTimeout, JoinRefused, SeedUnreachable, NoQuorum, Expelled, Revoked)):
-        return "perhaps_consequence"
-    return "own"
+    return "perhaps_consequence" if _led_by(error, _PERHAPS) else "own"
+
+
+def _led_by(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether it is of one of these kinds, or was raised from one, or while one was handled; a group: all of it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, kinds):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return all(_led_by(each, kinds) for each in error.exceptions)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 # -- the rank ----------------------------------------------------------------------------------------------------------

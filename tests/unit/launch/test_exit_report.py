@@ -37,6 +37,32 @@ def test_the_class_of_the_exception_decides_and_never_its_text(error: BaseExcept
     assert origin_of(error) == origin
 
 
+def raised_after(error: BaseException, *, how: str) -> BaseException:
+    """As `raise RuntimeError from error` in the handler of it, `raise RuntimeError`, and `raise … from None`."""
+    raised = RuntimeError("the training failed")
+    raised.__context__ = error
+    if how != "context":
+        raised.__cause__ = error if how == "cause" else None  # which suppresses the context
+    return raised
+
+
+@pytest.mark.parametrize(("how", "origin"), [("cause", "consequence"), ("context", "consequence"), ("none", "own")])
+def test_an_exception_that_was_raised_because_of_a_loss_is_a_consequence(how: str, origin: str) -> None:
+    assert origin_of(raised_after(errors.MembershipChanged(**CHANGE), how=how)) == origin
+
+
+def test_a_group_is_a_consequence_if_all_of_its_exceptions_are() -> None:
+    lost, own = errors.MembershipChanged(**CHANGE), ValueError("own")
+    assert origin_of(ExceptionGroup("tasks", [lost, raised_after(lost, how="cause")])) == "consequence"
+    assert origin_of(ExceptionGroup("tasks", [lost, own])) == "own"
+
+
+def test_exceptions_that_name_one_another_as_their_cause_come_to_an_end() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert origin_of(one) == "own"
+
+
 @pytest.fixture
 def pipe():
     with_both_ends = ExitPipe()

@@ -105,6 +105,32 @@ def test_a_rank_whose_output_is_not_shown_is_reported_with_its_traceback(tmp_pat
     assert "nexar: rank 1 ended with exit code 1, the first to fail:\nTraceback" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    "keep",
+    ["import threading; threading.Thread(target=time.sleep, args=(600,)).start()", "atexit.register(time.sleep, 600)"],
+)
+def test_a_rank_that_raised_is_reported_though_its_process_goes_on(tmp_path, keep):
+    text = f"import atexit\n{JOINED}if rank == 1:\n    {keep}\n    raise ValueError('on purpose')\n{UNTIL}"
+    with Launch("run", "-n", 3, script(tmp_path, text), cwd=tmp_path) as running:
+        assert report_of(running) == "nexar: rank 1 raised ValueError, the first to fail:\n"
+        assert running.process.stderr.readline() == "Traceback (most recent call last):\n"
+        (tmp_path / "reported").touch()
+        assert running.end() == 1
+    assert "nexar: stopping rank 1: not ended 5 s after the failure\n" in running.stderr
+
+
+def test_a_rank_that_raised_first_is_blamed_though_it_ends_last(tmp_path):
+    """The other one does not say why it ends: it may have found out that the first is gone."""
+    text = "import atexit\ndef wait():\n    while not Path('reported').exists(): time.sleep(0.01)\n"
+    text += "if rank == 1:\n    atexit.register(wait)\n    atexit.register(Path('told').touch)\n"
+    text += f"{JOINED}if rank == 1: raise ValueError('on purpose')\n"
+    text += "while not Path('told').exists(): time.sleep(0.01)\nos._exit(5)\n"
+    with Launch("run", "-n", 2, script(tmp_path, text), cwd=tmp_path) as running:
+        assert report_of(running) == "nexar: rank 1 raised ValueError, the first to fail:\n"
+        (tmp_path / "reported").touch()
+        assert running.end() == 1
+
+
 def test_a_traceback_that_a_rank_survives_is_shown_while_it_runs(tmp_path):
     text = "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
     with Launch("run", "-n", 1, script(tmp_path, text + UNTIL), cwd=tmp_path) as running:

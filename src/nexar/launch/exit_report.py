@@ -2,7 +2,8 @@
 
 The launcher gives each rank the write end of a pipe. A variable names its descriptor, and its inode: a program between
 the two that closes descriptors may have given the number to another file. `report_at_exit` writes one line when the
-interpreter exits, also where no exception ended it, so the last line counts. A rank that is killed, is not Python, or
+interpreter exits, also where no exception ended it, so the last line counts. An exception of the main thread is
+reported at once: threads that go on, or exit handlers, may keep the process. A rank that is killed, is not Python, or
 ends before it calls `nexar.init()` writes nothing: its end is its own failure.
 """
 
@@ -13,6 +14,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -87,6 +89,14 @@ def report_at_exit() -> None:
     os.set_inheritable(pipe, False)
     process = os.getpid()
     atexit.register(lambda: _tell(pipe) if os.getpid() == process else None)  # a forked child is not the rank
+    threading.Thread(target=_tell_at_once, args=(pipe,), name="nexar-exit-report", daemon=True).start()
+
+
+def _tell_at_once(pipe: int) -> None:
+    """In a thread of its own: the interpreter waits for other threads before it calls exit handlers."""
+    threading.main_thread().join()  # the interpreter ends this wait when it begins to exit
+    if getattr(sys, "last_value", None) is not None:
+        _tell(pipe)
 
 
 def _usable(text: str) -> int | None:
@@ -116,6 +126,7 @@ class ExitPipe:
 
     def __init__(self) -> None:
         self._read, self.write_end = os.pipe()
+        self._last: ExitReport | None = None
         os.set_blocking(self._read, False)
         os.set_blocking(self.write_end, False)  # for the rank too: it never waits for its launcher
 
@@ -130,13 +141,19 @@ class ExitPipe:
             os.close(self.write_end)
             self.write_end = -1
 
+    def fileno(self) -> int:
+        """Readable when the rank has said something, or has closed its end."""
+        return self._read
+
     def take(self) -> ExitReport | None:
-        """What the rank said last. Never waits; None: nothing that can be read. Call it when the rank was reaped."""
+        """What the rank said last. Never waits; None: nothing that can be read."""
         try:
             lines = os.read(self._read, _MOST_BYTES).splitlines()
-            return msgspec.json.decode(lines[-1], type=ExitReport) if lines else None
+            if lines:
+                self._last = msgspec.json.decode(lines[-1], type=ExitReport)
         except (BlockingIOError, msgspec.DecodeError):
-            return None
+            pass
+        return self._last
 
     def close(self) -> None:
         """Idempotent."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 
 from nexar.errors import UsageError
@@ -31,14 +32,18 @@ class RankProcess:
         """`stdin`: as for `Popen`."""
         self.plan = plan
         self.outputs: dict[Stream, StreamOutput] = {}
-        self._exit = ExitPipe()
+        self.exit_pipe = ExitPipe()
+        self.raised_at = inf
+        """When it told of an exception of its own (time.monotonic); infinite: it has not."""
+        self.failed = False
+        """Whether it counts as failed."""
         try:
             for stream in STREAMS:
                 self.outputs[stream] = StreamOutput(plan, stream, console, log_dir)
             self._process = subprocess.Popen(
                 plan.command,
-                env={**plan.environment, EXIT_PIPE_VARIABLE: self._exit.variable},
-                pass_fds=(self._exit.write_end,),
+                env={**plan.environment, EXIT_PIPE_VARIABLE: self.exit_pipe.variable},
+                pass_fds=(self.exit_pipe.write_end,),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -47,9 +52,9 @@ class RankProcess:
             )
         except OSError as error:
             self._close_outputs()
-            self._exit.close()
+            self.exit_pipe.close()
             raise _not_started(plan, error) from error
-        self._exit.close_write_end()
+        self.exit_pipe.close_write_end()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self.pipes: Mapping[Stream, int] = {
@@ -127,13 +132,13 @@ class RankProcess:
                 left -= len(piece)
 
     def exit_report(self) -> ExitReport:
-        """How it ended, by its own account; once, after it was reaped. A rank that said nothing failed by itself."""
-        return self._exit.take() or ExitReport()
+        """How it ends, by its own account so far. A rank that said nothing fails by itself."""
+        return self.exit_pipe.take() or ExitReport()
 
     def close(self) -> None:
         """Close pipes and files; after it was reaped. Idempotent."""
         self._close_outputs()
-        self._exit.close()
+        self.exit_pipe.close()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

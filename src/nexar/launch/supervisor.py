@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -18,7 +19,7 @@ from nexar.launch.escalation import GRACE, Escalation
 from nexar.launch.exit_report import ExitReport
 from nexar.launch.failure_report import FailureReport
 from nexar.launch.guard import Guard
-from nexar.launch.lines import exception_name, last_traceback
+from nexar.launch.lines import TRACEBACK_SECONDS, exception_name, last_traceback
 from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.plan import RankPlan
@@ -49,6 +50,8 @@ class Cluster(Protocol):
 OnFailure: TypeAlias = Literal["stop", "continue"]
 """What the failure of one rank means for the others."""
 _CAUSE_CHARACTERS: Final = 3000
+_RAISED_SECONDS: Final = TRACEBACK_SECONDS / 2
+"""How long a rank that raised has to end before it counts as failed: its traceback is still kept back then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +167,14 @@ class Supervisor:
     def _due(self, now: float) -> float | None:
         """Seconds until something is to be done."""
         shown = () if self._ends else (process.outputs["stderr"].due for process in self._running.values())
-        times = [self._escalation.due(now), self._policy.due(now), *(max(0.0, at - now) for at in shown if at)]
+        early = (process.raised_at + _RAISED_SECONDS for process in self._raised())
+        waits = (max(0.0, at - now) for at in (*shown, *early) if at)
+        times = [self._escalation.due(now), self._policy.due(now), *waits]
         return min((each for each in times if each is not None), default=None)
 
     def _tick(self, now: float) -> None:
+        for process in self._raised(until=now - _RAISED_SECONDS):
+            self._fail_early(process)
         if not self._ends:
             for output in (process.outputs["stderr"] for process in self._running.values()):
                 if output.due is not None and output.due <= now:
@@ -197,6 +204,23 @@ class Supervisor:
         self._guard.watch(process.pid)
         for stream in STREAMS:
             self._selector.register(process.pipes[stream], selectors.EVENT_READ, partial(self._read, process, stream))
+        self._selector.register(process.exit_pipe.fileno(), selectors.EVENT_READ, partial(self._hear, process))
+
+    def _hear(self, process: RankProcess) -> None:
+        """It told of the exception that ends it, or closed the pipe. What it says later is read when it was reaped."""
+        self._selector.unregister(process.exit_pipe.fileno())
+        report = process.exit_report()
+        if report.exception and report.origin == "own":
+            process.raised_at = time.monotonic()
+
+    def _raised(self, *, until: float = inf) -> list[RankProcess]:
+        """Running ranks that told of an exception until then, and do not count as failed. Empty where that does not
+        stop the run, or ranks are started again, which have to end first.
+        """
+        if not self._stops or self._wishes.max_restarts:
+            return []
+        waiting = (each for each in self._running.values() if not each.failed and each.raised_at < inf)
+        return [each for each in waiting if each.raised_at <= until]
 
     # -- ends
 
@@ -215,8 +239,10 @@ class Supervisor:
         ending = self._ending(process, report, replaced=replacement is not None)
         self._endings.append(ending)
         self._errors[ending.who] = errors
-        if ending.code != 0 and replacement is None and self._stops:
-            self._fail(process, ending, report, held)
+        if ending.code != 0 and replacement is None and self._stops and not process.failed:
+            for first in self._raised(until=process.raised_at):
+                self._fail_early(first)
+            self._fail(process, str(ending), ending.exit_code, held)
         elif not (ending.stopped and (ending.interrupted or ending.blames_another)):
             output.show(held)
         self._close(process)
@@ -224,15 +250,21 @@ class Supervisor:
         if replacement is not None:
             self._start_again(ending, replacement)
 
-    def _fail(self, process: RankProcess, ending: Ending, report: ExitReport, held: list[bytes]) -> None:
+    def _fail_early(self, process: RankProcess) -> None:
+        """It raised, and its process has not ended: a thread or an exit handler may keep it for good."""
+        process.drain()
+        self._fail(process, f"raised {process.exit_report().exception}", 1, process.outputs["stderr"].take_held())
+
+    def _fail(self, process: RankProcess, cause: str, code: int, held: list[bytes]) -> None:
         """A rank failed, and the run stops. Its traceback is shown once: by the report, or not at all if it follows
         from another failure.
         """
+        process.failed = True
+        plan, output, report = process.plan, process.outputs["stderr"], process.exit_report()
         known = self._policy.culprit is not None and not self._policy.culprit.consequence
-        consequence = ending.blames_another or (known and report.origin == "perhaps_consequence")
-        errors = self._errors[ending.who]
-        failure = Failure(process.plan.rank, ending.who, str(ending), ending.exit_code, consequence)
-        output = process.outputs["stderr"]
+        consequence = report.origin == "consequence" or (known and report.origin == "perhaps_consequence")
+        errors = last_traceback(output.tail())
+        failure = Failure(plan.rank, plan.name, cause, code, consequence)
         if known and not consequence:
             output.show(held)
             held = []
@@ -285,7 +317,7 @@ class Supervisor:
 
     def _close(self, process: RankProcess) -> None:
         registered = self._selector.get_map()
-        for pipe in process.pipes.values():
+        for pipe in (*process.pipes.values(), process.exit_pipe.fileno()):
             if pipe in registered:
                 self._selector.unregister(pipe)
         process.close()

@@ -81,6 +81,11 @@ def test_what_is_no_report_tells_nothing(pipe: ExitPipe, text: bytes) -> None:
     assert pipe.take() is None
 
 
+def test_what_the_rank_said_is_kept(pipe: ExitPipe) -> None:
+    os.write(pipe.write_end, b'{"exception":"ValueError"}\n')
+    assert pipe.take() == pipe.take() == ExitReport("ValueError")
+
+
 def test_a_rank_that_has_closed_its_end_does_not_block_the_launcher(pipe: ExitPipe) -> None:
     pipe.close_write_end()
     assert pipe.take() is None
@@ -99,10 +104,11 @@ def test_a_variable_that_names_no_pipe_of_the_launcher_is_taken_and_ignored(monk
 def test_a_descriptor_that_is_another_file_now_is_not_written_to(monkeypatch, pipe: ExitPipe) -> None:
     registered: list[object] = []
     monkeypatch.setattr("atexit.register", registered.append)
+    monkeypatch.setattr("threading.Thread.start", lambda _: registered.append("thread"))
     descriptor, _, inode = pipe.variable.partition(":")
     monkeypatch.setenv(EXIT_PIPE_VARIABLE, f"{descriptor}:{int(inode) + 1}")
     report_at_exit()
     assert registered == []
     monkeypatch.setenv(EXIT_PIPE_VARIABLE, pipe.variable)
     report_at_exit()
-    assert len(registered) == 1
+    assert len(registered) == 2

@@ -1,8 +1,10 @@
 """A rank fails, and the run stops: a real cluster, on one host and with a launcher for each of two."""
 
+import signal
+
 import pytest
 
-from tests.processes.launcher import script
+from tests.processes.launcher import await_files, script, without_notices
 from tests.processes.nexar_command import Nexar, await_ticket
 
 PATIENCE = 120.0
@@ -61,8 +63,10 @@ def test_the_policy_abort_stops_the_run(tmp_path):
 # -- two launchers and a seed ----------------------------------------------------------------------------------------
 
 
-def run_on_two_hosts(folder, text):
-    """The launcher of rank 0, then that of rank 1, both ended, and the seed."""
+def run_on_two_hosts(folder, text, *, interrupt=None):
+    """The launcher of rank 0, then that of rank 1, both ended, and the seed. `interrupt`: a signal for the latter, when
+    both ranks are ready.
+    """
     path = script(folder, text)
     with Nexar("seed", "--size", 2, "--listen", "127.0.0.1:0", "--ticket-file", "ticket", cwd=folder) as seed:
         await_ticket(folder / "ticket", seed)
@@ -71,6 +75,9 @@ def run_on_two_hosts(folder, text):
             Nexar(*command, 0, path, cwd=folder, NEXAR_HOST_ID="a") as first,
             Nexar(*command, 1, path, cwd=folder, NEXAR_HOST_ID="b") as second,
         ):
+            if interrupt is not None:
+                await_files(folder, "ready*", 2)
+                second.process.send_signal(interrupt)
             second.end(PATIENCE)
             first.end(PATIENCE)
         seed.end(PATIENCE)
@@ -97,3 +104,12 @@ def test_a_failure_before_the_cluster_has_formed_stops_the_other_host(tmp_path):
     first, second = run_on_two_hosts(tmp_path, text)
     assert (first.process.returncode, second.process.returncode) == (4, 4), first.stderr + second.stderr
     assert "nexar: rank 1 on " in first.stderr
+
+
+@pytest.mark.parametrize("others", ["while True: comm.barrier()", HANG])
+def test_a_launcher_that_is_interrupted_stops_the_other_host_too(tmp_path, others):
+    first, second = run_on_two_hosts(tmp_path, JOB % ("pass", others), interrupt=signal.SIGINT)
+    assert (first.process.returncode, second.process.returncode) == (130, 130), first.stderr + second.stderr
+    assert without_notices(second.stderr) == "nexar: SIGINT: stopping all ranks; they have 5 s to end\n"
+    assert ": its launcher got SIGINT, the first to fail\n" in first.stderr
+    assert "Traceback" not in first.stderr

@@ -134,6 +134,7 @@ class Supervisor:
         self._follow_signals()
         if self._console.gone and not self._escalation.asked:
             self._interrupted = signal.SIGPIPE
+            self._stop_other_hosts("nobody reads its launcher's output", signal.SIGPIPE)
             self._stop(signal.SIGTERM)
         for failure in self._failures.take():
             if self._stops_run and self._interrupted is None:
@@ -337,7 +338,14 @@ class Supervisor:
         if self._interrupted is None:
             self._interrupted = number
             self._report.interrupted(signal_name(number), self._wishes.grace)
+            self._stop_other_hosts(f"its launcher got {signal_name(number)}", number)
         self._stop(number)
+
+    def _stop_other_hosts(self, why: str, number: int) -> None:
+        """The ranks of this host are about to be stopped: the others would miss them."""
+        ranks = [process.plan.rank for process in self._running.values() if process.plan.rank is not None]
+        if self._stops and not self._alone and ranks:
+            self._cluster.report_failure(ranks[0], f"was stopped: {why}", 128 + number, consequence=False)
 
     def _stop(self, number: int) -> None:
         self._send(self._escalation.ask(number, time.monotonic()))

@@ -86,6 +86,12 @@ def test_ranks_use_the_transports_they_are_told_to(start, schemes):
     assert set(found[0]["links"]["1"]) == set(found[1]["links"]["0"]) == set(schemes.split(","))
 
 
+def test_an_address_that_ranks_advertise_is_not_that_of_the_seed_of_one_host(start):
+    """That seed listens on loopback only."""
+    found = introductions(start(Nexar, "run", "-n", 2, INTRODUCE, "--barrier", NEXAR_ADVERTISE="203.0.113.1"))
+    assert sorted(found) == [0, 1]
+
+
 def test_sixteen_ranks_open_links_when_they_use_them(start):
     found = introductions(start(Nexar, "run", "-n", 16, INTRODUCE, "--barrier"), patience=120)
     assert sorted(found) == list(range(16))

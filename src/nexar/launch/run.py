@@ -5,6 +5,7 @@ what a rank will be, and it tells of the children that end. Without a ticket or 
 the seed as threads of this process.
 """
 
+import dataclasses
 import secrets
 import socket
 import sys
@@ -128,8 +129,10 @@ def _opened(order: Order) -> Iterator[Entrance]:
     else:
         from nexar.cluster.seed import Seed  # noqa: PLC0415  # only the host that opens the cluster needs it
 
-        listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"  # who may come later may come from elsewhere
-        with Seed(listen, order.count, config=config) as seed, order.when_open(seed):
+        # Who may come later may come from elsewhere. Otherwise what is advertised concerns the ranks, not the seed.
+        listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"
+        seen = config if config.elastic_enabled else dataclasses.replace(config, advertise=None)
+        with Seed(listen, order.count, config=seen) as seed, order.when_open(seed):
             yield Entrance(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
 
 

@@ -138,6 +138,14 @@ def test_a_world_that_does_not_become_complete_says_who_is_there(refused):
     assert "Traceback" not in said
 
 
+def test_ranks_that_end_while_another_one_needs_them_are_named(refused, tmp_path):
+    text = "import nexar\ncomm = nexar.init()\nif comm.rank == 0: comm.barrier()\n"
+    said = refused(Nexar, "run", "-n", 3, script(tmp_path, text))
+    named = "NoQuorum: ranks 1, 2 left, " in said or re.search(r"lost: rank \d: it left.*; joined", said)
+    assert named, said
+    assert "mend the network" not in said
+
+
 def test_the_rank_that_raised_is_shown_whole_and_those_that_failed_because_of_it_in_a_line(refused, tmp_path):
     text = "import nexar\nwith nexar.init() as comm:\n    if comm.rank == 2: raise ValueError('on purpose')\n"
     said = refused(Nexar, "run", "-n", 4, script(tmp_path, text + "    comm.barrier()\n")).splitlines()

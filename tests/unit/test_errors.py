@@ -67,6 +67,7 @@ EXAMPLES = [
     (errors.Expelled(epoch=4, reason="silent", elastic=True), ["epoch 4", "start a new process to join again"]),
     (errors.Revoked(communicator="7", reason="mismatch", rank=1), ["communicator 7", "rank 1", "mismatch"]),
     (errors.NoQuorum(alive=[0], needed=2), ["rank 0", "2"]),
+    (errors.NoQuorum(alive=[0], needed=2, left=[1, 2]), ["rank 0", "ranks 1, 2 left", "comm.barrier()"]),
     (errors.RecoveryTimeout(missing_votes=[1], timeout=30.0), ["rank 1", "30 s", "NEXAR_RECOVERY_TIMEOUT_SECS"]),
     (errors.RpcError(**CALL), ["evaluate", "rank 3"]),
     (errors.UnknownFunction(**CALL), ["evaluate", "rank 3", "@comm.serve"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -165,12 +165,13 @@ class Branch:
 
     def stall_error(self, stall: Stall, timeout: float) -> NexarError:
         """What calls raise while there is no next membership."""
-        rank_of = self.membership.rank_of
+
+        def ranks(nodes: Iterable[NodeId]) -> list[Rank]:
+            return sorted(rank for node in nodes if (rank := self.membership.rank_of(node)) is not None)
+
         if stall.missing_votes:
-            missing = [rank for node in stall.missing_votes if (rank := rank_of(node)) is not None]
-            return RecoveryTimeout(missing_votes=missing, timeout=timeout)
-        alive = sorted(rank for node in stall.alive if (rank := rank_of(node)) is not None)
-        return NoQuorum(alive=alive, needed=stall.needed)
+            return RecoveryTimeout(missing_votes=ranks(stall.missing_votes), timeout=timeout)
+        return NoQuorum(alive=ranks(stall.alive), needed=stall.needed, left=ranks(stall.left))
 
     def loss(self) -> PeerLost:
         """What calls raise where the user asks for the successor: under the manual policy."""

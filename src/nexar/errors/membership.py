@@ -78,8 +78,15 @@ class NoQuorum(NexarError):
 
     alive: Sequence[Rank]
     needed: int
+    left: Sequence[Rank] = ()
+    """Ranks that ended or closed their communicator, of those that cannot be reached."""
 
     def _message(self) -> str:
+        if self.left:
+            return (
+                f"{list_ranks(self.left)} left, and {list_ranks(self.alive)} alone cannot go on: a majority needs "
+                f"{self.needed}\nno rank may end while another one needs it: let all call comm.barrier() at the end"
+            )
         return (
             f"only {list_ranks(self.alive)} can be reached, a majority needs {self.needed}; "
             "the other side may be going on: restart this one, or mend the network"

@@ -148,6 +148,15 @@ def test_who_has_no_quorum_may_still_hear_that_the_others_went_on(story: Story) 
     assert isinstance(story.raised(world), MembershipChanged)
 
 
+def test_ranks_that_left_are_named_where_the_rest_is_no_majority(story: Story) -> None:
+    world = story.begin()
+    story.lineage.stalled(Stall(alive=(1,), needed=2, left=(2, 3)))
+    error = story.raised(world)
+    assert isinstance(error, NoQuorum)
+    assert list(error.left) == [1, 2]
+    assert "network" not in str(error)
+
+
 def test_votes_that_are_missing_are_named(story: Story) -> None:
     world = story.begin()
     story.lineage.stalled(Stall(alive=(1, 2), needed=2, missing_votes=(2, 99)))

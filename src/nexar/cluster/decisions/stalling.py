@@ -62,7 +62,8 @@ class Stalling:
         self.told = True
         alive = tuple(voter for voter in self._electorate if voter not in self._suspicions)
         missing = () if self._is_hopeless else self._missing(agreement, alive)
-        return [Stall(alive, self._electorate.needed, missing)]
+        left = tuple(node for node in self._electorate if node in self._suspicions and self._suspicions[node].willing)
+        return [Stall(alive, self._electorate.needed, missing, left)]
 
     @property
     def _is_hopeless(self) -> bool:

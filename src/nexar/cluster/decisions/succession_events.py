@@ -136,6 +136,8 @@ class Stall:
     """Voters for a majority."""
     missing_votes: tuple[NodeId, ...] = ()
     """If a majority is reached, but does not finish: who has not voted. Empty: there is no majority."""
+    left: tuple[NodeId, ...] = ()
+    """Voters that are not reached because they said that they leave."""
 
 
 Action: TypeAlias = Say | Probe | Adopt | Expel | Stall

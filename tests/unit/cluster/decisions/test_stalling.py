@@ -56,6 +56,16 @@ def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
     assert stalling.stall(None, 7.0) == [Stall((1, 2), 3, ())]
 
 
+def test_those_that_left_by_their_own_will_are_named() -> None:
+    stalling, suspicions = some()
+    stalling.press(5.0, pressing=True)
+    for node in (3, 4):
+        suspicions.add(node, "it left", 6.0, willing=True)
+        suspicions.add(node, "its connection ended", 6.0)
+    suspicions.add(SEED, "silence", 6.0)
+    assert stalling.stall(None, 7.0) == [Stall((1, 2), 3, (), left=(3, 4))]
+
+
 def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
     suspicions = Suspicions(1, FOUR)
     stalling = Stalling(

@@ -30,7 +30,9 @@ class SeedUnreachable(NexarError, ConnectionError):
     cause: str
     timeout: float | None = None
     """All of it has passed; None: waiting longer would have changed nothing."""
-    remedy: str = "check that the seed runs and that its port is open for UDP and TCP"
+    remedy: str = (
+        "check that the seed runs, advertises this address (NEXAR_ADVERTISE) and has its port open for UDP and TCP"
+    )
     answered: str = ""
     """Where a seed answered that does not know the credential; empty: none did."""
     credential: str = "ticket"

@@ -39,10 +39,10 @@ class Work:
         run: Run,
         call: Call | None,
         end: Callable[[BaseException | None], BaseException | None],
-        name: str = "the message",
+        name: str | None = None,
     ) -> None:
         """`end(error)` returns the error to raise, which may say more than the one it was given. `name`: of what is no
-        call of a collective.
+        call of a collective; None: a message, which is named after what it waits for.
         """
         self._name = name
         self.run = run
@@ -56,8 +56,8 @@ class Work:
         makes the work."""
 
     @property
-    def name(self) -> str:
-        """As errors call it."""
+    def name(self) -> str | None:
+        """As errors call it; None: it has no name of its own."""
         return self._name if self.call is None else self.call.entry.name
 
     @property
@@ -153,7 +153,9 @@ class Running(Operation):
     @property
     def name(self) -> str:
         """As errors call it."""
-        return self._work.name
+        if self._work.name is not None:
+            return self._work.name
+        return next((each.name for each in self._awaited if not each.done), "the message")
 
     @property
     def entry(self) -> Entry | None:

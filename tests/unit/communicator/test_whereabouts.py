@@ -27,12 +27,15 @@ def said_of(waiting: Communicator, missing: Communicator, call: Callable[[], Any
     return str(error)
 
 
-def test_a_rank_that_waits_for_a_message_is_not_in_user_code(world: World) -> None:
+@pytest.mark.parametrize("started", [False, True])
+def test_a_rank_that_waits_for_a_message_is_not_in_user_code(world: World, started: bool) -> None:
     ranks = world(2)
     said = said_of(
         ranks[0],
         ranks[1],
-        lambda: ranks[1].recv(source=0, tag=5, timeout=PATIENCE),
+        (lambda: ranks[1].start.recv(source=0, tag=5).wait(PATIENCE))
+        if started
+        else (lambda: ranks[1].recv(source=0, tag=5, timeout=PATIENCE)),
         lambda: ranks[0].send(np.ones(1), dest=1, tag=5),
     )
     assert "it is in the receive with tag 5 for" in said

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nexar.arrays.operations import reduction_of
+from nexar.collectives.arena_records import GIVEN_UP
 from nexar.collectives.fingerprint import Fingerprint, rooted
 from nexar.collectives.operations import OperationCode
 from nexar.errors import Cancelled, OperationTimeout, PeerLost, UsageError
@@ -328,3 +329,33 @@ def test_after_a_give_up_nobody_writes_into_its_slots_until_the_others_have_left
         all_well(together([left, right], lambda rank: rank.wait(operation if rank is left else theirs)))
         assert (array == 8).all()
         assert (both == 8).all()
+
+
+def test_nobody_sleeps_while_its_operation_can_begin_or_go_on() -> None:
+    with ranks(2) as (left, right):
+        queue = left.arena._queue
+        assert queue.arm()
+        with queue._turn:  # so that it is posted and not begun
+            operation = left.arena.barrier(left.arena.reserve())
+        assert not queue.arm(), "it has not begun"
+        queue.poll()
+        assert queue.arm(), "the other one has not come"
+        theirs = right.arena.barrier(right.arena.reserve())
+        right.arena._queue.poll()
+        assert not queue.arm(), "the other one has come"
+        left.wait(operation)
+        right.wait(theirs)
+
+
+def test_an_operation_that_is_announced_as_given_up_touches_no_slot_and_the_others_are_told() -> None:
+    with ranks(2) as (left, right):
+        array = np.full(4, 7)
+        before = [row[0].copy() for row in left.arena._queue.slots.of(np.dtype(np.uint8))]
+        operation = left.arena.all_reduce(left.arena.reserve(), array, SUM, announcement=GIVEN_UP)
+        assert operation.done
+        after = [row[0] for row in left.arena._queue.slots.of(np.dtype(np.uint8))]
+        assert all((one == other).all() for one, other in zip(before, after, strict=True))
+        del before, after
+        with pytest.raises(GivenUp):
+            add(right)
+        all_well(together([left, right], add))

@@ -383,3 +383,12 @@ def test_completed_counts_calls_that_had_no_entry() -> None:
     assert journal.completed == -1
     journal.end(open_one)
     assert journal.completed == 1
+
+
+def test_completed_does_not_fall_when_a_call_without_entry_ends_after_a_later_one() -> None:
+    journal = World(1)[0].journal
+    taken = journal.take()
+    assert taken == 0
+    journal.end(journal.begin(ALL_REDUCE))
+    journal.note(taken, ALL_REDUCE, 0, 0.0)
+    assert journal.completed == 1

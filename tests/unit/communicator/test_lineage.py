@@ -14,6 +14,7 @@ from nexar.communicator.branch import Branch
 from nexar.communicator.events import MembershipEvent
 from nexar.communicator.settling import NOTHING
 from nexar.errors import (
+    LinkClosed,
     MembershipChanged,
     PeerLost,
     RecoveryTimeout,
@@ -403,3 +404,18 @@ def test_a_change_that_comes_when_a_successor_was_just_made_interrupts_it(story:
     first = changed[0]
     eventually(lambda: bool(interruptions(first)), "its calls end")
     assert nodes(story.successor(first)) == [1]
+
+
+def test_who_waits_is_told_of_the_bar_also_when_the_successor_was_tried_in_vain_before(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(recovery_timeout=10 * PATIENCE)
+    part = story.begin(1, 2, 3, communicator=PART)
+    story.maker.failures, story.maker.only = [LinkClosed(owner="a test")], PART
+    story.change(2)
+    eventually(lambda: story.lineage.missing(part) != (), "it has failed")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(story.lineage.wait_for_successor, part, time.monotonic() + 2 * PATIENCE)
+        eventually(lambda: not story.lineage._workshop.is_at(part), "nobody is at it")
+        story.lineage.closed_by(part, 3)
+        assert waiting.result(PATIENCE) is None

@@ -79,3 +79,14 @@ def test_a_sender_never_starves_after_many_small_messages_were_consumed_at_once(
         assert send.take_whole(largest)
         assert receive.arrived(largest)
         assert send.give_back(receive.consumed(largest))
+
+
+def test_the_last_part_of_a_credit_circulates_however_much_of_it_is_unread() -> None:
+    send, receive = SendCredit(LIMIT), ReceiveCredit(LIMIT)
+    while send.available > LIMIT // 8:  # unread: what remains is less than what is otherwise saved up
+        assert send.take_envelope(104)
+        assert receive.arrived(104)
+    for _ in range(10_000):
+        assert send.take_envelope(104), "the receiver keeps all that it owes"
+        assert receive.arrived(104)
+        assert send.give_back(receive.consumed(104))

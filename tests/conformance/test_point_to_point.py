@@ -49,6 +49,9 @@ def test_arrays_of_all_sizes_and_dtypes_arrive(pair: list[Communicator]) -> None
         for dtype in (np.float64, np.uint8, np.complex64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
             values = (np.arange(count) % 7).astype(dtype)
             assert same(told(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c: c.recv(tag=3)), values)
+            into = np.zeros_like(values)
+            told(pair, lambda c, v=values: c.send(v, 1, tag=3), lambda c, i=into: c.recv(i, tag=3))
+            assert same(into, values)
 
 
 def test_layouts_do_not_matter_on_either_side(pair: list[Communicator]) -> None:

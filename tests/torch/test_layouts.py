@@ -23,6 +23,7 @@ LAYOUTS: dict[str, Maker] = {
     "gaps": lambda value: torch.full((4, 6), value)[:, ::2],
     "transposed": _transposed,
     "gaps between doubles": lambda value: torch.full((3, 4), value, dtype=torch.float64)[1:, ::3],
+    "gaps between bfloat16": lambda value: torch.full((4, 6), value, dtype=torch.bfloat16)[:, ::2],
     "a type that no array has": lambda value: torch.full((4, 6), value).to(torch.float8_e4m3fnuz)[:, ::2],
 }
 REDUCED = [name for name in LAYOUTS if name != "a type that no array has"]

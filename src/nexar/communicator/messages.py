@@ -83,7 +83,7 @@ def _has_memory(into: object) -> bool:
         return False
     try:
         memoryview(into)  # type: ignore[arg-type]  # whether it is one is the question
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: NumPy shows no buffer of a dtype such as bfloat16
         return any(hasattr(into, name) for name in _MEMORY)
     return True
 

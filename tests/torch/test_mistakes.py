@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 import nexar
 from nexar.torch import communicator_of
-from tests.torch.processes import on_ranks
+from tests.torch.processes import PATIENCE, on_ranks
 
 FROM_2_14 = torch.__version__ >= (2, 14)
 
@@ -234,6 +234,23 @@ def test_a_process_group_without_its_rank_0_says_so(tmp_path):
     assert answer.startswith('OperationTimeout: init_process_group("nexar") did not finish in 500 ms')
     assert "rank 0, which opens the cluster" in answer
     assert not initialised
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)], ids=str)
+def test_both_ranks_are_told_at_once_of_unequal_world_sizes(tmp_path, sizes):
+    def task(rank, size):
+        where, limit = f"file://{tmp_path}/unequal", timedelta(seconds=PATIENCE)
+        began = time.monotonic()
+        answer = told(
+            lambda: dist.init_process_group(
+                "nexar", init_method=where, rank=rank, world_size=sizes[rank], timeout=limit
+            )
+        )
+        return answer, time.monotonic() - began
+
+    for answer, seconds in on_ranks(tmp_path, 2, task, initialise=False):
+        assert f"rank 0 expects {sizes[0]} ranks, and rank 1 was told that they are {sizes[1]}" in answer
+        assert seconds < PATIENCE / 2
 
 
 SCRIPT = """

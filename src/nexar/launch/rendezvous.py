@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
@@ -153,13 +153,24 @@ def _given(config: Config, start: Start | None, size: int) -> Invitation | None:
 
 
 def _hellos(board: Board, number: str, size: int, timeout: float) -> Iterator[Hello]:
-    """Of ranks 1, 2, …, in this order."""
+    """Of ranks 1, 2, …, in this order. UsageError names a rank that expects another number of ranks, at once: the ranks
+    that are missing may not exist.
+    """
     deadline = time.monotonic() + timeout
     for rank in range(1, size):
         text = _awaited(partial(board.find, _hello_key(number, rank)), deadline)
         if text is None:
+            _compare_sizes(_readable(board, number, size), size)
             raise _missing(board, number, size, timeout)
-        yield _hello_of(rank, text)
+        hello = _hello_of(rank, text)
+        _compare_sizes({rank: hello}, size)
+        yield hello
+
+
+def _compare_sizes(hellos: Mapping[Rank, Hello], size: int) -> None:
+    for rank, hello in hellos.items():
+        if hello.size != size:
+            raise UsageError(unequal_sizes(size, rank, hello.size))
 
 
 def _hello_of(rank: Rank, text: str) -> Hello:

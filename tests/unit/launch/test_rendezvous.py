@@ -72,9 +72,18 @@ def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
 
 
 def test_rank_0_counts_those_who_came_to_the_board() -> None:
-    board = Board({_hello_key("new", 2): encoded(HELLO)})
+    board = Board({_hello_key("new", 2): encoded(Hello("theirs", 3, "one", "8.1"))})
     with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*\njoined: rank 0, rank 2"):
         list(_hellos(board, "new", 3, SHORT))
+
+
+@pytest.mark.parametrize(("rank", "timeout"), [(1, LONG), (2, SHORT)], ids=["at once", "behind a rank that is missing"])
+def test_rank_0_names_a_rank_with_another_world_size_although_others_are_missing(rank: int, timeout: float) -> None:
+    """A rank that was told of fewer ranks waits for nobody else: rank 0 alone knows of the others."""
+    board = saying({rank: encoded(Hello("theirs", 3, "one", "8.1"))})
+    answer = failed_answer(board, 4, timeout)
+    assert answer.heard == ["theirs"]
+    assert answer.content.startswith(f"rank 0 expects 4 ranks, and rank {rank} was told that they are 3")
 
 
 def failed_answer(board: Board, size: int, timeout: float) -> Answer:

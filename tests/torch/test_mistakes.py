@@ -268,8 +268,15 @@ dist.all_reduce(torch.ones(1))
 def test_under_torchrun_the_others_show_the_traceback_of_a_rank_that_raised(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
-    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    patient = ["--monitor-interval", "5"]  # seconds: torchrun ends the others when it sees that one has failed
+    words = [*patient, "--nproc-per-node", "2", "--standalone", str(script)]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert run.returncode == 1
     theirs = [line for line in run.stderr.splitlines() if line.startswith("[rank0]:")]
     assert any("MembershipChanged" in line and "lost: rank 1: it raised an exception" in line for line in theirs)

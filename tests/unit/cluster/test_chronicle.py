@@ -48,3 +48,22 @@ def test_strangers_without_a_name_make_no_warnings(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.DEBUG, "nexar.seed"):
         Chronicle().add(Note("refused", "10.0.0.1:7", reason="it does not speak TLS"))
     assert caplog.records[0].levelno == logging.INFO
+
+
+def test_a_stranger_that_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    chronicle = Chronicle(clock=lambda: now)
+
+    def warnings(count: int) -> int:
+        caplog.clear()
+        for number in range(count):
+            chronicle.add(Note("refused", "10.0.0.1:7", number + 1, None, "it left"))
+        return sum(record.levelno == logging.WARNING for record in caplog.records)
+
+    with caplog.at_level(logging.DEBUG, "nexar.seed"):
+        assert warnings(64) == 64  # ranks of one host with a wrong token
+        assert warnings(1000) == 0
+        now = 2.5
+        assert warnings(1000) == 2
+        now = 1000.0
+        assert warnings(1000) == 64

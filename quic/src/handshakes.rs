@@ -39,6 +39,10 @@ impl Source {
     pub fn network(&self) -> IpAddr {
         self.network
     }
+
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
 }
 
 /// What becomes of a newcomer.

@@ -23,9 +23,7 @@ class Gone:
 
 @pytest.mark.parametrize("use", [lambda board: board.find("key"), lambda board: board.put("key", "text")])
 def test_a_store_that_has_gone_with_rank_0_sends_the_reader_there(use):
-    with pytest.raises(
-        nexar.SeedUnreachable, match="is gone: Connection reset by peer\\); look at what rank 0"
-    ) as caught:
+    with pytest.raises(nexar.SeedUnreachable, match="is gone: Connection reset by peer\nlook at what rank 0") as caught:
         use(_Store(Gone()))
     assert "Exception raised" not in str(caught.value)
 

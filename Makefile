@@ -16,7 +16,7 @@ torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
 has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
+.PHONY: help setup demo test test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,10 @@ test: setup ## run every test
 	elif $(has_quic); then paths="tests quic/tests"; \
 	else paths="tests"; echo "quic/tests not run: nexar_quic cannot be imported (see the notice of make setup)"; fi; \
 	set -x; $(bin)/python -m pytest $$paths $(PYTEST_ARGS)
+
+test-rust: setup ## run the Rust tests of quic/, with the Python of the environment
+	@if cargo --version >/dev/null 2>&1 && [ -f quic/Cargo.toml ]; then set -x; PYO3_PYTHON=$(abspath $(bin)/python) cargo test --quiet --locked --no-default-features --manifest-path quic/Cargo.toml; \
+	else echo "Rust not tested: no cargo on PATH, or no crate"; fi
 
 test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
 	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_cuda_adapter.py $(PYTEST_ARGS)

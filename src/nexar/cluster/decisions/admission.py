@@ -76,6 +76,7 @@ from nexar.wire.joining import MAX_LISTED, Progress, Started
 _MAX_REASON: Final = 900
 """Characters of the reason why a cluster did not start."""
 _DISBELIEVED: Final = "it left when it had seen the seed's proof, as a node with another ticket or token does"
+_TOO_LATE: Final = "start all ranks at about the same time, or raise NEXAR_FORMATION_TIMEOUT_SECS"
 _CROWDED: Final = "too many connections wait to authenticate; try again"
 
 
@@ -397,7 +398,7 @@ class Admission:
 
     def _fail(self, forming: Forming) -> list[Action]:
         """Everybody is told: those who are in, the facts; the others, and who only looks, that it is over."""
-        self._failure = forming.failure
+        self._failure = f"{forming.failure}\n{_TOO_LATE}" if forming.expired else forming.failure
         insiders = (*self._insiders(), *forming.early.clear())
         flaw_of = forming.formation.flaw_of
         joined = tuple(self._who(guest) + flaw_of(node) for node, guest in self._members.items())
@@ -416,10 +417,9 @@ class Admission:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
         fail = Fail(joined, self.size, listed, count, elapsed, insiders, reason)
-        return [
-            fail,
-            Note("failed", reason=brief(f"{self._failure}, {len(joined)} of {self.size} joined", _MAX_REASON)),
-        ]
+        why, *further = self._failure.split("\n")
+        line = "; ".join((f"{why}, {len(joined)} of {self.size} joined", *further))
+        return [fail, Note("failed", reason=brief(line, _MAX_REASON))]
 
     # ------------------------------------------------------------ time
 

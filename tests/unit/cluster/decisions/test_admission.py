@@ -358,6 +358,9 @@ def test_a_late_hello_buys_no_time() -> None:
     assert door.machine.due(door.now) == 9.0
 
 
+REMEDY = "start all ranks at about the same time, or raise NEXAR_FORMATION_TIMEOUT_SECS"
+
+
 def test_a_formation_that_takes_too_long_fails_and_says_who_came_and_who_was_refused() -> None:
     door = a_door(3, timeout=5.0)
     door.join(1, rank=1)
@@ -372,8 +375,10 @@ def test_a_formation_that_takes_too_long_fails_and_says_who_came_and_who_was_ref
     assert (fail.expected, fail.timeout, fail.refused_count) == (3, 5.0, 2)
     assert fail.refused == {
         f"node {format_node(2)} at 10.0.0.9:2": WRONG_SECRET,
-        "a peer at three": "the cluster did not form within 5 s",
+        "a peer at three": f"the cluster did not form within 5 s; {REMEDY}",
     }
+    (failed,) = [each for each in every(actions, Note) if each.kind == "failed"]
+    assert failed.reason == f"the cluster did not form within 5 s, 1 of 3 joined; {REMEDY}"
     assert fail.connections == (1, 51)
     assert ends(actions) == [3, 1, 51]
     assert door.machine.failed

@@ -1,5 +1,6 @@
 """A rank fails, and the run stops: a real cluster, on one host and with a launcher for each of two."""
 
+import re
 import signal
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_cluster_that_does_not_form_stops_the_run(tmp_path):
     ran = run_here(tmp_path, text)
     assert ran.process.returncode == 1
     assert "nexar: rank 1 ended with exit code 1, the first to fail:\nTraceback" in ran.stderr
-    assert "stopping rank 2" in ran.stderr
+    assert re.search("nexar: stopping .*rank 2: not ended", ran.stderr)  # a slow rank may be stopped with it
 
 
 def test_ranks_that_wait_in_vain_for_one_that_never_joins_stop_the_run(tmp_path):
@@ -51,7 +52,7 @@ def test_ranks_that_wait_in_vain_for_one_that_never_joins_stop_the_run(tmp_path)
     assert ran.process.returncode == 1
     assert ", the first to fail:\nTraceback" in ran.stderr
     assert ran.stderr.count("Traceback") == 1
-    assert "stopping rank 2" in ran.stderr
+    assert re.search("nexar: stopping .*rank 2: not ended", ran.stderr)  # a slow rank may be stopped with it
 
 
 def test_the_policy_abort_stops_the_run(tmp_path):

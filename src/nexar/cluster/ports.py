@@ -53,11 +53,14 @@ def bind_ports(config: Config, open_at: Callable[[str], Opened], *, listen: str 
     refused = OSError(errno.EADDRINUSE, "Address already in use")
     for address in wish.addresses():
         try:
-            return open_at(address)
+            opened = open_at(address)
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise _explain(config, wish, error) from error
             refused = error
+        else:
+            del refused  # with its traceback it would keep alive what the callers hold, until Python collects garbage
+            return opened
     raise _explain(config, wish, refused) from refused
 
 

@@ -1,5 +1,7 @@
 import errno
+import gc
 import socket
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -117,3 +119,20 @@ def test_an_explicit_address_goes_before_the_settings_and_is_named_if_it_is_take
         bind_ports(Config(), open_at, listen="127.0.0.1:6001")
     with pytest.raises(UsageError):
         bind_ports(Config(), open_at, listen="nonsense")
+
+
+def test_a_port_that_was_taken_keeps_nothing_alive_that_a_caller_holds():
+    class Held:
+        """A process group of torch's, say: it leaves when it is dropped."""
+
+    def call() -> "weakref.ref[Held]":
+        held = Held()
+        _, open_at = taking(":5002")
+        bind_ports(Config(port_range=(5000, 5010)), open_at)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()

@@ -19,6 +19,7 @@ import nexar
 from nexar.torch import CompressedGradients, communicator_of, compress
 from tests.torch.curve import curve
 from tests.torch.processes import on_ranks
+from tests.torch.test_lifetimes import made_directly
 
 STEPS = 4
 
@@ -88,6 +89,24 @@ def test_ddp_has_the_hooks_that_torch_has_in_cpp(tmp_path, kind):
     answers = on_ranks(tmp_path, 2, task)
     assert answers[0][1] == answers[1][1]
     assert answers[0][0][-1] < answers[0][0][0]
+
+
+@pytest.mark.parametrize("backend", ["nexar", "gloo"])
+@pytest.mark.parametrize("kind", list(dist.BuiltinCommHookType.__members__.values()), ids=str)
+def test_ddp_has_these_hooks_also_on_groups_that_torch_does_not_know_of(tmp_path, backend, kind):
+    def task(rank, size):
+        theirs = dist.ProcessGroupGloo(dist.FileStore(f"{tmp_path}/gloo", size), rank, size)
+        group = made_directly(tmp_path, rank, size)  # also for Gloo: this is what replaces the hooks
+        if backend == "gloo":
+            group = dist.ProcessGroup(dist.FileStore(f"{tmp_path}/group", size), rank, size)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, theirs)
+        wrapped = DistributedDataParallel(model(), process_group=group)
+        wrapped._register_builtin_comm_hook(kind)
+        return train(wrapped, rank), weights(wrapped)
+
+    answers = on_ranks(tmp_path, 2, task, backend="gloo")
+    assert answers[0][1] == answers[1][1]
 
 
 def test_ranks_with_less_data_join_early(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -58,6 +59,16 @@ def compress(state: CompressedGradients, bucket: dist.GradBucket) -> Future[torc
     return state.calls(gradients).average_compressed(gradients, state.compressor, state.residual(bucket)).get_future()
 
 
+def _is_served(model: DistributedDataParallel, backend: str) -> bool:
+    """Whether `backend` reduces the model's gradients. Of the groups that torch has made it keeps a list, right also
+    where its detailed debug mode wraps our backend. Any other group is asked itself.
+    """
+    group, device = model.process_group, model.device_type
+    if group in distributed_c10d._world.pg_backend_config:
+        return f"{device}:{backend}" in dist.get_backend_config(group).split(",")
+    return isinstance(group, Calls) or isinstance(group._get_backend(torch.device(device)), Calls)
+
+
 _MARK: Final = "_amended_by_nexar"
 _IN_PYTHON: Final = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
@@ -77,7 +88,7 @@ def amend_ddp(backend: str) -> None:
     in_cpp = DistributedDataParallel._register_builtin_comm_hook
 
     def register(model: DistributedDataParallel, kind: Any) -> None:
-        if f"{model.device_type}:{backend}" in dist.get_backend_config(model.process_group).split(","):
+        if _is_served(model, backend):
             model.register_comm_hook(model.process_group, _IN_PYTHON[kind])
         else:
             in_cpp(model, kind)

@@ -75,6 +75,16 @@ def test_a_rank_that_misses_another_is_not_blamed_though_it_ends_first(tmp_path)
     assert "Traceback" not in ran.stderr
 
 
+def test_a_consequence_is_one_line_though_its_process_takes_long_to_end(tmp_path):
+    """Longer than a traceback is kept back of a process that may go on."""
+    text = "if rank == 1:\n    while not Path('missed').exists(): time.sleep(0.01)\n    sys.exit(7)\n"
+    text += "import atexit\natexit.register(Path('missed').touch)\natexit.register(time.sleep, 3)\n"
+    ran = launch("run", "-n", 2, script(tmp_path, f"{text}{MISSING}"), cwd=tmp_path)
+    assert ran.process.returncode == 7
+    assert "nexar: rank 0 ended with exit code 1: PeerLost, because rank 1 failed\n" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_what_a_rank_writes_does_not_decide_whether_it_is_blamed(tmp_path):
     """It only looks as if it had failed because another rank was gone: it is reported at once, and its code counts."""
     looks = 'Traceback (most recent call last):\\n  File "x", line 1\\nnexar.errors.peers.PeerLost: lost rank 0\\n'

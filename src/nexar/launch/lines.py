@@ -66,6 +66,11 @@ class TracebackHold:
         self._bytes += len(line)
         return self.release() if self._bytes > KEPT_BYTES else []
 
+    def extend(self, seconds: float) -> None:
+        """Keep it back for so much longer, if anything is kept back."""
+        if self.due is not None:
+            self.due += seconds
+
     def release(self) -> list[bytes]:
         """All that is kept back."""
         lines, self._lines, self._bytes, self.due = self._lines, [], 0, None

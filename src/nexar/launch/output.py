@@ -111,6 +111,11 @@ class StreamOutput:
         """When `release` is needed (time.monotonic); None: not now."""
         return None if self._hold is None else self._hold.due
 
+    def hold_longer(self, seconds: float) -> None:
+        """The process said that it ends with the traceback that is kept back."""
+        if self._hold is not None:
+            self._hold.extend(seconds)
+
     def release(self) -> None:
         """The process goes on after a traceback that was kept back: show it."""
         if self._hold is not None:

@@ -211,6 +211,9 @@ class Supervisor:
         """It told of the exception that ends it, or closed the pipe. What it says later is read when it was reaped."""
         self._selector.unregister(process.exit_pipe.fileno())
         report = process.exit_report()
+        if report.exception:
+            process.drain()
+            process.outputs["stderr"].hold_longer(GRACE)
         if report.exception and report.origin == "own":
             process.raised_at = time.monotonic()
 

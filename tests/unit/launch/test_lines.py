@@ -110,6 +110,15 @@ def test_a_traceback_and_what_follows_is_kept_back_until_it_is_released():
     assert hold.feed(b"later\n", 20.0) == [b"later\n"]
 
 
+def test_a_traceback_is_kept_back_longer_if_the_process_ends_with_it():
+    hold = TracebackHold(2.0)
+    hold.extend(5.0)
+    assert hold.due is None
+    hold.feed(b"Traceback (most recent call last):\n", 10.0)
+    hold.extend(5.0)
+    assert hold.due == 17.0
+
+
 def test_a_group_of_exceptions_begins_a_traceback_too():
     hold = TracebackHold()
     assert hold.feed(b"  + Exception Group Traceback (most recent call last):\n", 0.0) == []

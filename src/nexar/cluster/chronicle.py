@@ -59,7 +59,7 @@ class Chronicle:
             _log.exception("on_event raised")
 
     def _level(self, note: Note) -> int:
-        """Who has not even said a name is noise, and can make much of it; so can who has."""
+        """Refusals of unnamed connections are never warnings; those of named nodes are, within the budget."""
         if note.kind != "refused":
             return _LEVELS.get(note.kind, logging.INFO)
         return logging.WARNING if note.node is not None and self._may_warn() else logging.INFO

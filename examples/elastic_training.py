@@ -1,10 +1,9 @@
-"""Training goes on while ranks come and go, each at a checkpoint, with the state that training has by then.
+"""Training continues while ranks join and leave at checkpoints.
 
     python examples/elastic_training.py
 
-This process opens the door (a seed) and starts two ranks; then a third, as anybody with the ticket could. It is let in
-when the two have learned for a while. Later the rank that has been there the longest leaves. The model, its momentum
-and the number of the step pass on, so nothing is learned twice; each batch is shared out among whoever is there.
+This process runs the seed and starts two ranks, then a third one, which joins after 20 steps. After 40 steps the oldest
+rank leaves. A joiner receives the model, its momentum and the step. Each batch is divided among the current ranks.
 """
 
 import os
@@ -15,55 +14,55 @@ import numpy as np
 
 import nexar
 
-WEIGHTS = np.linspace(-1, 1, 50)  # what is to be found
+WEIGHTS = np.linspace(-1, 1, 50)  # the weights to find
 BATCH, RATE, MOMENTUM = 600, 0.01, 0.8
-EACH_PART = 20  # steps: of two ranks, then of three, then of two again
+EACH_PART = 20  # steps with two ranks, then with three, then with two again
 
 
 class Training:
-    """All that a rank needs to go on where another one is."""
+    """The training state that a joiner needs."""
 
     def __init__(self, state: dict[str, object] | None) -> None:
         self.model = np.zeros_like(WEIGHTS)
-        self.speed = np.zeros_like(WEIGHTS)
+        self.velocity = np.zeros_like(WEIGHTS)
         self.step = 0
         self.__dict__.update(state or {})
 
     def state(self) -> dict[str, object]:
-        """For who joins."""
+        """The state to send to a joiner."""
         return dict(self.__dict__)
 
     def advance(self, comm: nexar.Communicator) -> float:
-        """One step of everybody; the loss before it."""
-        random = np.random.default_rng(self.step)  # the same batch on every rank ...
+        """Make one step on all ranks, and return the loss before it."""
+        random = np.random.default_rng(self.step)  # the same batch on every rank
         x = random.normal(size=(BATCH, len(WEIGHTS)))
         y = x @ WEIGHTS + random.normal(0, 0.1, BATCH)
-        mine = slice(comm.rank, None, comm.size)  # ... of which each takes its share
+        mine = slice(comm.rank, None, comm.size)  # the share of this rank
         error = x[mine] @ self.model - y[mine]
         *gradient, loss = comm.all_reduce(np.append(x[mine].T @ error, error @ error)) / BATCH
-        self.speed = MOMENTUM * self.speed - RATE * np.array(gradient)
-        self.model += self.speed
+        self.velocity = MOMENTUM * self.velocity - RATE * np.array(gradient)
+        self.model += self.velocity
         self.step += 1
         return float(loss)
 
 
 def next_communicator(comm: nexar.Communicator, training: Training, *, oldest: bool) -> nexar.Communicator | None:
-    """What becomes of us between two parts; None if this rank leaves."""
+    """Let a rank join or leave; return the next communicator, or None if this rank leaves."""
     if comm.epoch == 1:
-        change = comm.grow(1, state=training.state)  # a checkpoint that waits until one has come
+        change = comm.grow(1, state=training.state)  # a checkpoint that waits until one rank has joined
     else:
         if oldest:
-            comm.leave()  # at the next checkpoint, of which all know
+            comm.leave()  # takes effect at the checkpoint
         change = comm.checkpoint(state=training.state)
     return change.communicator
 
 
 def work() -> None:
-    """What each rank does."""
+    """Run one rank."""
     comm = nexar.init()
     training, oldest = Training(comm.state), comm.epoch == 1 and comm.rank == 0
     if comm.state is not None:
-        print(f"I have joined as rank {comm.rank} of {comm.size}, and go on after step {training.step}", flush=True)
+        print(f"joined as rank {comm.rank} of {comm.size} after step {training.step}", flush=True)
     while True:
         for _ in range(EACH_PART):
             loss = training.advance(comm)
@@ -73,17 +72,17 @@ def work() -> None:
             break
         following = next_communicator(comm, training, oldest=oldest)
         if following is None:
-            print(f"I leave after step {training.step}, and the others go on", flush=True)
+            print(f"leaving after step {training.step}", flush=True)
             return
         comm = following
-    same = comm.all_gather(training.model)
+    models = comm.all_gather(training.model)
     if comm.rank == 0:
-        print(f"the same model on all {comm.size} ranks: {bool((same == training.model).all())}", flush=True)
+        print(f"same model on all {comm.size} ranks: {bool((models == training.model).all())}", flush=True)
     comm.close()
 
 
 def main() -> None:
-    """The seed and three processes, one of them late."""
+    """Run the seed and three ranks; the third starts later."""
     with nexar.Seed("127.0.0.1:0", 2, config=nexar.Config(elastic_enabled=True)) as seed:
         command = [sys.executable, __file__, "work"]
         environment = {**os.environ, "NEXAR_TICKET": seed.ticket, "NEXAR_ELASTIC_ENABLED": "true"}

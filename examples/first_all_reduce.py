@@ -1,10 +1,10 @@
-"""Four ranks learn one line from data that none of them has whole.
+"""Four ranks fit one line to data that is distributed over them.
 
     nexar run -n 4 examples/first_all_reduce.py
 
-Each rank draws points of its own near y = 3x + 2. Step by step it works out which way its points would have the line
-move, `all_reduce` makes that the average of all ranks, and everybody moves alike. So all ranks hold the same line, bit
-by bit, and it is the line of all points together.
+Each rank has its own points near y = 3x + 2. In each step it computes the gradient for its points, `all_reduce`
+averages the gradients, and every rank makes the same step. All ranks end with the same bits: the line that fits all
+points.
 """
 
 import time
@@ -15,43 +15,43 @@ import nexar
 
 POINTS = 100_000
 STEPS = 60
-SPEED = 0.5
+LEARNING_RATE = 0.5
 
 
 def points(rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """What only this rank knows."""
+    """The points of this rank."""
     random = np.random.default_rng(rank)
     x = random.uniform(-1, 1, POINTS)
     return x, 3 * x + 2 + random.normal(0, 0.1, POINTS)
 
 
-def direction(line: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The gradient of the mean squared error, for this rank's points."""
+def gradient(line: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The gradient of the mean squared error for these points."""
     error = line[0] * x + line[1] - y
     return np.array([2 * np.mean(error * x), 2 * np.mean(error)])
 
 
-def learn(comm: nexar.Communicator) -> np.ndarray:
-    """The same line on every rank."""
+def fit(comm: nexar.Communicator) -> np.ndarray:
+    """Fit the line. The result is the same on every rank."""
     x, y = points(comm.rank)
     line = np.zeros(2)
     for _ in range(STEPS):
-        line -= SPEED * comm.all_reduce(direction(line, x, y), op="avg")
+        line -= LEARNING_RATE * comm.all_reduce(gradient(line, x, y), op="avg")
     return line
 
 
 def main() -> None:
-    """What each rank does."""
+    """Run one rank."""
     with nexar.init() as comm:
         begin = time.perf_counter()
-        line = learn(comm)
-        seconds = comm.all_reduce(time.perf_counter() - begin, op="max")  # of the slowest
-        lines = comm.gather(line)  # at rank 0, one row for each rank
+        line = fit(comm)
+        seconds = comm.all_reduce(time.perf_counter() - begin, op="max")  # the slowest rank
+        lines = comm.gather(line)  # on rank 0 one row for each rank; None elsewhere
         if lines is not None:
             assert (lines == lines[0]).all()
             assert abs(line - (3, 2)).max() < 0.01
-            print(f"{comm.size} ranks with {POINTS:,} points each found y = {line[0]:.3f}x + {line[1]:.3f}, "
-                  f"all of them the same bits, in {seconds:.2f} s")  # fmt: skip
+            print(f"{comm.size} ranks with {POINTS:,} points each: y = {line[0]:.3f}x + {line[1]:.3f}, "
+                  f"the same bits on every rank, in {seconds:.2f} s")  # fmt: skip
 
 
 if __name__ == "__main__":

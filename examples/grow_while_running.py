@@ -1,9 +1,9 @@
-"""Two ranks compute; a third one joins while they run, with the state that they have by then.
+"""Two ranks compute; a third one joins while they run and receives their state.
 
     python examples/grow_while_running.py
 
-This process opens the door (a seed) and starts the ranks; each of them runs `work`. The third is started later, as
-anybody could on any machine, with nothing but the ticket.
+This process runs the seed and starts the ranks. Each rank runs `work`. The third rank starts later and needs only the
+ticket, so it could run on any host.
 """
 
 import os
@@ -18,12 +18,12 @@ STEPS_TOGETHER = 3
 
 
 def work() -> None:
-    """What each rank does: add what all bring to the model, step by step; at each step somebody may come in."""
+    """Run one rank: add the arrays of all ranks to the model. A rank may join at the end of each step."""
     comm = nexar.init(elastic_enabled=True)
     model, step, together = np.zeros(4), 0, 0
     if comm.state is not None:
         model, step = comm.state["model"], comm.state["step"]
-        print(f"I have joined as rank {comm.rank} of {comm.size}, at step {step}, with the model {model}", flush=True)
+        print(f"joined as rank {comm.rank} of {comm.size}, at step {step}, with the model {model}", flush=True)
     while together < STEPS_TOGETHER:
         model += comm.all_reduce(np.ones(4))
         step += 1
@@ -37,7 +37,7 @@ def work() -> None:
 
 
 def main() -> None:
-    """The seed and three processes, one of them late."""
+    """Run the seed and three ranks; the third starts later."""
     with nexar.Seed("127.0.0.1:0", 2, config=nexar.Config(elastic_enabled=True)) as seed:
         command = [sys.executable, __file__, "work"]
         environment = {**os.environ, "NEXAR_TICKET": seed.ticket}

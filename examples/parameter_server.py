@@ -1,10 +1,10 @@
-"""One rank keeps the model, the others learn and call it: a parameter server, with remote calls.
+"""A parameter server: rank 0 holds the model, and the workers update it with remote calls.
 
     nexar run -n 4 examples/parameter_server.py
 
-Rank 0 serves two functions, `pull` and `push`, and nothing else. Each worker pulls the weights, works out a gradient
-from data that only it has, and pushes it, at its own speed: nobody waits for anybody else. So a gradient may belong to
-weights that are some versions old by the time it arrives, and the server counts how many.
+Rank 0 serves two functions, `pull` and `push`. Each worker pulls the weights, computes a gradient from its own data and
+pushes it. The workers do not wait for one another, so a gradient may be based on older weights. The server counts the
+difference in versions.
 """
 
 import threading
@@ -13,12 +13,12 @@ import numpy as np
 
 import nexar
 
-WEIGHTS = np.linspace(-1, 1, 20)  # what is to be found
+WEIGHTS = np.linspace(-1, 1, 20)  # the weights to find
 PUSHES, RATE, POINTS = 150, 0.05, 64
 
 
 class Model:
-    """The weights, and how often they have changed. Calls of several workers run at the same time, in threads."""
+    """The weights and their version. Calls of several workers run concurrently, in threads."""
 
     def __init__(self) -> None:
         self.weights = np.zeros_like(WEIGHTS)
@@ -27,12 +27,12 @@ class Model:
         self._lock = threading.Lock()
 
     def pull(self) -> tuple[int, np.ndarray]:
-        """The newest weights, and their version."""
+        """The current version and weights."""
         with self._lock:
             return self.version, self.weights.copy()
 
     def push(self, version: int, gradient: np.ndarray) -> int:
-        """Take a step. How many others had taken one since these weights were pulled."""
+        """Apply a gradient. Return the number of updates since these weights were pulled."""
         with self._lock:
             late = self.version - version
             self.weights -= RATE * gradient
@@ -42,12 +42,12 @@ class Model:
 
 
 def serve(comm: nexar.Communicator) -> None:
-    """The server's part: register, wait until the workers are done, say what came of it."""
+    """Run the server: register the functions, wait for the workers, check the result."""
     model = Model()
     comm.serve(model.pull)
     comm.serve(model.push)
-    comm.barrier()  # from here on it may be called
-    comm.barrier(timeout=120)  # the calls are answered meanwhile, by threads of nexar's own
+    comm.barrier()  # the workers may call from here on
+    comm.barrier(timeout=120)  # nexar's threads answer calls while this waits
     error = np.abs(model.weights - WEIGHTS).max()
     assert model.version == PUSHES * (comm.size - 1)
     assert error < 0.02
@@ -55,8 +55,8 @@ def serve(comm: nexar.Communicator) -> None:
           f"versions old: the weights are off by at most {error:.4f}")  # fmt: skip
 
 
-def learn(comm: nexar.Communicator) -> None:
-    """A worker's part."""
+def train(comm: nexar.Communicator) -> None:
+    """Run one worker."""
     random = np.random.default_rng(comm.rank)
     server = comm.on(0, timeout=10)
     comm.barrier()
@@ -66,12 +66,12 @@ def learn(comm: nexar.Communicator) -> None:
         x = random.normal(size=(POINTS, len(WEIGHTS)))
         y = x @ WEIGHTS + random.normal(0, 0.01, POINTS)
         latest = max(latest, server.push(version, x.T @ (x @ weights - y) / POINTS))
-    print(f"pushed {PUSHES} gradients, the oldest of them {latest} versions late")
+    print(f"pushed {PUSHES} gradients, at most {latest} versions old")
     comm.barrier(timeout=120)
 
 
 if __name__ == "__main__":
     with nexar.init() as world:
         if world.size < 2:
-            raise SystemExit("a server and its workers are at least two ranks: nexar run -n 2 …")
-        serve(world) if world.rank == 0 else learn(world)
+            raise SystemExit("this example needs at least two ranks: nexar run -n 2 …")
+        serve(world) if world.rank == 0 else train(world)

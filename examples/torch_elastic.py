@@ -1,9 +1,9 @@
-"""DDP training that loses a rank and goes on, then gains one and goes on.
+"""DDP training that continues after the loss of a rank and after a new rank joins.
 
     python examples/torch_elastic.py
 
-This process opens the door (a seed) and starts three ranks. The third kills itself at step 20, without a word; the
-others are told within their backward pass, and train on together. Then a new one comes, with nothing but the ticket.
+This process runs the seed and starts three ranks. The third kills itself at step 20. In the others `backward()` raises,
+and they continue with two ranks. Then a new rank joins; it needs only the ticket.
 """
 
 import io
@@ -22,12 +22,12 @@ import nexar
 import nexar.torch
 
 STEPS_TOGETHER = 20
-"""Steps of three ranks after the newcomer has joined; then all is shown."""
+"""Steps with three ranks after the new rank has joined."""
 LAST_OF_THE_VICTIM = 20
 
 
 class Training:
-    """One rank: the model, and how far it has come."""
+    """The training of one rank: the model and the current step."""
 
     def __init__(self, comm: nexar.Communicator) -> None:
         torch.manual_seed(0)
@@ -37,31 +37,31 @@ class Training:
         if comm.state is not None:
             self.model.load_state_dict(torch.load(io.BytesIO(comm.state["model"])))
             self.step = comm.state["step"]
-            print(f"I have joined as rank {comm.rank} of {comm.size}, at step {self.step}", flush=True)
+            print(f"joined as rank {comm.rank} of {comm.size}, at step {self.step}", flush=True)
 
     def state(self) -> dict[str, Any]:
-        """What a newcomer is given."""
+        """The state to send to a joiner."""
         buffer = io.BytesIO()
         torch.save(self.model.state_dict(), buffer)
         return {"model": buffer.getvalue(), "step": self.step}
 
     def run(self) -> None:
-        """Train; whenever the members change, go on with the next communicator."""
+        """Train. After each membership change continue with the next communicator."""
         while self.together < STEPS_TOGETHER:
             nexar.torch.adopt(self.comm)
             try:
                 self.comm = self.train()
             except nexar.MembershipChanged as change:
                 if change.communicator.rank == 0:
-                    print(f"step {self.step}: we go on without {dict(change.lost)}", flush=True)
+                    print(f"step {self.step}: continuing without {dict(change.lost)}", flush=True)
                 self.comm = change.communicator
             finally:
                 dist.destroy_process_group()
 
     def train(self) -> nexar.Communicator:
-        """Until the members change at a checkpoint, or all is done."""
-        # Some may have taken a step more than others when they were interrupted: DDP gives all of them the model of
-        # rank 0, and they count on from there.
+        """Train until the membership changes or training is complete. Return the communicator to continue with."""
+        # Some ranks may have made one more step than others before the interruption. DDP sends the model of rank 0 to
+        # all ranks, and they take over its step too.
         model = DistributedDataParallel(self.model)
         self.step, self.together = self.comm.broadcast_object((self.step, self.together))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -69,12 +69,12 @@ class Training:
             self.take_step(model, optimizer)
             change = self.comm.checkpoint(state=self.state)
             if change is not None:
-                self.together = 1  # somebody came
+                self.together = 1  # a rank has joined
                 return change.communicator
         return self.comm
 
     def take_step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """One step of DDP, as anywhere."""
+        """Make one ordinary DDP step."""
         if os.environ.get("VICTIM") and self.step == LAST_OF_THE_VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
         data = torch.Generator().manual_seed(1000 * self.step + self.comm.rank)
@@ -90,14 +90,14 @@ class Training:
 
 
 def work() -> None:
-    """What each rank does."""
+    """Run one rank."""
     torch.set_num_threads(1)
     with nexar.init(elastic_enabled=True) as comm:
         Training(comm).run()
 
 
 def main() -> None:
-    """The seed and four processes, one of which dies and one of which is late."""
+    """Run the seed and four ranks; one dies, and one starts later."""
     with nexar.Seed("127.0.0.1:0", 3, config=nexar.Config(elastic_enabled=True)) as seed:
         command = [sys.executable, __file__, "work"]
         environment = {**os.environ, "NEXAR_TICKET": seed.ticket}

@@ -1,17 +1,17 @@
-"""The ground floor of nexar, in seconds: two processes exchange NumPy arrays over every transport that works here.
+"""Two processes exchange NumPy arrays over every transport that is available here.
 
     python examples/transports.py
 
-What happens, for each transport:
+For each transport:
 
 1. An *authority* signs a certificate for each of two nodes. A node is a process; its certificate names it.
-2. A second process starts. The two connect and verify each other's certificate: a *carrier*. (Shared memory is proven
-   by a secret instead, and the memory transport lives inside one process.)
-3. On the carrier stands a *link*: ordered messages with tags, back-pressure, and a deadline for every wait.
-   Receives and sends are *posted*, and then waited for together; the waiting thread itself moves the bytes.
-4. Arrays of several types go over and come back negated, straight from and into the arrays' own memory.
+2. A second process starts. The two connect and verify each other's certificate. The connection is a *carrier*. (Shared
+   memory uses a secret instead, and the memory transport works inside one process.)
+3. A *link* uses the carrier. It provides ordered messages with tags, back-pressure, and a timeout for every wait.
+   Receives and sends are *posted* and then waited for together; the waiting thread moves the bytes.
+4. Arrays of several types are sent and come back negated, without intermediate copies.
 
-Nobody writes links by hand: `nexar.init()` opens them, and `comm.send(x, dest=1)` is what one types; see
+Applications do not use links directly: `nexar.init()` opens them for calls such as `comm.send(x, dest=1)`; see
 first_cluster.py.
 """
 
@@ -50,15 +50,14 @@ PINGS = 2000
 
 
 INTRODUCTION = """\
-What moves the arrays: two processes, each with a certificate of its own,
-verify each other, exchange NumPy arrays over a link, and check every
-element that came back. One line per transport; plain tcp, which has to be
-asked for, warns that it is not encrypted:
+Transports: two processes verify each other's certificates, exchange NumPy
+arrays over a link and check every element. Plain tcp must be enabled
+explicitly and warns that it is not encrypted:
 """
 
 
 class Transport(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     scheme: str
     between: str
@@ -78,44 +77,44 @@ TRANSPORTS = (
 
 
 class Line:
-    """A link, with verbs for arrays."""
+    """A link with operations for arrays."""
 
     def __init__(self, node: LinkedNode, link: Link) -> None:
         self.node, self.link = node, link
 
     def post_send(self, array: Array) -> Operation:
-        """The message says the array's type and shape; its bytes are read from the array itself."""
+        """Post a send. The message carries dtype and shape; its bytes are read from the array itself."""
         dtype, shape = code_and_shape(array)
         return self.link.post_send(0, as_bytes(array), shape=shape, about=About(Space.TAGGED, TAG, dtype))
 
     def post_receive(self, into: Array) -> Operation:
-        """What comes lands in `into`. Posted before the message arrives, nothing is copied on the way."""
+        """Post a receive into an array. Nothing is copied if it is posted before the message arrives."""
         dtype, _ = code_and_shape(into)
         return self.node.matching.post(as_bytes(into), source=self.link.peer, space=Space.TAGGED, tag=TAG, dtype=dtype)
 
     def receive_any(self) -> Array:
-        """An array of whatever type and shape comes."""
+        """Receive an array of any dtype and shape."""
         receive = self.node.matching.post(None, source=self.link.peer, space=Space.TAGGED, tag=TAG)
         self.node.wait(receive)
         return from_bytes(receive.into, receive.frame.dtype, receive.shape)
 
 
-# -- the other side: a process of its own ----------------------------------------------------------------------------
+# -- the peer, in a separate process ---------------------------------------------------------------------------------
 
 
 def mirror(node: LinkedNode, link: Link) -> int:
-    """Send every array back, negated; then answer pings, then swallow large arrays. Returns how many bytes came."""
+    """Send every array back negated, then answer pings, then receive large arrays. Return the bytes received."""
     line = Line(node, link)
     received = 0
     for _ in TYPES:
         array = line.receive_any()
         received += array.nbytes
         node.wait(line.post_send(-array))
-    return received + answer_pings(line) + swallow(line)
+    return received + answer_pings(line) + receive_large(line)
 
 
 def answer_pings(line: Line) -> int:
-    """Send every eight bytes back."""
+    """Send each 8-byte message back."""
     ball = np.zeros(1)
     for _ in range(PINGS):
         line.node.wait(line.post_receive(ball))
@@ -123,14 +122,14 @@ def answer_pings(line: Line) -> int:
     return ball.nbytes * PINGS
 
 
-def swallow(line: Line) -> int:
-    """Two receives are always posted, so that the next array is on its way while this one lands."""
-    places = [np.ones(LARGE_BYTES, np.uint8) for _ in range(2)]
-    posted = [line.post_receive(place) for place in places]
+def receive_large(line: Line) -> int:
+    """Receive large arrays. Two receives are always posted, so the next transfer overlaps with this one."""
+    buffers = [np.ones(LARGE_BYTES, np.uint8) for _ in range(2)]
+    posted = [line.post_receive(buffer) for buffer in buffers]
     for done in range(LARGE_ROUNDS):
         line.node.wait(posted[done % 2])
         if done + 2 < LARGE_ROUNDS:
-            posted[done % 2] = line.post_receive(places[done % 2])
+            posted[done % 2] = line.post_receive(buffers[done % 2])
     return LARGE_BYTES * LARGE_ROUNDS
 
 
@@ -138,7 +137,7 @@ def swallow(line: Line) -> int:
 
 
 def check_arrays(line: Line) -> str:
-    """Arrays of every type must come back negated, in type, shape and every element."""
+    """Check that arrays of every dtype come back negated, with the same dtype and shape."""
     generator = np.random.default_rng(7)
     for name in TYPES:
         sent = generator.integers(-100, 100, (300, 400)).astype(name)
@@ -150,7 +149,7 @@ def check_arrays(line: Line) -> str:
 
 
 def measure_round_trip(line: Line) -> float:
-    """Median seconds for eight bytes there and back."""
+    """Median seconds of an 8-byte round trip."""
     ball, back = np.zeros(1), np.zeros(1)
     times = []
     for _ in range(PINGS):
@@ -163,7 +162,7 @@ def measure_round_trip(line: Line) -> float:
 
 
 def measure_throughput(line: Line) -> float:
-    """Bytes per second, one way, of arrays of 16 MB. A send is done when the other side has all of it."""
+    """Bytes per second, one way, of 16 MB arrays. A send is done when the peer has received all of it."""
     array = np.ones(LARGE_BYTES, np.uint8)
     begin = time.perf_counter()
     sends = [line.post_send(array) for _ in range(LARGE_ROUNDS)]
@@ -176,7 +175,7 @@ def measure_throughput(line: Line) -> float:
 
 @contextmanager
 def connected(scheme: str) -> Iterator[tuple[Line, Callable[[], int]]]:
-    """This side's line, and how to learn what the other side returned."""
+    """The line of this process, and a function that returns the result of the peer."""
     if scheme == "memory":
         with connected_threads() as both:
             yield both
@@ -187,7 +186,7 @@ def connected(scheme: str) -> Iterator[tuple[Line, Callable[[], int]]]:
 
 @contextmanager
 def connected_threads() -> Iterator[tuple[Line, Callable[[], int]]]:
-    """The same without a second process: what PeerProcess does, spelled out."""
+    """The same with a thread instead of a second process: the steps that PeerProcess does."""
     authority = Authority.create("demo")
     trust = Trust(authority.certificate_pem)
     network = MemoryNetwork()
@@ -206,7 +205,7 @@ def connected_threads() -> Iterator[tuple[Line, Callable[[], int]]]:
 
 
 def exchange(transport: Transport) -> tuple[str, str, str]:
-    """The last three columns of a line."""
+    """The last three columns of a row."""
     with connected(transport.scheme) as (line, other_side):
         checked = check_arrays(line)
         seconds = measure_round_trip(line)
@@ -216,19 +215,19 @@ def exchange(transport: Transport) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    """Every transport in its turn."""
+    """Measure one transport after the other."""
     console = Console()
     console.print(INTRODUCTION)
     table = Table("transport", "for", "encrypted", *_numbers("8 bytes\nround trip", "16 MB\none way"), "checked")
     absent = {transport: why_absent(transport.scheme) for transport in TRANSPORTS}
     for transport in TRANSPORTS:
         with console.status(f"{transport.scheme} …"):
-            cells = exchange(transport) if absent[transport] is None else ("–", "–", "not here")
+            cells = exchange(transport) if absent[transport] is None else ("–", "–", "unavailable")
         table.add_row(*transport, *cells)
     console.print(table)
     for transport, reason in absent.items():
         if reason is not None:
-            console.print(f"{transport.scheme} is not here: {reason}")
+            console.print(f"{transport.scheme} is unavailable: {reason}")
 
 
 def _numbers(*headings: str) -> list[Column]:

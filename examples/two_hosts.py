@@ -1,10 +1,10 @@
-"""Two hosts become one cluster with one string, and add up arrays: first inside each host, then between them.
+"""Two hosts form one cluster with a ticket; all_reduce first sums inside each host, then between hosts.
 
     python examples/two_hosts.py
 
-This process plays two hosts on one machine, and types on each what you would type there (see `PLAN`). Where that is
-permitted, the hosts are network namespaces: each has a network of its own, and a wire leads from one to the other. Else
-they are two names on this machine's network; then, too, ranks of different hosts share no memory.
+This process simulates two hosts on one machine and runs the commands of `PLAN` on each. If permitted, the hosts are
+network namespaces that are connected by a virtual link. Otherwise they are two host ids on the network of this machine;
+ranks of different hosts share no memory in this case either.
 """
 
 import os
@@ -28,50 +28,50 @@ COUNT = 250_000
 
 
 def work() -> None:
-    """What each of the four ranks does."""
+    """Run one of the four ranks."""
     with nexar.init() as comm:
-        near = comm.ranks_on_host
-        print(f"I am on host {comm.host_index + 1} of {len(comm.hosts)}, with the ranks {list(near)}", flush=True)
+        local = comm.ranks_on_host
+        print(f"on host {comm.host_index + 1} of {len(comm.hosts)}, with ranks {list(local)}", flush=True)
         x = np.full(COUNT, float(comm.rank))
         comm.all_reduce(x)
         assert (x == sum(range(comm.size))).all()
         links = comm.stats()["links"]
-        away = sum(link["bytes_sent"] for rank, link in links.items() if rank not in near)
-        sent = comm.all_gather(away / x.nbytes)
+        remote = sum(link["bytes_sent"] for rank, link in links.items() if rank not in local)
+        sent = comm.all_gather(remote / x.nbytes)
         if comm.rank == 0:
-            print(f"an array of {x.nbytes / 1e6:.0f} MB was added up; of it, each rank has sent to the other host: "
+            print(f"all_reduce of {x.nbytes / 1e6:.0f} MB; share that each rank sent to the other host: "
                   f"{', '.join(f'{share:.0%}' for share in sent)}")  # fmt: skip
 
 
 def hosts(stack: ExitStack) -> list[tuple[list[str], dict[str, str]]]:
-    """For each host: what goes before a command that is to run there, and the variables it has."""
+    """For each host: the prefix of commands that run there, and their environment variables."""
     reason = permitted()
     if reason is None:
-        print("two hosts, each a network namespace, with a wire between them", flush=True)
+        print("two hosts, each a network namespace", flush=True)
         network = stack.enter_context(NetworkNamespaces())
         return [(list(place.prefix), {}) for place in network.places]
-    print(f"two hosts by name alone ({reason})", flush=True)
+    print(f"two hosts by host id only ({reason})", flush=True)
     return [([], {"NEXAR_HOST_ID": name, "NEXAR_BIND": "127.0.0.1"}) for name in ("host-a", "host-b")]
 
 
 def main() -> None:
-    """Types the plan."""
+    """Run the commands of the plan."""
     print(PLAN.strip(), flush=True)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         there = dict(zip(("host-a", "host-b"), hosts(stack), strict=True))
         script = str(Path(__file__).resolve())
-        typed = []
+        running = []
         for line in PLAN.strip().splitlines():
             host, _, command = line.partition("$ nexar ")
             prefix, variables = there[host]
             words = command.removesuffix(" &").replace("examples/two_hosts.py", script).split()
-            typed.append(
+            running.append(
                 subprocess.Popen(
                     [*prefix, sys.executable, "-m", "nexar", *words], cwd=folder, env={**os.environ, **variables}
                 )
             )
-        assert [each.wait() for each in typed] == [0, 0, 0]
+        assert [each.wait() for each in running] == [0, 0, 0]
 
 
 if __name__ == "__main__":

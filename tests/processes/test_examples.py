@@ -49,8 +49,8 @@ def test_two_hosts_add_up_an_array_and_each_rank_sends_half_of_it_to_the_other(t
     assert "each a network namespace" in shown
     for rank in range(4):
         together = [0, 1] if rank < 2 else [2, 3]
-        assert f"[rank {rank}] I am on host {1 + rank // 2} of 2, with the ranks {together}" in shown
-    assert "each rank has sent to the other host: 50%, 50%, 50%, 50%" in shown
+        assert f"[rank {rank}] on host {1 + rank // 2} of 2, with ranks {together}" in shown
+    assert "share that each rank sent to the other host: 50%, 50%, 50%, 50%" in shown
 
 
 def test_two_hosts_are_two_names_where_namespaces_are_not_permitted(tmp_path):
@@ -59,8 +59,8 @@ def test_two_hosts_are_two_names_where_namespaces_are_not_permitted(tmp_path):
     (search / "ip").chmod(0o755)
     with Python(EXAMPLES / "two_hosts.py", cwd=tmp_path, PATH=str(search)) as run:
         assert run.end(PATIENCE) == 0, run.stderr
-    assert "two hosts by name alone" in run.stdout
-    assert "each rank has sent to the other host: 50%, 50%, 50%, 50%" in run.stdout
+    assert "two hosts by host id only" in run.stdout
+    assert "share that each rank sent to the other host: 50%, 50%, 50%, 50%" in run.stdout
 
 
 def test_a_network_learns_on_when_a_rank_that_trains_it_is_killed(tmp_path):
@@ -90,16 +90,16 @@ def test_a_pipeline_of_three_layers_learns_what_one_process_learns(tmp_path):
     shown = run_ranks(tmp_path, "pipeline", 3)
     before, after = re.search(r"\[rank 2\] the loss fell from ([\d.]+) to ([\d.]+)", shown).groups()
     assert float(after) < float(before) / 2
-    assert "[rank 0] 3 ranks with a layer each have learned what one process learns alone" in shown
+    assert "[rank 0] 3 ranks with one layer each: the same weights as in one process" in shown
 
 
 def test_training_goes_on_while_a_rank_comes_and_the_oldest_goes(tmp_path):
     shown = run_alone(tmp_path, "elastic_training")
     assert [size for size, _ in losses(shown)] == [2, 3, 2]
     assert sorted(losses(shown), key=lambda each: -each[1]) == losses(shown), "the loss does not fall all the time"
-    assert "I have joined as rank 2 of 3, and go on after step 20" in shown
-    assert "I leave after step 40, and the others go on" in shown
-    assert "the same model on all 2 ranks: True" in shown
+    assert "joined as rank 2 of 3 after step 20" in shown
+    assert "leaving after step 40" in shown
+    assert "same model on all 2 ranks: True" in shown
 
 
 def test_arrays_cross_every_transport_that_is_here(tmp_path):

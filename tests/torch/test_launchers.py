@@ -35,8 +35,8 @@ def test_the_example_runs_under_nexar_run():
 
 def test_training_goes_on_when_a_rank_is_lost_and_when_one_is_gained():
     text = shown(ELASTIC)
-    assert "step 20: we go on without {" in text
-    assert "I have joined as rank 2 of 3" in text
+    assert "step 20: continuing without {" in text
+    assert "joined as rank 2 of 3" in text
     assert ": 3 ranks, loss" in text
 
 

@@ -103,7 +103,7 @@ def test_a_notebook_becomes_texts_code_and_what_was_shown():
 
 
 def test_a_folder_is_a_list_of_its_documents():
-    assert "- [0005 How links keep their promises](0005-links.md)" in folder_page(DOCS / "explain" / "decisions")
+    assert "- [0005 Links: locking, credit, closing](0005-links.md)" in folder_page(DOCS / "explain" / "decisions")
 
 
 def test_every_example_is_run_by_a_test():

@@ -46,7 +46,7 @@ test-rust: setup ## run the Rust tests of quic/, with the Python of the environm
 	else echo "Rust not tested: no cargo on PATH, or no crate"; fi
 
 test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
-	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_cuda_adapter.py $(PYTEST_ARGS)
+	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_devices.py $(PYTEST_ARGS)
 
 test-torch: ## run the tests of the torch backend, in .venv-torch (a gigabyte is fetched); TORCH=2.13.0 VENV=.venv-torch-2.13 for another
 	@VENV=$(torch_venv) setup/torch_environment.sh

@@ -18,10 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from nexar.cluster.decisions.admission import Admission
-from nexar.cluster.decisions.admission_events import Applied, Event, Greeted, Knocked, Ready, Reserved
+from nexar.cluster.decisions.admission_events import (
+    AdmissionEvent,
+    ConnectionOpened,
+    HelloReceived,
+    JoinerReady,
+    JoinRequested,
+    RanksRequested,
+)
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
-from nexar.wire.handshake import Hello
-from nexar.wire.joining import Apply, Reserve
+from nexar.wire.hello import Hello
+from nexar.wire.join import JoinRequest, ReserveRanks
 
 PER_HOST = 8
 RANKS_FROM = ("seed", "environment", "launcher")
@@ -72,33 +79,33 @@ def cost(origin: str, size: int) -> float:
     return spent / (size * worlds)
 
 
-def story(origin: str, size: int) -> list[Event]:
+def story(origin: str, size: int) -> list[AdmissionEvent]:
     """Everything that happens while a world of this size forms; a launcher's own events count for its children."""
-    events: list[Event] = []
+    events: list[AdmissionEvent] = []
     for first in range(0, size if origin == "launcher" else 0, PER_HOST):
-        reserve = Reserve(_PROOF, b"request", f"host-{first // PER_HOST}", min(PER_HOST, size - first))
+        reserve = ReserveRanks(_PROOF, b"request", f"host-{first // PER_HOST}", min(PER_HOST, size - first))
         events += knock(size + first, "launcher")
-        events.append(Reserved(size + first, reserve, True, fingerprint(size + first)))
+        events.append(RanksRequested(size + first, reserve, True, fingerprint(size + first)))
     for number in range(size):
         events += knock(number, "candidate")
-        events.append(Applied(number, application(origin, size, number), True, fingerprint(number)))
-        events.append(Ready(number))
+        events.append(JoinRequested(number, application(origin, size, number), True, fingerprint(number)))
+        events.append(JoinerReady(number))
     return events
 
 
-def knock(connection: int, role: str) -> list[Event]:
+def knock(connection: int, role: str) -> list[AdmissionEvent]:
     """Before the proof."""
     hello = Hello(1 + connection, "launcher" if role == "launcher" else "candidate", frozenset(), bytes(NONCE_BYTES))
-    return [Knocked(connection, f"10.0.0.1:{connection}"), Greeted(connection, hello)]
+    return [ConnectionOpened(connection, f"10.0.0.1:{connection}"), HelloReceived(connection, hello)]
 
 
-def application(origin: str, size: int, number: int) -> Apply:
+def application(origin: str, size: int, number: int) -> JoinRequest:
     """With three addresses. Ranks of the environment come in an order that leaves many gaps for a while."""
     addresses = {"quic": (f"10.0.0.1:{number}", f"[fd00::1]:{number}"), "tls": (f"10.0.0.1:{number}",)}
     first = number // PER_HOST * PER_HOST
     rank = {"seed": None, "environment": scattered(number, size), "launcher": number}[origin]
     launcher = 1 + size + first if origin == "launcher" else 0
-    return Apply(_PROOF, b"request", f"host-{number // PER_HOST}", addresses, rank, launcher)
+    return JoinRequest(_PROOF, b"request", f"host-{number // PER_HOST}", addresses, rank, launcher)
 
 
 def scattered(number: int, size: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nexar.testing.availability import why_absent
-from nexar.testing.peer_process import LINKED, RAW, Terms
+from nexar.testing.peer_protocol import LINKED, RAW, ConnectionTerms
+from nexar.testing.transports import why_unavailable
 
 SOCKETS, NATIVE, CARRIER, LINK = "sockets", "native", "raw", "Link"
 REFERENCE = "TLS"
@@ -29,15 +29,15 @@ class Candidate:
         """As it stands in the tables."""
         return f"{self.transport} {self.layer}"
 
-    def terms(self, timeout: float = 30.0) -> Terms:
+    def terms(self, timeout: float = 30.0) -> ConnectionTerms:
         """For the processes."""
-        return Terms(schemes=self.scheme.split("+"), assembly=self.assembly, timeout=timeout)
+        return ConnectionTerms(schemes=self.scheme.split("+"), assembly=self.assembly, timeout=timeout)
 
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
         if self.layer == SOCKETS:
             return None
-        return next(filter(None, map(why_absent, self.scheme.split("+"))), None)
+        return next(filter(None, map(why_unavailable, self.scheme.split("+"))), None)
 
 
 def _sockets(transport: str, scheme: str) -> Candidate:

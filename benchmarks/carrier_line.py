@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from memory import touched
 
-from nexar.testing.raw_node import RawNode
+from nexar.testing.bare_nodes import RawNode
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
 PATIENCE = 60.0
 WINDOW = 2
-_GRANT = encode(Frame(kind=Kind.GRANT, lane=Lane.DATA))
-_DELIVERED = encode(Frame(kind=Kind.DELIVERED, lane=Lane.DATA))
+_GRANT = encode(Frame(kind=FrameKind.GRANT, lane=Lane.DATA))
+_DELIVERED = encode(Frame(kind=FrameKind.DELIVERED, lane=Lane.DATA))
 
 
 class CarrierTalker:
@@ -36,7 +36,7 @@ class CarrierTalker:
     def prepare(self, size: int) -> None:
         """See Talker."""
         self.outgoing, self.incoming = memoryview(bytearray(size)), memoryview(bytearray(size))
-        self._header = encode(Frame(kind=Kind.EAGER, lane=Lane.DATA, length=size, body=size))
+        self._header = encode(Frame(kind=FrameKind.EAGER, lane=Lane.DATA, length=size, body=size))
 
     def expect(self) -> None:
         """See Talker."""
@@ -88,10 +88,10 @@ class CarrierTalker:
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
         """See Sink."""
-        if frame.kind == Kind.EAGER:
+        if frame.kind == FrameKind.EAGER:
             self.incoming[:] = body
             self._heard += 1
-        elif frame.kind == Kind.GRANT:
+        elif frame.kind == FrameKind.GRANT:
             self._grants += 1
             self._send_granted()
         else:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nexar
-from nexar.arrays.compression.terms import Terms
+from nexar.arrays.compression.base import Terms
 
 COMPRESSORS: list[nexar.Compressor] = [
     nexar.NoCompression(), nexar.TopK(0.01), nexar.TopK(0.1), nexar.RandomK(0.01), nexar.RandomK(0.1), nexar.FP8(),

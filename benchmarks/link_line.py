@@ -10,7 +10,7 @@ from memory import touched
 
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.wire.frame import Space
 
 PATIENCE = 60.0

@@ -9,8 +9,7 @@ import nexar_quic
 from memory import touched
 
 from nexar.links.progress import DEFAULT_SPIN
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.identity import node_name
+from nexar.security.certificates import Credentials, Trust, node_name
 
 PATIENCE = 60.0
 _ACKNOWLEDGEMENT = b"all of it"

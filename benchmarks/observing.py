@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nexar
-from nexar.cluster import standing
+from nexar.cluster import seed_session
 from nexar.observe import metrics
 
 NEVER = 1e9
@@ -39,7 +39,7 @@ KINDS = ("nothing", "bulletins", "metrics", "trace")
 def rank_main(line: Connection, ticket: str, kind: str, settings: dict[str, Any]) -> None:
     """One rank: makes as many calls as it is told to, and says how long they took."""
     if kind == "nothing":
-        standing.NEWS_INTERVAL = NEVER  # type: ignore[misc]
+        seed_session.STATUS_INTERVAL = NEVER  # type: ignore[misc]
     scraped: list[str] = []
     if kind == "metrics":
         scraped = _remember_addresses()

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 import nexar
-from nexar.cli.bench.hosts import opened_hosts
+from nexar.cli.bench.systems import opened_hosts
 
 COUNT = 16 << 18  # float32: 16 MB
 ROUNDS = 15

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nexar.testing.network_namespaces import NetworkNamespaces, permitted
-from nexar.testing.peer_process import HERE, Place
+from nexar.testing.peer_protocol import HERE, HostSpec
 
 LOOPBACK = "loopback"
 NAMES = {LOOPBACK: "on loopback", "mtu1500": "between namespaces, MTU 1500", "mtu9000": "between namespaces, MTU 9000"}
@@ -18,7 +18,7 @@ def refused(name: str) -> str | None:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[tuple[Place, Place]]:
+def opened(name: str) -> Iterator[tuple[HostSpec, HostSpec]]:
     """The two ends."""
     if name == LOOPBACK:
         yield HERE, HERE

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import nexar
-from nexar.cli.bench.hosts import Host, opened_hosts
+from nexar.cli.bench.systems import BenchHost, opened_hosts
 
 SIZE = 4
 COUNT = 128
@@ -63,7 +63,7 @@ def show(hosts: int, samples: Sequence[dict[str, float]]) -> None:
 # -- one kill ----------------------------------------------------------------------------------------------------------
 
 
-def sample(hosts: Sequence[Host], victim: int, pace: float) -> dict[str, float]:
+def sample(hosts: Sequence[BenchHost], victim: int, pace: float) -> dict[str, float]:
     """Of a cluster of its own."""
     with tempfile.TemporaryDirectory(prefix="nexar-recovery-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -86,7 +86,7 @@ def parts(survivors: Sequence[dict[str, float]], killed: float) -> dict[str, flo
     return {part: moment - killed for part, moment in zip(PARTS, moments, strict=True)}
 
 
-def launch(stack: ExitStack, hosts: Sequence[Host], folder: Path, pace: float) -> list[subprocess.Popen[bytes]]:
+def launch(stack: ExitStack, hosts: Sequence[BenchHost], folder: Path, pace: float) -> list[subprocess.Popen[bytes]]:
     """The launchers of the ranks. They, and the seed, are gone when the stack is closed."""
     nexar_command = (sys.executable, "-m", "nexar")
     run = ("run", "--on-failure", "continue", "-n")
@@ -141,7 +141,7 @@ def rank(pace: float) -> None:
         def write(**what: float) -> None:
             os.write(facts, f"{json.dumps(what)}\n".encode())
 
-        presence = comm._presence
+        presence = comm._runtime
         adopt = presence.changed
 
         def changed(*change: Any) -> None:

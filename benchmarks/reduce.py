@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from nexar.arrays.operations import check, reduction_of
+from nexar.arrays.operators import check, reduction_of
 from nexar.arrays.reduce import combiner, folder
 from nexar.errors import UsageError
 

@@ -13,16 +13,17 @@ from conversation import ROUND_TRIP
 from report import FOUR_RANKS
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.linked_node import LinkedNode
-from nexar.testing.peer_process import PeerPair, Place
+from nexar.security.certificates import Trust
+from nexar.testing.bare_nodes import LinkedNode
+from nexar.testing.peer_process import PeerPair
+from nexar.testing.peer_protocol import HostSpec
 from nexar.transport.memory import MemoryNetwork
 
 Sample = dict[str, Any]
 _STARTING = 3.0  # seconds until four processes are connected and warm, on two cores
 
 
-def run_session(candidate: Candidate, places: tuple[Place, Place], plan: dict[str, Any]) -> list[Sample]:
+def run_session(candidate: Candidate, places: tuple[HostSpec, HostSpec], plan: dict[str, Any]) -> list[Sample]:
     """The measurements of one candidate."""
     told = {**plan, "talker": candidate.talker}
     if candidate.one_process:
@@ -32,7 +33,7 @@ def run_session(candidate: Candidate, places: tuple[Place, Place], plan: dict[st
     return samples
 
 
-def run_two_at_once(candidate: Candidate, places: tuple[Place, Place], plan: dict[str, Any]) -> list[Sample]:
+def run_two_at_once(candidate: Candidate, places: tuple[HostSpec, HostSpec], plan: dict[str, Any]) -> list[Sample]:
     """The 8-byte round trip of two pairs at the same time: four ranks, which outnumber two cores."""
     begin = time.monotonic() + _STARTING
     told = {**plan, "talker": candidate.talker, "questions": [[ROUND_TRIP, 8]], "begin": begin}

@@ -18,17 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from nexar.arrays.operations import reduction_of
-from nexar.collectives.arena import Arena
-from nexar.collectives.arena_memory import SLOT_BYTES, create_memory, open_memory
-from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.operations import OperationCode
+from nexar.arrays.operators import reduction_of
+from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.shared_region import SharedRegion
+from nexar.collectives.shared_region_layout import SLOT_BYTES, create_memory, open_memory
 from nexar.errors import InternalError
 from nexar.links.progress import Progress
 from nexar.transport.base import Carrier, Expected
 from nexar.transport.shm.carrier import ShmCarrier
 from nexar.transport.shm.transport import ShmTransport
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 
 SIZES = (8, 1024, 65536, 1 << 20, 16 << 20, 64 << 20)
 BLOCKS = 5
@@ -131,15 +130,15 @@ class Reference:
 class Runner:
     """One rank: measures one of the two, as often as told."""
 
-    def __init__(self, rank: int, size: int, arena: Arena, progress: Progress, reference: Reference) -> None:
+    def __init__(self, rank: int, size: int, arena: SharedRegion, progress: Progress, reference: Reference) -> None:
         self._rank, self._size = rank, size
-        self._arena, self._progress, self._reference = arena, progress, reference
+        self._region, self._progress, self._reference = arena, progress, reference
         self._sum = reduction_of("sum")
         self._sequence = 0
 
     def ours(self, array: Any) -> None:
         """As a blocking verb calls it."""
-        arena = self._arena
+        arena = self._region
         self._sequence += 1
         fingerprint = Fingerprint(OperationCode.ALL_REDUCE, 11, len(array), 0, 1)
         slip = arena.reserve()
@@ -190,7 +189,7 @@ def rank_main(rank: int, size: int, shared: mmap.mmap, line: Connection, options
     else:
         memory = open_memory(line.recv(), size)
     nudges = [node.carriers[each].bell.nudge if each != rank else lambda: None for each in range(size)]
-    arena = Arena(node.progress, memory, rank, Members(), nudges)
+    arena = SharedRegion(node.progress, memory, rank, Members(), nudges)
     line.send("ready")
     line.recv()
     runner = Runner(rank, size, arena, node.progress, Reference(shared, rank, size))

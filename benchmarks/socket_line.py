@@ -13,8 +13,7 @@ from typing import Any
 
 from memory import touched
 
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.identity import node_name
+from nexar.security.certificates import Credentials, Trust, node_name
 from nexar.security.tls import client_context, server_context
 
 _ACKNOWLEDGEMENT = b"all of it"
@@ -79,7 +78,7 @@ class SocketTalker:
     """See Talker."""
 
     def __init__(self, node: SocketNode, line: SocketLine) -> None:
-        self._line = line
+        self._state = line
 
     def prepare(self, size: int) -> None:
         """See Talker."""
@@ -90,11 +89,11 @@ class SocketTalker:
 
     def say(self) -> None:
         """See Talker."""
-        self._line.first.sendall(self.outgoing)
+        self._state.first.sendall(self.outgoing)
 
     def hear(self) -> None:
         """See Talker."""
-        fill(self._line.first, self.incoming)
+        fill(self._state.first, self.incoming)
 
     def stream(self, size: int, out: int, into: int) -> None:
         """See Talker."""
@@ -110,13 +109,13 @@ class SocketTalker:
 
     def _send(self, data: memoryview, count: int) -> None:
         for _ in range(count):
-            self._line.out.sendall(data)
-        fill(self._line.out, memoryview(bytearray(len(_ACKNOWLEDGEMENT))))
+            self._state.out.sendall(data)
+        fill(self._state.out, memoryview(bytearray(len(_ACKNOWLEDGEMENT))))
 
     def _receive(self, place: memoryview, count: int) -> None:
         for _ in range(count):
-            fill(self._line.into, place)
-        self._line.into.sendall(_ACKNOWLEDGEMENT)
+            fill(self._state.into, place)
+        self._state.into.sendall(_ACKNOWLEDGEMENT)
 
 
 def fill(connection: socket.socket, place: memoryview) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nexar.cli.bench.hosts import Host, opened_hosts
+from nexar.cli.bench.systems import BenchHost, opened_hosts
 from nexar.torch import communicator_of
 
 SIZES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20]
@@ -46,7 +46,7 @@ def main() -> None:
             each.wait()
 
 
-def _start(rank: int, hosts: Sequence[Host], size: int) -> "subprocess.Popen[bytes]":
+def _start(rank: int, hosts: Sequence[BenchHost], size: int) -> "subprocess.Popen[bytes]":
     here = size // len(hosts)
     host = hosts[rank // here]
     told = {

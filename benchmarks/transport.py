@@ -23,7 +23,8 @@ from report import FOUR_RANKS, Question, Results, Row
 from rich.console import Console
 from sessions import run_session, run_two_at_once
 
-from nexar.testing.peer_process import PeerFailed, Place
+from nexar.testing.peer_process import PeerFailed
+from nexar.testing.peer_protocol import HostSpec
 
 SMALL, LARGE = (8, 1 << 10, 64 << 10), (1 << 20, 16 << 20, 64 << 20)
 _LARGEST_SMALL = 64 << 10
@@ -80,7 +81,7 @@ class Bench:
                     self._measure(place, candidate, ends)
         progress("")
 
-    def _measure(self, place: str, candidate: Candidate, ends: tuple[Place, Place]) -> None:
+    def _measure(self, place: str, candidate: Candidate, ends: tuple[HostSpec, HostSpec]) -> None:
         try:
             samples = run_session(candidate, ends, self._plan)
             if self._four_ranks and place == places.LOOPBACK and not candidate.one_process:

@@ -22,10 +22,10 @@ SIZES = [int(np.prod(shape)) for shape in SHAPES]
 def spirals(points: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     """Points on three spiral arms, and the arm of each point. The same on every rank."""
     random = np.random.default_rng(1)
-    arm = random.integers(CLASSES, size=points)
+    prepare_sleep = random.integers(CLASSES, size=points)
     radius = random.uniform(0.1, 1, points)
-    angle = 4 * radius + 2 * np.pi * arm / CLASSES + random.normal(0, 0.1, points)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1), arm
+    angle = 4 * radius + 2 * np.pi * prepare_sleep / CLASSES + random.normal(0, 0.1, points)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1), prepare_sleep
 
 
 def layers(flat: np.ndarray) -> list[np.ndarray]:
@@ -42,7 +42,7 @@ def first_network() -> np.ndarray:
     return flat
 
 
-def gradient_sums(network: np.ndarray, x: np.ndarray, arm: np.ndarray) -> np.ndarray:
+def gradient_sums(network: np.ndarray, x: np.ndarray, prepare_sleep: np.ndarray) -> np.ndarray:
     """Sums over these points: the gradient, the loss, and the number of points."""
     w1, b1, w2, b2, w3, b3 = layers(network)
     first = np.tanh(x @ w1 + b1)
@@ -50,22 +50,22 @@ def gradient_sums(network: np.ndarray, x: np.ndarray, arm: np.ndarray) -> np.nda
     scores = second @ w3 + b3
     probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    loss = -np.log(probabilities[np.arange(len(arm)), arm]).sum()
-    wrong3 = probabilities - np.eye(CLASSES)[arm]
+    loss = -np.log(probabilities[np.arange(len(prepare_sleep)), prepare_sleep]).sum()
+    wrong3 = probabilities - np.eye(CLASSES)[prepare_sleep]
     wrong2 = wrong3 @ w3.T * (1 - second**2)
     wrong1 = wrong2 @ w2.T * (1 - first**2)
     parts = (x.T @ wrong1, wrong1.sum(0), first.T @ wrong2, wrong2.sum(0), second.T @ wrong3, wrong3.sum(0))
-    return np.concatenate([*(part.ravel() for part in parts), [loss, len(arm)]])
+    return np.concatenate([*(part.ravel() for part in parts), [loss, len(prepare_sleep)]])
 
 
 def train(team: nexar.Team, steps: int) -> np.ndarray:
     """Train the network. The result is the same on every rank, also after losses."""
-    x, arm = spirals()
+    x, prepare_sleep = spirals()
     network = first_network()
     for step in range(steps):
         batch = np.random.default_rng(step).choice(len(x), BATCH, replace=False)
         mine = batch[team.rank :: team.size]  # the ranks together cover the whole batch
-        sums = team.all_reduce(gradient_sums(network, x[mine], arm[mine]))
+        sums = team.all_reduce(gradient_sums(network, x[mine], prepare_sleep[mine]))
         gradient, (loss, count) = sums[:-2], sums[-2:]  # a lost rank is missing in all of these sums
         network -= RATE * gradient / count
         if team.rank == 0 and step % max(1, steps // 10) == 0:

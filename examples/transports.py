@@ -28,15 +28,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from nexar.arrays.view import as_bytes, code_and_shape, from_bytes
+from nexar.arrays.views import as_bytes, code_and_shape, from_bytes
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.links.sending import About
+from nexar.links.sending import MessageHeader
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.availability import why_absent
-from nexar.testing.linked_node import LinkedNode
+from nexar.security.certificates import Trust
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
+from nexar.testing.transports import why_unavailable
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.frame import Space
 
@@ -85,7 +85,7 @@ class Line:
     def post_send(self, array: Array) -> Operation:
         """Post a send. The message carries dtype and shape; its bytes are read from the array itself."""
         dtype, shape = code_and_shape(array)
-        return self.link.post_send(0, as_bytes(array), shape=shape, about=About(Space.TAGGED, TAG, dtype))
+        return self.link.post_send(0, as_bytes(array), shape=shape, about=MessageHeader(Space.TAGGED, TAG, dtype))
 
     def post_receive(self, into: Array) -> Operation:
         """Post a receive into an array. Nothing is copied if it is posted before the message arrives."""
@@ -219,7 +219,7 @@ def main() -> None:
     console = Console()
     console.print(INTRODUCTION)
     table = Table("transport", "for", "encrypted", *_numbers("8 bytes\nround trip", "16 MB\none way"), "checked")
-    absent = {transport: why_absent(transport.scheme) for transport in TRANSPORTS}
+    absent = {transport: why_unavailable(transport.scheme) for transport in TRANSPORTS}
     for transport in TRANSPORTS:
         with console.status(f"{transport.scheme} …"):
             cells = exchange(transport) if absent[transport] is None else ("–", "–", "unavailable")

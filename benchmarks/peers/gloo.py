@@ -11,9 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nexar.cli.bench.measures import window
-from nexar.cli.bench.measuring import Unsupported
-from nexar.cli.bench.serving import serve
+from nexar.cli.bench.measuring import Unsupported, serve
+from nexar.cli.bench.protocol import window
 
 OPERATIONS = {
     "sum": dist.ReduceOp.SUM,

@@ -9,9 +9,8 @@ import sys
 
 from mpi4py import MPI
 
-from nexar.cli.bench.measures import window
-from nexar.cli.bench.measuring import Unsupported
-from nexar.cli.bench.serving import serve
+from nexar.cli.bench.measuring import Unsupported, serve
+from nexar.cli.bench.protocol import window
 
 OPERATIONS = {
     "sum": MPI.SUM,

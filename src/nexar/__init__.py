@@ -41,12 +41,9 @@ from nexar.errors import (
 from nexar.types import ANY_SOURCE, ANY_TAG
 
 if TYPE_CHECKING:
-    from nexar.arrays.compression.compressor import Compressor
-    from nexar.arrays.compression.fp8 import FP8
-    from nexar.arrays.compression.int8 import Int8
-    from nexar.arrays.compression.no_compression import NoCompression
-    from nexar.arrays.compression.random_k import RandomK
-    from nexar.arrays.compression.top_k import TopK
+    from nexar.arrays.compression.base import Compressor
+    from nexar.arrays.compression.quantized import FP8, Int8, NoCompression
+    from nexar.arrays.compression.sparse import RandomK, TopK
     from nexar.cluster.membership import Membership
     from nexar.communicator.communicator import Communicator
     from nexar.communicator.events import FailureEvent, MembershipEvent
@@ -114,18 +111,18 @@ __all__ = [
 
 _ROOMS = {
     "Communicator": "nexar.communicator.communicator",
-    "Compressor": "nexar.arrays.compression.compressor",
-    "FP8": "nexar.arrays.compression.fp8",
+    "Compressor": "nexar.arrays.compression.base",
+    "FP8": "nexar.arrays.compression.quantized",
     "FailureEvent": "nexar.communicator.events",
-    "Int8": "nexar.arrays.compression.int8",
+    "Int8": "nexar.arrays.compression.quantized",
     "Membership": "nexar.cluster.membership",
     "MembershipEvent": "nexar.communicator.events",
-    "NoCompression": "nexar.arrays.compression.no_compression",
-    "RandomK": "nexar.arrays.compression.random_k",
+    "NoCompression": "nexar.arrays.compression.quantized",
+    "RandomK": "nexar.arrays.compression.sparse",
     "Request": "nexar.communicator.request",
     "Seed": "nexar.launch.seed",
     "Team": "nexar.communicator.resilient",
-    "TopK": "nexar.arrays.compression.top_k",
+    "TopK": "nexar.arrays.compression.sparse",
     "connect": "nexar.launch.init",
     "init": "nexar.launch.init",
     "local": "nexar.launch.local",

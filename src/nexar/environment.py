@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nexar.config import Config, Refused, Setting, settings
+from nexar.config import Config, Setting, ValueRefused, settings
 from nexar.errors import ConfigError
 
 PREFIX = "NEXAR_"
@@ -141,7 +141,7 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
 def _parse(setting: Setting, text: str) -> object:
     try:
         return setting.kind.parse(text)
-    except Refused:
+    except ValueRefused:
         raise setting.refuse(text) from None
 
 
@@ -149,7 +149,7 @@ def _accept(setting: Setting, value: object, path: str) -> object:
     """A value of the file: of its TOML type, or as the text the variable would have."""
     try:
         return setting.kind.parse(value.strip()) if isinstance(value, str) else setting.kind.accept(value)
-    except Refused:
+    except ValueRefused:
         raise setting.refuse(value, hint=f"in {path}") from None
 
 

@@ -17,16 +17,16 @@ from nexar.cluster.node import Node
 from nexar.errors import LinkClosed, NexarError, UsageError
 from nexar.links.link import Link
 from nexar.links.matching import Matching
-from nexar.links.message import Asking, Message, Receive
+from nexar.links.messages import Message, Receive, ReceiveKind
 from nexar.links.operation import FINISHED, Operation
-from nexar.links.sending import PLAIN, About
+from nexar.links.sending import PLAIN, MessageHeader
 from nexar.transport.base import Redirected
 from nexar.types import ANY_SOURCE, AwaitedPeer, NodeId, Rank, real, whole
-from nexar.wire.frame import Frame, Kind, Space
+from nexar.wire.frame import Frame, FrameKind, Space
 
-_EAGER: Final = int(Kind.EAGER)
+_EAGER: Final = int(FrameKind.EAGER)
 _NOTHING: Final = memoryview(b"")
-_CLOSED_NOTICE: Final = About(space=Space.CLOSED)
+_CLOSED_NOTICE: Final = MessageHeader(space=Space.CLOSED)
 _LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
 
 
@@ -64,7 +64,13 @@ class Group:
         """Numbers for messages in parts, each used once; next() is atomic."""
 
     def post_send(
-        self, dest: Rank, data: memoryview, deadline: float, *, shape: tuple[int, ...] = (), about: About = PLAIN
+        self,
+        dest: Rank,
+        data: memoryview,
+        deadline: float,
+        *,
+        shape: tuple[int, ...] = (),
+        about: MessageHeader = PLAIN,
     ) -> Operation:
         """Send contiguous bytes. A small message is copied and done, a large one is borrowed until it is done.
 
@@ -84,7 +90,7 @@ class Group:
         space: int,
         tag: int,
         dtype: int = 0,
-        ask: Asking = Receive,
+        ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
         """Ask for a message; `source` may be ANY_SOURCE, the rest is as for Matching.post. Never blocks."""
@@ -97,7 +103,7 @@ class Group:
         """Take what is still to come of a message in parts, and throw it away: nobody would ever ask for it. At once,
         and one part at a time, until all have come or their sender has given up.
         """
-        outbox = self.mesh.router.outbox
+        deferred_io = self.mesh.router.deferred_io
 
         def take(left: int) -> None:
             try:
@@ -105,8 +111,8 @@ class Group:
             except NexarError:
                 return  # nothing comes any more
             with self.matching.lock:
-                part.when_done(lambda: outbox.add(go_on, part, left - 1))
-            outbox.flush()
+                part.when_done(lambda: deferred_io.add(go_on, part, left - 1))
+            deferred_io.flush()
 
         def go_on(part: Receive, left: int) -> None:
             if part.error is None and part.frame.length and left:
@@ -141,7 +147,7 @@ class Group:
         """The same, for who has something to say to all: with links to who is no neighbour, which need no connection
         and so nobody has to wait for one.
         """
-        self.mesh.relaying.reach(self._nodes)
+        self.mesh.relay_routes.reach(self._nodes)
         return self.links()
 
     def rank_of(self, node: NodeId) -> Rank:
@@ -170,9 +176,9 @@ class Group:
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
         self.router.close(self.matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
-        self.progress.kick()  # who waits may lead, and sleep
+        self.progress.wake()  # who waits may lead, and sleep
 
-    def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: About) -> Operation:
+    def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: MessageHeader) -> Operation:
         """What a link does at both ends, without one in between: the message is copied, and done."""
         self.progress.check()
         frame = Frame(
@@ -194,7 +200,7 @@ class Group:
                 self.matching.arrive(self._myself, self.node.id, frame, shape, data)
         if error is not None:
             raise error
-        self.router.outbox.flush()
+        self.router.deferred_io.flush()
         return FINISHED
 
 

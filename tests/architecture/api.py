@@ -6,20 +6,19 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 import nexar
-from nexar.arrays.compression.blocks import Blocks
-from nexar.arrays.compression.terms import Terms
+from nexar.arrays.compression.base import Terms
+from nexar.arrays.compression.quantized import BlockQuantizer
 from nexar.cluster.membership import Member
-from nexar.collectives.lateness import Straggler
-from nexar.communicator.calling import Calling, Remote, Serving
-from nexar.communicator.collecting import Collecting
+from nexar.collectives.statistics import Straggler
+from nexar.communicator.collective_methods import CollectiveMethods
+from nexar.communicator.elastic_methods import Checkpoint, ElasticMethods
 from nexar.communicator.events import Subscription
-from nexar.communicator.growing import Checkpoint, Growing
-from nexar.communicator.health import Health
-from nexar.communicator.messages import Source
-from nexar.communicator.messaging import Messaging
-from nexar.communicator.point_to_point import Probed
+from nexar.communicator.message_methods import MessageMethods
+from nexar.communicator.point_to_point import MessageInfo, Source
+from nexar.communicator.recovery_methods import RecoveryMethods
 from nexar.communicator.request import Request, wait_all
-from nexar.communicator.surviving import Surviving
+from nexar.communicator.rpc_methods import Remote, RpcCallMethods, RpcServeMethods
+from nexar.communicator.status import Health
 from nexar.types import AwaitedPeer
 from tests.architecture.docstrings import fields_of, text_of
 
@@ -54,18 +53,20 @@ def _functions() -> Iterator[str]:
 
 
 def _classes() -> Iterator[str]:
-    verbs = {name for base in (Messaging, Collecting, Calling, Serving) for name in vars(base)}
+    verbs = {
+        name for base in (MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods) for name in vars(base)
+    }
     yield from _class("Communicator", nexar.Communicator, but=verbs)
-    yield from _class("Communicator: messages", Messaging)
-    yield from _class("Communicator: collectives", Collecting)
-    yield from _class("Communicator: serving calls", Serving)
-    yield from _class("Communicator: making calls", Calling)
-    yield from _class("Communicator: losing members", Surviving)
-    yield from _class("Communicator: members that come and go", Growing)
+    yield from _class("Communicator: messages", MessageMethods)
+    yield from _class("Communicator: collectives", CollectiveMethods)
+    yield from _class("Communicator: serving calls", RpcServeMethods)
+    yield from _class("Communicator: making calls", RpcCallMethods)
+    yield from _class("Communicator: losing members", RecoveryMethods)
+    yield from _class("Communicator: members that come and go", ElasticMethods)
     yield from _class("Team", nexar.Team)
     yield from _class("Compressor", nexar.Compressor)
     for compressor in (nexar.TopK, nexar.RandomK, nexar.FP8, nexar.Int8, nexar.NoCompression):
-        yield from _class(compressor.__name__, compressor, but={*vars(nexar.Compressor), *vars(Blocks)})
+        yield from _class(compressor.__name__, compressor, but={*vars(nexar.Compressor), *vars(BlockQuantizer)})
     yield from _class("Given to a compressor: Terms", Terms)
     yield from _class("Request", Request)
     yield from _class("Seed", nexar.Seed.__mro__[1], made=True)
@@ -73,7 +74,7 @@ def _classes() -> Iterator[str]:
     yield from _class("FailureEvent", nexar.FailureEvent)
     yield from _class("MembershipEvent", nexar.MembershipEvent)
     yield from _class("Given back: Subscription", Subscription, but=_FOR_THE_FEED)
-    for kind in (Checkpoint, Health, Member, Source, Probed, Remote, Straggler, AwaitedPeer):
+    for kind in (Checkpoint, Health, Member, Source, MessageInfo, Remote, Straggler, AwaitedPeer):
         yield from _class(f"Given back: {kind.__name__}", kind)
     yield "## Config"
     yield text_of(nexar.Config.__doc__) + "\n\nIts fields are the [settings](configuration.md)."

@@ -9,14 +9,14 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from nexar.wire import calls, frame, handshake, joining, messages, relay
+from nexar.wire import control, frame, hello, join, relay, rpc
 from tests.architecture.docstrings import fields_of, text_of
 
 _INTRODUCTION = f"""What travels between two processes: in TLS 1.3, whether over QUIC or TCP, except where it stays in
 the memory of one host or `NEXAR_ENCRYPT_BULK_TRANSPORT=false` lets payloads travel open (see the
 [security model](../explain/security-model.md)). The source is `src/nexar/wire`: pure functions between bytes and
 meaning, which tests feed with hostile input. Numbers are little-endian. Frames have version {frame.VERSION}, the
-protocol has version {handshake.PROTOCOL_VERSION}; who meets another one is told so (`VersionMismatch`)."""
+protocol has version {hello.PROTOCOL_VERSION}; who meets another one is told so (`VersionMismatch`)."""
 _FRAMES = f"""## Frames
 
 A frame is a header of {frame.HEADER_BYTES} bytes and exactly `body` bytes after it, at most {frame.MAX_BODY_BYTES:,}.
@@ -53,19 +53,19 @@ array follows; of a large one, `length` bytes come as a payload once the receive
 _CONTROL = f"""## Control messages
 
 The bodies of CONTROL frames between members: MessagePack maps with the name below as `type`, at most
-{messages.MAX_MESSAGE_BYTES:,} bytes. A node drops and counts a name that it does not know, and ignores fields that it
+{control.MAX_MESSAGE_BYTES:,} bytes. A node drops and counts a name that it does not know, and ignores fields that it
 does not know; fields that have their default are left out."""
 _JOINING = f"""## Join messages
 
 What is said between a seed and who wants to come in, in the bodies of CONTROL frames. Each begins with two bytes, `nx`,
 and two of the protocol's version: so a refusal is understood by every version. What follows is MessagePack, at most
-{joining.MAX_STRANGER_BYTES:,} bytes from a stranger and {joining.MAX_JOIN_BYTES:,} from who has proven itself."""
+{join.MAX_UNVERIFIED_BYTES:,} bytes from a stranger and {join.MAX_JOIN_BYTES:,} from who has proven itself."""
 _HELLO = "### The hello\n\nThe first word of who dials, an array:"
 _CALLS = f"""## Remote calls
 
-Messages of the spaces CALL and ANSWER. A body has a head of {calls._HEAD.size} bytes, the sizes of its pieces, a text
+Messages of the spaces CALL and ANSWER. A body has a head of {rpc._HEAD.size} bytes, the sizes of its pieces, a text
 (a function's name, or what went wrong), and the pieces, which are encoded values; in all at most
-{calls.MAX_BODY_BYTES:,} bytes."""
+{rpc.MAX_BODY_BYTES:,} bytes."""
 
 _RELAYED = f"""## Relayed frames
 
@@ -85,11 +85,11 @@ _RELAY_MEANINGS = {
 def wire_format(made: str) -> str:
     """The whole page. `made` says where it comes from."""
     parts = ["# Wire format", made, _INTRODUCTION, _FRAMES, _header(), _SHAPE]
-    parts += [_numbers(kind) for kind in (frame.Kind, frame.Lane, frame.Space)]
-    parts += [_CONTROL, *map(_message, messages.KNOWN)]
-    parts += [_JOINING, f"```text\n{_picture(joining.__doc__)}\n```", _HELLO, _fields(handshake.Hello)]
-    parts += map(_message, joining.KNOWN_JOIN)
-    parts += [_CALLS, _numbers(calls.What)]
+    parts += [_numbers(kind) for kind in (frame.FrameKind, frame.Lane, frame.Space)]
+    parts += [_CONTROL, *map(_message, control.KNOWN)]
+    parts += [_JOINING, f"```text\n{_picture(join.__doc__)}\n```", _HELLO, _fields(hello.Hello)]
+    parts += map(_message, join.KNOWN_JOIN)
+    parts += [_CALLS, _numbers(rpc.BodyKind)]
     parts += [_RELAYED, _layout(relay._LAYOUT, _RELAY_MEANINGS), _numbers(relay.RelayKind)]
     return "\n\n".join(parts) + "\n"
 

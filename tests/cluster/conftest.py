@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from nexar.testing.availability import why_absent
-from tests.cluster.guests import Knocker, knocking
+from nexar.testing.transports import why_unavailable
+from tests.cluster.joiners import Knocker, knocking
 
 SCHEMES = [
     pytest.param("tls"),
-    pytest.param("quic", marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))),
+    pytest.param(
+        "quic", marks=pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
+    ),
 ]
 
 

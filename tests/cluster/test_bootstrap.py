@@ -12,23 +12,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nexar.cluster.decisions.watchers import watched, watchers
+from nexar.cluster.decisions.failure_detector import watched, watchers
+from nexar.cluster.mesh import EAGER_WORLD
 from nexar.cluster.node import Node
-from nexar.cluster.opening import EAGER_WORLD
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.communicator.bootstrap import bootstrap
 from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.errors import FormationTimeout, JoinRefused, NexarError, SeedUnreachable, UsageError
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.invitation import Invitation
-from nexar.security.join_ticket import parse_ticket
-from nexar.testing.availability import why_absent
-from tests.cluster.guests import PATIENCE, wait_for_event
+from nexar.security.certificates import Credentials, Trust
+from nexar.security.invitation import Invitation, parse_ticket
+from nexar.testing.transports import why_unavailable
+from tests.cluster.joiners import PATIENCE, wait_for_event
 from tests.ranks import on_every
 
 HERE = "127.0.0.1:0"
-QUIC = pytest.param(("quic",), marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic"))))
+QUIC = pytest.param(
+    ("quic",), marks=pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
+)
 ALL = pytest.param(("shm", "quic", "tls"), marks=QUIC.marks)  # one of them drives the others
 NETWORKS = [pytest.param(("tls",)), QUIC, pytest.param(("shm", "tls"))]
 
@@ -44,7 +45,7 @@ class Cluster:
         self.config = members or config()
         self._undo = ExitStack()
         transports = tuple(scheme for scheme in self.config.transports if scheme != "shm")
-        self.seed = Seed(HERE, size, transports=transports, **seed)  # type: ignore[arg-type]
+        self.seed = SeedService(HERE, size, transports=transports, **seed)  # type: ignore[arg-type]
         self._undo.callback(lambda: self.seed.close())  # noqa: PLW0108 - a test may have made it anew
         self.invitation = parse_ticket(self.seed.ticket)
         try:
@@ -116,7 +117,7 @@ def test_a_large_world_opens_links_when_they_are_needed_though_both_ends_need_th
 
 
 def test_who_brings_a_rank_gets_it() -> None:
-    with Seed(HERE, 2, transports=("tls",)) as seed:
+    with SeedService(HERE, 2, transports=("tls",)) as seed:
         invitation = parse_ticket(seed.ticket)
         made = on_every([1, 0], lambda rank: bootstrap(config(), invitation, rank=rank, size=2))
         assert [comm.rank for comm in made] == [1, 0]
@@ -134,12 +135,15 @@ def test_ten_formations_and_closings_leave_nothing_behind() -> None:
 
 
 def test_a_world_of_another_size_than_was_said_is_refused_with_both() -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed, pytest.raises(UsageError, match=r"one of 4, .* has 1 members"):
+    with (
+        SeedService(HERE, 1, transports=("tls",)) as seed,
+        pytest.raises(UsageError, match=r"one of 4, .* has 1 members"),
+    ):
         bootstrap(config(), parse_ticket(seed.ticket), size=4)
 
 
 def test_a_seed_that_is_not_there_is_named() -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed:
+    with SeedService(HERE, 1, transports=("tls",)) as seed:
         address = seed.address
     with pytest.raises(SeedUnreachable) as raised:
         bootstrap(config(formation_timeout=0.3), Invitation((address,), bytes(32), None))
@@ -147,12 +151,12 @@ def test_a_seed_that_is_not_there_is_named() -> None:
 
 
 def test_a_wrong_secret_is_found_out_by_the_worker() -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed, pytest.raises(SeedUnreachable, match="cannot prove"):
+    with SeedService(HERE, 1, transports=("tls",)) as seed, pytest.raises(SeedUnreachable, match="cannot prove"):
         bootstrap(config(), Invitation((seed.address,), bytes(32), None))
 
 
 def test_the_key_of_another_seed_is_final() -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed, Seed(HERE, 1, transports=("tls",)) as other:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, SeedService(HERE, 1, transports=("tls",)) as other:
         genuine = parse_ticket(other.ticket)
         with pytest.raises(SeedUnreachable) as raised:
             bootstrap(config(), Invitation((seed.address,), genuine.secret, genuine.fingerprint))
@@ -160,7 +164,7 @@ def test_the_key_of_another_seed_is_final() -> None:
 
 
 def test_a_rank_that_is_taken_is_refused() -> None:
-    with Seed(HERE, 2, transports=("tls",), formation_timeout=2) as seed:
+    with SeedService(HERE, 2, transports=("tls",), formation_timeout=2) as seed:
         invitation = parse_ticket(seed.ticket)
 
         def come(_: int) -> NexarError:
@@ -174,7 +178,7 @@ def test_a_rank_that_is_taken_is_refused() -> None:
 
 def test_when_not_everybody_comes_who_came_hears_of_it() -> None:
     with (
-        Seed(HERE, 2, transports=("tls",), formation_timeout=5.0) as seed,
+        SeedService(HERE, 2, transports=("tls",), formation_timeout=5.0) as seed,
         pytest.raises(FormationTimeout) as raised,
     ):
         bootstrap(config(), parse_ticket(seed.ticket))
@@ -182,7 +186,7 @@ def test_when_not_everybody_comes_who_came_hears_of_it() -> None:
 
 
 def test_ctrl_c_ends_the_wait_for_the_others() -> None:
-    with Seed(HERE, 2, transports=("tls",)) as seed:
+    with SeedService(HERE, 2, transports=("tls",)) as seed:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             bootstrap(config(), parse_ticket(seed.ticket))
@@ -242,7 +246,7 @@ def test_a_seed_that_comes_back_with_its_state_finds_its_members_again(
 ) -> None:
     cluster = form(2, state_dir=tmp_path)
     cluster.seed.close()
-    cluster.seed = Seed(HERE, 2, state_dir=tmp_path, transports=("tls",))
+    cluster.seed = SeedService(HERE, 2, state_dir=tmp_path, transports=("tls",))
     wait_for_event(cluster.seed, "returned", count=2)
     everybody_talks(cluster.ranks)
     for comm in cluster.ranks:

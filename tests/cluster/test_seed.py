@@ -7,22 +7,20 @@ import pytest
 from cryptography import x509
 
 from nexar.cluster.membership import MAX_MEMBERS, Membership
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.config import Config
 from nexar.errors import ConfigError, FormationTimeout, UsageError
 from nexar.security.authority import make_key
-from nexar.security.identity import fingerprint
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import parse_ticket
-from nexar.security.request import make_request
-from nexar.testing.availability import why_absent
-from nexar.wire.joining import ChildDied, FormationFailed, Leave, Refused, Renew, Renewed
-from tests.cluster.guests import Knocker, Line, knocking, wait_for_event
+from nexar.security.certificates import fingerprint, make_request
+from nexar.security.invitation import Invitation, invitation_from_token, parse_ticket
+from nexar.testing.transports import why_unavailable
+from nexar.wire.join import ChildDied, FormationFailed, JoinRefusedMessage, Leave, Renew, Renewed
+from tests.cluster.joiners import Knocker, Line, knocking, wait_for_event
 
 HERE = "127.0.0.1:0"
 
 
-def form(seed: Seed, *knockers: Knocker) -> tuple[list[Line], Membership]:
+def form(seed: SeedService, *knockers: Knocker) -> tuple[list[Line], Membership]:
     """As many members as it takes, knocking in turns."""
     lines = [knockers[number % len(knockers)].knock(seed, 100 + number) for number in range(seed.size)]
     for line in lines:
@@ -33,7 +31,7 @@ def form(seed: Seed, *knockers: Knocker) -> tuple[list[Line], Membership]:
 
 
 def test_four_form_a_cluster(knocker: Knocker) -> None:
-    with Seed(HERE, 4) as seed:
+    with SeedService(HERE, 4) as seed:
         lines, membership = form(seed, knocker)
         assert seed.wait_formed(20) == membership == seed.membership
         assert (membership.size, membership.epoch) == (4, 1)
@@ -43,15 +41,15 @@ def test_four_form_a_cluster(knocker: Knocker) -> None:
         assert membership.seed.fingerprint == parse_ticket(seed.ticket).fingerprint
 
 
-@pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+@pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 def test_some_come_over_quic_and_some_over_tls_through_one_port() -> None:
-    with Seed(HERE, 4) as seed, knocking("quic") as quick, knocking("tls") as old:
+    with SeedService(HERE, 4) as seed, knocking("quic") as quick, knocking("tls") as old:
         _, membership = form(seed, quick, old)
         assert membership.size == 4
 
 
 def test_a_member_gets_a_certificate_for_its_own_key_by_the_clusters_authority(knocker: Knocker) -> None:
-    with Seed(HERE, 1, certificate_lifetime=3600) as seed:
+    with SeedService(HERE, 1, certificate_lifetime=3600) as seed:
         line = knocker.knock(seed, 7)
         welcome = line.join()
         certificate = x509.load_pem_x509_certificate(welcome.certificate)
@@ -64,7 +62,7 @@ def test_a_member_gets_a_certificate_for_its_own_key_by_the_clusters_authority(k
 
 
 def test_the_ticket_names_the_real_port_and_pins_the_seeds_key() -> None:
-    with Seed(HERE, 1) as seed:
+    with SeedService(HERE, 1) as seed:
         invitation = parse_ticket(seed.ticket)
         assert invitation.addresses == (seed.address,)
         assert not seed.address.endswith(":0")
@@ -72,7 +70,7 @@ def test_the_ticket_names_the_real_port_and_pins_the_seeds_key() -> None:
 
 
 def test_the_ticket_of_a_seed_on_every_interface_names_addresses_and_no_wildcard() -> None:
-    with Seed(size=1) as seed:
+    with SeedService(size=1) as seed:
         port = seed.address.rpartition(":")[2]
         addresses = parse_ticket(seed.ticket).addresses
         assert addresses
@@ -80,21 +78,21 @@ def test_the_ticket_of_a_seed_on_every_interface_names_addresses_and_no_wildcard
 
 
 def test_two_seeds_never_make_the_same_ticket_or_cluster() -> None:
-    with Seed(HERE, 1) as one, Seed(HERE, 1) as other:
+    with SeedService(HERE, 1) as one, SeedService(HERE, 1) as other:
         assert parse_ticket(one.ticket).secret != parse_ticket(other.ticket).secret
         assert parse_ticket(one.ticket).fingerprint != parse_ticket(other.ticket).fingerprint
 
 
 def test_who_knows_the_token_needs_no_ticket(knocker: Knocker) -> None:
     token = "0123456789abcdef0123456789abcdef"
-    with Seed(HERE, 1, config=Config(cluster_token=token)) as seed:
+    with SeedService(HERE, 1, config=Config(cluster_token=token)) as seed:
         line = knocker.knock(seed, 7, invitation_from_token(token, [seed.address]))
         line.join()
         assert line.hear_membership().size == 1
 
 
 def test_a_launcher_gets_a_block_of_ranks_and_its_children_take_them(knocker: Knocker) -> None:
-    with Seed(HERE, 2) as seed:
+    with SeedService(HERE, 2) as seed:
         launcher = knocker.knock(seed, 50)
         welcome = launcher.reserve(2)
         assert (welcome.first_rank, welcome.group_rank, welcome.size) == (0, 0, 2)
@@ -111,7 +109,7 @@ def test_a_launcher_gets_a_block_of_ranks_and_its_children_take_them(knocker: Kn
 
 
 def test_the_seed_notices_when_every_member_has_left_or_is_gone(knocker: Knocker) -> None:
-    with Seed(HERE, 3) as seed:
+    with SeedService(HERE, 3) as seed:
         lines, _ = form(seed, knocker)
         seed.wait_formed(20)
         assert not seed.wait_empty(0)
@@ -125,7 +123,7 @@ def test_the_seed_notices_when_every_member_has_left_or_is_gone(knocker: Knocker
 
 
 def test_a_member_renews_its_certificate_for_the_same_key(knocker: Knocker) -> None:
-    with Seed(HERE, 1) as seed:
+    with SeedService(HERE, 1) as seed:
         (line,), _ = form(seed, knocker)
         line.send(Renew(make_request(line.node, line.key)))
         renewed = x509.load_pem_x509_certificate(line.hear(Renewed).certificate)
@@ -133,25 +131,25 @@ def test_a_member_renews_its_certificate_for_the_same_key(knocker: Knocker) -> N
 
 
 def test_a_member_that_renews_for_another_key_is_refused(knocker: Knocker) -> None:
-    with Seed(HERE, 1) as seed:
+    with SeedService(HERE, 1) as seed:
         (line,), _ = form(seed, knocker)
         line.send(Renew(make_request(line.node, make_key())))
-        assert "another key" in line.hear(Refused).reason
+        assert "another key" in line.hear(JoinRefusedMessage).reason
 
 
 def test_closing_the_seed_early_tells_those_who_wait(knocker: Knocker) -> None:
-    seed = Seed(HERE, 2)
+    seed = SeedService(HERE, 2)
     line = knocker.knock(seed, 7)
     line.join()
     seed.close()
-    assert "closed" in line.hear(Refused).reason
+    assert "closed" in line.hear(JoinRefusedMessage).reason
     line.hear_end()
     with pytest.raises(UsageError, match="closed"):
         seed.wait_formed()
 
 
 def test_closing_a_seed_right_after_the_commit_loses_no_membership(knocker: Knocker) -> None:
-    with Seed(HERE, 4) as seed:
+    with SeedService(HERE, 4) as seed:
         lines = [knocker.knock(seed, 100 + number) for number in range(4)]
         for line in lines:
             line.join()
@@ -163,14 +161,14 @@ def test_closing_a_seed_right_after_the_commit_loses_no_membership(knocker: Knoc
 
 def test_ten_seeds_leave_nothing_behind(knocker: Knocker) -> None:
     for _ in range(10):
-        with Seed(HERE, 1) as seed:
+        with SeedService(HERE, 1) as seed:
             form(seed, knocker)
             seed.wait_formed(20)
 
 
 def test_a_seed_serves_a_task(knocker: Knocker) -> None:
     async def run() -> Membership:
-        async with Seed(HERE, 1) as seed:
+        async with SeedService(HERE, 1) as seed:
             waiting = asyncio.create_task(seed.formed())
             await asyncio.to_thread(form, seed, knocker)
             return await waiting
@@ -182,7 +180,7 @@ def test_a_seed_serves_a_task(knocker: Knocker) -> None:
 
 
 def test_at_the_end_of_the_time_everybody_learns_who_is_missing(knocker: Knocker) -> None:
-    with Seed(HERE, 3, formation_timeout=2.0) as seed:
+    with SeedService(HERE, 3, formation_timeout=2.0) as seed:
         lines = [knocker.knock(seed, node) for node in (7, 8)]
         for line in lines:
             line.join()
@@ -200,14 +198,14 @@ def test_at_the_end_of_the_time_everybody_learns_who_is_missing(knocker: Knocker
 
 
 def test_who_knocks_when_it_is_over_is_told_so(knocker: Knocker) -> None:
-    with Seed(HERE, 2, formation_timeout=0.1) as seed:
+    with SeedService(HERE, 2, formation_timeout=0.1) as seed:
         with pytest.raises(FormationTimeout):
             seed.wait_formed()
-        assert "did not form" in knocker.knock(seed, 7).hear(Refused).reason
+        assert "did not form" in knocker.knock(seed, 7).hear(JoinRefusedMessage).reason
 
 
 def test_who_waits_less_long_learns_who_has_come_so_far(knocker: Knocker) -> None:
-    with Seed(HERE, 2) as seed:
+    with SeedService(HERE, 2) as seed:
         knocker.knock(seed, 7).join()
         with pytest.raises(FormationTimeout, match="0000000000000007") as raised:
             seed.wait_formed(0.01)
@@ -220,22 +218,22 @@ def test_who_waits_less_long_learns_who_has_come_so_far(knocker: Knocker) -> Non
 @pytest.mark.parametrize("size", [None, 0, -1, MAX_MEMBERS + 1, "2", 2.0])
 def test_a_seed_needs_a_size(size: int | None) -> None:
     with pytest.raises(UsageError, match=f"needs the size of its cluster, 1 to {MAX_MEMBERS} members"):
-        Seed(HERE, size)
+        SeedService(HERE, size)
 
 
 def test_a_taken_port_is_named() -> None:
-    with Seed(HERE, 1) as seed, pytest.raises(UsageError, match=seed.address):
-        Seed(seed.address, 1)
+    with SeedService(HERE, 1) as seed, pytest.raises(UsageError, match=seed.address):
+        SeedService(seed.address, 1)
 
 
 def test_settings_are_those_of_the_config() -> None:
     with pytest.raises(ConfigError, match="NEXAR_JOIN_MAX_PENDING"):
-        Seed(HERE, 1, join_max_pending=0)
+        SeedService(HERE, 1, join_max_pending=0)
 
 
 def test_the_log_says_what_happens_and_no_secret(knocker: Knocker, caplog: pytest.LogCaptureFixture) -> None:
     token = "0123456789abcdef0123456789abcdef"
-    with caplog.at_level(logging.DEBUG), Seed(HERE, 1, cluster_token=token) as seed:
+    with caplog.at_level(logging.DEBUG), SeedService(HERE, 1, cluster_token=token) as seed:
         form(seed, knocker)
         seed.wait_formed(20)
         wait_for_event(seed, "committed")
@@ -247,7 +245,7 @@ def test_the_log_says_what_happens_and_no_secret(knocker: Knocker, caplog: pytes
 def test_events_are_told_as_they_happen(knocker: Knocker) -> None:
     told: list[str] = []
     with ExitStack() as stack:
-        seed = stack.enter_context(Seed(HERE, 1, on_event=lambda note: told.append(note.kind)))
+        seed = stack.enter_context(SeedService(HERE, 1, on_event=lambda note: told.append(note.kind)))
         form(seed, knocker)
         wait_for_event(seed, "committed")
         assert told[:3] == ["knocked", "admitted", "committed"]

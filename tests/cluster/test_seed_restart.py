@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.errors import UsageError
-from nexar.wire.joining import Leave, Refused
-from tests.cluster.guests import Knocker, knocking, wait_for_event
+from nexar.wire.join import JoinRefusedMessage, Leave
+from tests.cluster.joiners import Knocker, knocking, wait_for_event
 
 HERE = "127.0.0.1:0"
 
@@ -20,8 +20,8 @@ def knocker() -> Iterator[Knocker]:
         yield made
 
 
-def open_seed(state: Path, size: int | None = 2, listen: str = HERE, **settings: object) -> Seed:
-    return Seed(listen, size, state_dir=state, transports=("tls",), **settings)
+def open_seed(state: Path, size: int | None = 2, listen: str = HERE, **settings: object) -> SeedService:
+    return SeedService(listen, size, state_dir=state, transports=("tls",), **settings)
 
 
 def test_before_the_cluster_has_formed_its_ticket_stays_and_forming_begins_again(
@@ -51,7 +51,7 @@ def test_a_cluster_that_has_formed_is_known_again(tmp_path: Path, knocker: Knock
         assert not seed.wait_empty(0)  # they have time to come back
         stranger = knocker.knock(seed, 9)
         stranger.apply()
-        assert "has formed with 2 members" in stranger.hear(Refused).reason
+        assert "has formed with 2 members" in stranger.hear(JoinRefusedMessage).reason
         for old in lines:
             back = knocker.knock(seed, old.node)
             back.key = old.key
@@ -68,7 +68,7 @@ def test_a_member_that_comes_back_with_another_key_is_refused(tmp_path: Path, kn
     with open_seed(tmp_path, 1) as seed:
         impostor = knocker.knock(seed, 7)
         impostor.apply()
-        assert "another key" in impostor.hear(Refused).reason
+        assert "another key" in impostor.hear(JoinRefusedMessage).reason
         wait_for_event(seed, "refused", "another key")
 
 
@@ -87,10 +87,10 @@ def test_nobody_hears_of_a_membership_that_could_not_be_kept(
         raise OSError(28, "No space left on device")
 
     with open_seed(tmp_path, 1) as seed:
-        monkeypatch.setattr("nexar.cluster.seed_state.write_secret_file", full)
+        monkeypatch.setattr("nexar.security.storage.write_secret_file", full)
         line = knocker.knock(seed, 7)
         line.join()
-        assert "cannot keep" in line.hear(Refused).reason
+        assert "cannot keep" in line.hear(JoinRefusedMessage).reason
         with pytest.raises(UsageError, match="No space left"):
             seed.wait_formed(20)
         assert seed.membership is None

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from nexar.cluster.introduction import Dialed
+from nexar.cluster.handshake import DialingHandshake
 from nexar.cluster.node import Node
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.communicator.bootstrap import bootstrap
 from nexar.communicator.communicator import Communicator
 from nexar.config import Config
 from nexar.links.link import Link
-from nexar.security.join_ticket import parse_ticket
-from nexar.testing.availability import why_absent
+from nexar.security.invitation import parse_ticket
+from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier, ConnectRefused, Expected
-from nexar.wire.messages import Introduce
+from nexar.wire.control import Introduce
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import eventually, soon
 
 COUNT = 1_000_000
 Form = Callable[..., list[Communicator]]
-quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 def config(*transports: str, **settings: object) -> Config:
@@ -33,11 +33,11 @@ def config(*transports: str, **settings: object) -> Config:
 def form() -> Iterator[Form]:
     """A world of as many members as there are configs."""
     made: list[Communicator] = []
-    seeds: list[Seed] = []
+    seeds: list[SeedService] = []
 
     def forming(*configs: Config) -> list[Communicator]:
         transports = tuple(scheme for scheme in configs[0].transports if scheme != "shm")
-        seeds.append(Seed("127.0.0.1:0", len(configs), transports=transports))
+        seeds.append(SeedService("127.0.0.1:0", len(configs), transports=transports))
         invitation = parse_ticket(seeds[-1].ticket)
         made.extend(on_every(configs, lambda each: bootstrap(each, invitation)))
         return sorted(made, key=lambda comm: comm.rank)
@@ -56,7 +56,7 @@ def link(comm: Communicator) -> Link:
 
 def sidecar(comm: Communicator) -> str | None:
     """Of its one link, once both ends know it."""
-    line = link(comm)._line
+    line = link(comm)._state
     return line.sidecar.scheme if line.sidecar is not None and line._sidecar_known else None
 
 
@@ -110,7 +110,7 @@ def test_where_it_is_of_no_use_there_is_none(
     ranks = form(*[config(*transports, **settings)] * 2)
     exchange(ranks)
     assert not dialed
-    assert all(link(comm)._line.sidecar is None for comm in ranks)
+    assert all(link(comm)._state.sidecar is None for comm in ranks)
 
 
 def test_members_that_want_different_things_do_without(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_a_sidecar_that_cannot_be_opened_is_counted_and_the_link_works(
         raise ConnectRefused("10.0.0.1:1", "a firewall")
 
     monkeypatch.setattr(Node, "connect_sidecar", refuse)
-    with caplog.at_level(logging.WARNING, "nexar.cluster.sidecars"):
+    with caplog.at_level(logging.WARNING, "nexar.cluster.handshake"):
         ranks = form(*[config("tls", encrypt_bulk_transport=False)] * 2)
         eventually(lambda: sum(link(comm).stats()["sidecar_failures"] for comm in ranks) == 1, "the failure")
         exchange(ranks)
@@ -138,7 +138,7 @@ def test_the_loss_of_a_sidecar_between_members_costs_nothing(form: Form) -> None
     ranks = form(*[config("tls", encrypt_bulk_transport=False)] * 2)
     eventually(lambda: [sidecar(comm) for comm in ranks] == ["tcp"] * 2, "a sidecar")
     exchange(ranks)
-    lost = link(ranks[0])._line.sidecar
+    lost = link(ranks[0])._state.sidecar
     assert lost is not None
     lost.abort("broken by the test")
     exchange(ranks)
@@ -171,6 +171,6 @@ def dial(comm: Communicator, other: Communicator, introduce: Introduce, *, plain
     expected = Expected(member.node, member.fingerprint, plain=plain)
     carrier = node._by_scheme["tls"].connect(member.addresses["tls"][0], expected, soon(PATIENCE))
     answers: list[object] = []
-    Dialed(carrier, introduce, lambda _, answer: answers.append(answer))
+    DialingHandshake(carrier, introduce, lambda _, answer: answers.append(answer))
     eventually(lambda: answers, "an answer")
     carrier.abort("enough")

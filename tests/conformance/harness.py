@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nexar.transport.base import Carrier, CarrierLost, Expected, Sleeper, Transport
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
 PATIENCE = 20.0
 """Seconds until a test that waits for an event gives up. Long, because the machine may be busy."""
@@ -93,7 +93,7 @@ class Node:
 
     def rest(self, timeout: float) -> None:
         """Sleep as a driving thread does."""
-        if not self.transport.arm():
+        if not self.transport.prepare_sleep():
             return
         due = self.transport.due()
         if due is not None:
@@ -210,7 +210,7 @@ class Side:
         tag: int = 0,
         lane: Lane = Lane.DATA,
         communicator: int = 0,
-        kind: int = Kind.CONTROL,
+        kind: int = FrameKind.CONTROL,
     ) -> None:
         frame = Frame(kind=kind, lane=lane, communicator=communicator, tag=tag, body=len(body))
         self.carrier.send_frame(lane, communicator, encode(frame), body)

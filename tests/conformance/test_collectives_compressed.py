@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nexar import FP8, Int8, NoCompression, RandomK, TopK
-from nexar.arrays.compression.compressor import Compressor, Piece
-from nexar.arrays.compression.terms import Terms
+from nexar.arrays.compression.base import Compressor, Piece, Terms
 from nexar.collectives.compressed import seed_of
 from nexar.communicator.communicator import Communicator
 from tests.conformance.worlds import ranks_over
@@ -79,7 +78,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
 
 def check(world: list[Communicator], cases: list[Case]) -> None:
     """Every rank has the same bits, and they are NumPy's; and its residual is what was not sent."""
-    first = world[0]._assembly.journal._next
+    first = world[0]._context.call_log._next
 
     def task(comm: Communicator) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
         ended = []
@@ -89,7 +88,7 @@ def check(world: list[Communicator], cases: list[Case]) -> None:
             ended.append((x, residual))
         return ended
 
-    group = world[0]._assembly.group
+    group = world[0]._context.group
     for number, (case, ended) in enumerate(zip(cases, zip(*on_every(world, task), strict=True), strict=True)):
         seed = seed_of(group.communicator, group.matching.generation, first + number)
         compare(case, ended, Terms(case.elements, case.dtype, seed, case.feedback))

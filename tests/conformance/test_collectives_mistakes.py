@@ -97,7 +97,7 @@ def test_what_is_refused_is_no_call_and_the_next_one_works(world: list[Communica
         with pytest.raises(UsageError, match=words):
             mistake(verbs)  # type: ignore[arg-type]
     assert on_every(world, lambda comm: comm.all_reduce(1, timeout=PATIENCE)) == [SIZE] * SIZE
-    assert {comm._assembly.journal.stats()["in_flight"] for comm in world} == {0}
+    assert {comm._context.call_log.stats()["in_flight"] for comm in world} == {0}
 
 
 DIFFERING: list[Callable[[Communicator, bool], Any]] = [

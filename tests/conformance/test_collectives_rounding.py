@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.half import HALF_TYPES
-from nexar.collectives.choose import SHARED_MEMORY
-from nexar.collectives.operations import OperationCode
-from nexar.collectives.schedules.catalog import CATALOG
+from nexar.arrays.reduce import HALF_TYPES
+from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.schedules.registry import ALGORITHMS
+from nexar.collectives.selection import SHARED_MEMORY
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
@@ -84,7 +84,7 @@ def test_the_default_for_large_arrays_rounds_once_where_all_ranks_are_neighbours
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_shared_memory_rounds_once(size: int) -> None:
     def run(comm: Communicator) -> None:
-        assert comm._assembly.choose(OperationCode.ALL_REDUCE, 997, np.dtype(np.float16)) == SHARED_MEMORY
+        assert comm._context.choose(OperationCode.ALL_REDUCE, 997, np.dtype(np.float16)) == SHARED_MEMORY
         every_default(comm, (1, 997, 40_001))
 
     with ranks_over("shm", size, **PATIENT) as world:
@@ -95,7 +95,7 @@ def test_shared_memory_rounds_once(size: int) -> None:
 def test_every_algorithm_rounds_once_below_large_msg_bytes(size: int) -> None:
     def run(comm: Communicator) -> None:
         for verb in VERBS:
-            for name in CATALOG[OperationCode[verb.upper()]]:
+            for name in ALGORITHMS[OperationCode[verb.upper()]]:
                 for dtype in TYPES:
                     for op in ("sum", "avg"):
                         assert_exact(comm, verb, dtype, op, 997, algorithm=name)
@@ -110,7 +110,7 @@ def test_an_average_does_not_overflow_where_the_sum_would(large: bool) -> None:
 
     def run(comm: Communicator) -> None:
         for verb in VERBS:
-            for name in (None, *CATALOG[OperationCode[verb.upper()]]):
+            for name in (None, *ALGORITHMS[OperationCode[verb.upper()]]):
                 for dtype, value in (("float16", 40_000.0), ("float8_e5m2", 40_960.0), ("float8_e4m3fn", 416.0)):
                     array = np.full(1000, value, dtype)
                     rooted = {"root": 1} if verb == "reduce" else {}
@@ -126,7 +126,7 @@ def test_an_average_does_not_overflow_where_the_sum_would(large: bool) -> None:
 def test_a_deterministic_result_is_the_same_on_every_way() -> None:
     def run(comm: Communicator) -> list[bytes]:
         array = np.random.default_rng(comm.rank).normal(size=5000).astype(np.float16)
-        names = [name for name, each in CATALOG[OperationCode.ALL_REDUCE].items() if each.folds]
+        names = [name for name, each in ALGORITHMS[OperationCode.ALL_REDUCE].items() if each.folds]
         found = [comm.all_reduce(array.copy(), "avg", algorithm=name, deterministic=True) for name in names]
         return [each.tobytes() for each in [*found, comm.all_reduce(array.copy(), "avg", deterministic=True)]]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nexar import FP8, Int8, NoCompression, RandomK, TopK
-from nexar.arrays.compression.compressor import Compressor
+from nexar.arrays.compression.base import Compressor
 from nexar.communicator.communicator import Communicator
 from tests.architecture.sources import ROOT
 from tests.conformance.worlds import ranks_over

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from nexar.cluster.ports import bind_ports
+from nexar.cluster.transports import bind_ports
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.transport.address import format_address, parse_address

@@ -12,8 +12,8 @@ import nexar
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.links.carrier import is_relayed
-from nexar.topology.neighbors import neighbors
+from nexar.links.carrier_selection import is_relayed
+from nexar.topology import neighbors
 from tests.conformance.collectives.cases import complaints, every_algorithm, every_verb, play
 from tests.conformance.worlds import ranks_over, world_over
 from tests.processes.scale import Report, sized

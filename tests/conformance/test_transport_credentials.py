@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
 from nexar.security.authority import Authority, make_credentials, make_key
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.identity import certificate_fingerprint, node_name
+from nexar.security.certificates import Credentials, Trust, certificate_fingerprint, node_name
 from nexar.transport.base import Carrier, ConnectRefused, Expected
 from nexar.types import UNKNOWN_NODE
 from tests.conformance.harness import PATIENCE, Node, Pair, Side, in_thread, pump

@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 
 from nexar.transport.base import Carrier, CarrierLost, Redirected
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 from tests.conformance.conftest import MakeNode
 from tests.conformance.harness import Pair, Recorder, Side, dial, pattern, pump, wait_for
 from tests.conformance.transports import LEFT, RIGHT, Case
@@ -61,7 +61,7 @@ def test_an_ended_carrier_and_its_sink_are_freed_without_the_collector(
         sinks = [Owner(carrier) for carrier in dial(left, right)]
         for sink in sinks:
             sink.carrier.attach(sink)
-        sinks[0].carrier.send_frame(Lane.CONTROL, 0, encode(Frame(kind=Kind.CONTROL)))
+        sinks[0].carrier.send_frame(Lane.CONTROL, 0, encode(Frame(kind=FrameKind.CONTROL)))
         pump([left, right], lambda: sinks[1].frames, "a frame")
         if politely:
             for sink in sinks:
@@ -236,7 +236,7 @@ def _refusal(verb: Callable[[], object]) -> CarrierLost:
 
 
 def _verbs(carrier: Carrier) -> list[Callable[[], object]]:
-    header = encode(Frame(kind=Kind.CONTROL))
+    header = encode(Frame(kind=FrameKind.CONTROL))
     return [
         lambda: carrier.send_frame(Lane.CONTROL, 0, header),
         lambda: carrier.send_frame(Lane.DATA, 0, header),

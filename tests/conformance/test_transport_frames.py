@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, Lane, encode
+from nexar.wire.frame import MAX_BODY_BYTES, Frame, FrameKind, Lane, encode
 from tests.conformance.harness import Pair, pattern, wait_for
 
 
@@ -40,14 +40,14 @@ def test_a_body_of_any_permitted_size_arrives(pair: Pair, size: int) -> None:
 
 def test_every_field_of_the_header_arrives(pair: Pair) -> None:
     values = {name: index + 1 for index, name in enumerate(Frame.__struct_fields__)}
-    frame = Frame(**{**values, "version": 1, "kind": Kind.ENVELOPE, "lane": Lane.DATA, "dimensions": 1, "body": 8})
+    frame = Frame(**{**values, "version": 1, "kind": FrameKind.ENVELOPE, "lane": Lane.DATA, "dimensions": 1, "body": 8})
     pair.left.carrier.send_frame(Lane.DATA, frame.communicator, encode(frame), b"12345678")
     pair.until(lambda: pair.right.heard.frames, "a frame")
     assert pair.right.heard.frames == [(frame, b"12345678")]
 
 
 def test_the_pieces_of_a_body_are_joined(pair: Pair) -> None:
-    header = encode(Frame(kind=Kind.CONTROL, body=9))
+    header = encode(Frame(kind=FrameKind.CONTROL, body=9))
     pair.left.carrier.send_frame(Lane.CONTROL, 0, header, b"abc", bytearray(b"def"), memoryview(b"xghix")[1:4])
     pair.until(lambda: pair.right.heard.frames, "a frame")
     assert pair.right.heard.frames[0][1] == b"abcdefghi"
@@ -55,7 +55,7 @@ def test_the_pieces_of_a_body_are_joined(pair: Pair) -> None:
 
 def test_a_frame_is_copied_when_it_is_sent(pair: Pair) -> None:
     body = bytearray(pattern(20_000))
-    header = encode(Frame(kind=Kind.CONTROL, body=len(body)))
+    header = encode(Frame(kind=FrameKind.CONTROL, body=len(body)))
     for _ in range(100):
         pair.left.carrier.send_frame(Lane.DATA, 0, header, body)
     body[:] = bytes(len(body))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nexar.wire.codec import encode_chunk
-from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, Kind, Lane, encode
+from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameKind, Lane, encode, encode_chunk
 from tests.conformance.conftest import MakeNode
 from tests.conformance.harness import Pair, Side, anonymous_bytes, dial, pattern, pump
 from tests.conformance.transports import LEFT, RIGHT, Case
@@ -26,12 +25,12 @@ def _expect_misbehaviour(pair: Pair) -> None:
         pytest.param(random.Random(1).randbytes(HEADER_BYTES), id="random bytes"),
         pytest.param(bytes(HEADER_BYTES), id="zeros"),
         pytest.param(b"\xff" * HEADER_BYTES, id="ones"),
-        pytest.param(encode(Frame(version=2, kind=Kind.CONTROL)), id="another version"),
-        pytest.param(encode(Frame(kind=Kind.CONTROL, body=MAX_BODY_BYTES + 1)), id="a body above the limit"),
-        pytest.param(encode(Frame(kind=Kind.CONTROL, body=2**32 - 1)), id="a body of 4 GiB"),
-        pytest.param(encode(Frame(kind=Kind.EAGER, length=2**60)), id="a message of 2**60 bytes"),
-        pytest.param(encode(Frame(kind=Kind.EAGER, dimensions=9)), id="a shape that is not there"),
-        pytest.param(encode(Frame(kind=Kind.HELLO)), id="a second hello"),
+        pytest.param(encode(Frame(version=2, kind=FrameKind.CONTROL)), id="another version"),
+        pytest.param(encode(Frame(kind=FrameKind.CONTROL, body=MAX_BODY_BYTES + 1)), id="a body above the limit"),
+        pytest.param(encode(Frame(kind=FrameKind.CONTROL, body=2**32 - 1)), id="a body of 4 GiB"),
+        pytest.param(encode(Frame(kind=FrameKind.EAGER, length=2**60)), id="a message of 2**60 bytes"),
+        pytest.param(encode(Frame(kind=FrameKind.EAGER, dimensions=9)), id="a shape that is not there"),
+        pytest.param(encode(Frame(kind=FrameKind.HELLO)), id="a second hello"),
     ],
 )
 def test_bytes_that_are_not_a_frame_end_the_carrier(pair: Pair, header: bytes) -> None:
@@ -104,7 +103,9 @@ def _flood(size: int) -> Callable[[random.Random], bytes]:
         pytest.param(_flood(1), id="one byte"),
         pytest.param(_flood(100), id="100 random bytes"),
         pytest.param(_flood(2 * MIB), id="2 MiB of random bytes"),
-        pytest.param(lambda _: encode(Frame(kind=Kind.HELLO, body=MAX_BODY_BYTES)), id="a hello that claims 1 MiB"),
+        pytest.param(
+            lambda _: encode(Frame(kind=FrameKind.HELLO, body=MAX_BODY_BYTES)), id="a hello that claims 1 MiB"
+        ),
         pytest.param(lambda _: b"GET / HTTP/1.1\r\n\r\n", id="http"),
     ],
 )

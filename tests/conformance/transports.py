@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.base import Sleeper, Transport
 from nexar.transport.memory import MemoryNetwork, MemoryTransport
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
 
 LEFT, RIGHT, CHILD = 11, 22, 33
@@ -216,8 +216,7 @@ def open_datagram_socket(address: str) -> socket.socket:
 
 
 def make_quic(number: int, world: World) -> Made:
-    from nexar.transport.quic.settings import QuicSettings
-    from nexar.transport.quic.transport import QuicTransport
+    from nexar.transport.quic.transport import QuicSettings, QuicTransport
 
     settings = QuicSettings(idle_timeout=4.0, keep_alive_interval=1.0)  # a peer that dies is silent, and no more
     transport = QuicTransport(world.credentials[number], world.trust, bind="127.0.0.1:0", settings=settings)

@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.communicator.bootstrap import bootstrap
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.security.join_ticket import parse_ticket
-from nexar.testing.availability import why_absent
-from nexar.topology.neighbors import degree_of
+from nexar.security.invitation import parse_ticket
+from nexar.testing.transports import why_unavailable
+from nexar.topology import degree_of
 from tests.ranks import on_every
 
 SCHEMES = ("memory", "shm", "tls", "quic")
@@ -54,7 +54,7 @@ def ranks_over(scheme: str, size: int, **settings: object) -> Iterator[list[Comm
 @contextmanager
 def world_over(scheme: str, size: int, **settings: object) -> Iterator[list[Communicator]]:
     """The whole world, in which ranks may be neighbours."""
-    reason = why_absent(scheme) if scheme != "memory" else None
+    reason = why_unavailable(scheme) if scheme != "memory" else None
     if reason is not None:
         pytest.skip(f"{scheme}: {reason}")
     if scheme == "memory":
@@ -65,7 +65,7 @@ def world_over(scheme: str, size: int, **settings: object) -> Iterator[list[Comm
     config = Config(transports=transports, bind="127.0.0.1", **settings)  # type: ignore[arg-type]
     with ExitStack() as undo:
         network = tuple(each for each in transports if each != "shm")
-        seed = undo.enter_context(Seed("127.0.0.1:0", size, transports=network))
+        seed = undo.enter_context(SeedService("127.0.0.1:0", size, transports=network))
         invitation = parse_ticket(seed.ticket)
         for comm in on_every(range(size), lambda rank: bootstrap(config, invitation, rank=rank)):
             undo.callback(comm.close)

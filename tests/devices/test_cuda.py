@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import nexar
+from nexar.arrays.devices import ADAPTERS
 from nexar.arrays.operand import adapt
-from nexar.arrays.registration import ADAPTERS
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, UsageError
 from tests.devices import cuda_rank
@@ -170,7 +170,7 @@ def test_no_memory_on_the_device_is_a_device_error(pair: list[Communicator], mon
         def empty(*_: object, **__: object) -> Any:
             return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
 
-        monkeypatch.setattr("nexar.arrays.torch_adapter.empty", empty)
+        monkeypatch.setattr("nexar.arrays.torch_tensors.empty", empty)
         with pytest.raises(DeviceError, match="making an array on device cuda:0 failed: OutOfMemoryError") as raised:
             adapt(tensor).like(given)
         comm.all_reduce(tensor)

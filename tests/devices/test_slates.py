@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nexar.arrays.registration import Registration
-from nexar.collectives.work import HALF_WRITTEN
+from nexar.arrays.devices import DeviceRegistry
+from nexar.collectives.requests import HALF_WRITTEN
 from nexar.communicator.communicator import Communicator
 from nexar.errors import DeviceError, NexarError, UsageError
 from tests.devices.verbs import VERBS, Device, numbers, total
@@ -18,11 +18,11 @@ DEVICE = Device(lambda values: Slate(values, Engine()), Slate.values, Slate, np.
 
 
 @pytest.fixture(autouse=True)
-def adapters(monkeypatch: pytest.MonkeyPatch) -> Registration:
+def adapters(monkeypatch: pytest.MonkeyPatch) -> DeviceRegistry:
     """Those of a process in which the package is known."""
-    adapters = Registration()
+    adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
     return adapters
 
 
@@ -41,7 +41,7 @@ def test_a_team_restores_arrays_of_a_device(pair: list[Communicator]) -> None:
     on_every(pair, run)
 
 
-def test_host_memory_is_used_again(adapters: Registration, pair: list[Communicator]) -> None:
+def test_host_memory_is_used_again(adapters: DeviceRegistry, pair: list[Communicator]) -> None:
     def run(comm: Communicator) -> None:
         given = DEVICE.make(numbers(comm.rank))
         for _ in range(50):

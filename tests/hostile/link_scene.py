@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Self
 
 from nexar.links.matching import Matching
-from nexar.links.message import Receive
+from nexar.links.messages import Receive
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.raw_node import RawNode
+from nexar.security.certificates import Trust
+from nexar.testing.bare_nodes import RawNode
 from nexar.transport.base import Carrier, CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane, Space, encode
-from nexar.wire.messages import Ping
-from nexar.wire.messages import encode as encode_message
+from nexar.wire.control import Ping
+from nexar.wire.control import encode as encode_message
+from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
 from tests.processes.talk import TalkingNode, await_that, post, receive, say
 
 VICTIM, FRIEND, HOSTILE = 1, 2, 66
@@ -71,13 +71,13 @@ class Scene:
     def _let_it_be_read(self, carrier: Carrier, ears: Ears) -> None:
         """Until the victim has answered a ping or thrown us out; who waits for the rest of a frame does neither."""
         ping = encode_message(Ping(1))
-        send(carrier, self.frame(Kind.CONTROL, length=len(ping), body=len(ping)), ping)  # behind the data
-        heard = sum(frame.kind == Kind.CONTROL for frame in ears.frames)
+        send(carrier, self.frame(FrameKind.CONTROL, length=len(ping), body=len(ping)), ping)  # behind the data
+        heard = sum(frame.kind == FrameKind.CONTROL for frame in ears.frames)
         with suppress(TimeoutError):
             answered = partial(_more_than, heard, ears)
             self.hostile.drive(answered, 0.05)
 
-    def frame(self, kind: Kind, **fields: int) -> Frame:
+    def frame(self, kind: FrameKind, **fields: int) -> Frame:
         """A frame that is in order but for what the test wants."""
         facts = {"space": Space.TAGGED, "tag": TAG, "lane": Lane.DATA, "carrier": self.carrier_number, **fields}
         return Frame(
@@ -91,7 +91,7 @@ class Scene:
 
     @property
     def carrier_number(self) -> int:
-        from nexar.links.carrier import number_of
+        from nexar.links.carrier_selection import number_of
 
         return number_of(self.hostile.transport.scheme)
 
@@ -119,7 +119,7 @@ class Scene:
 
 
 def _more_than(heard: int, ears: Ears) -> bool:
-    return ears.ended or sum(frame.kind == Kind.CONTROL for frame in ears.frames) > heard
+    return ears.ended or sum(frame.kind == FrameKind.CONTROL for frame in ears.frames) > heard
 
 
 def send(carrier: Carrier, frame: Frame, body: bytes = b"") -> bool:

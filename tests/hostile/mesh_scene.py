@@ -13,8 +13,7 @@ from nexar.cluster.node import Node
 from nexar.config import Config
 from nexar.links.link import Link
 from nexar.security.authority import CERTIFICATE_LIFETIME, Authority, make_credentials, make_key
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.identity import fingerprint
+from nexar.security.certificates import Credentials, Trust, fingerprint
 from nexar.transport.base import Carrier, CarrierLost, Expected
 from nexar.wire.frame import Frame
 

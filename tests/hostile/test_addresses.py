@@ -4,14 +4,13 @@ import pytest
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from nexar.cluster.change import Change
-from nexar.cluster.membership import Member, Membership, MembershipError, decode_member, encode_member
-from nexar.cluster.seed import Seed
+from nexar.cluster.membership import Change, Member, Membership, MembershipError, decode_member, encode_member
+from nexar.cluster.seed import SeedService
 from nexar.errors import UsageError
 from nexar.transport.address import parse_address
-from nexar.wire.joining import Apply, Refused, Welcome, Word
-from nexar.wire.messages import Chosen
-from tests.cluster.guests import knocking
+from nexar.wire.control import Chosen
+from nexar.wire.join import JoinRefusedMessage, JoinRequest, SeedPaxosMessage, Welcome
+from tests.cluster.joiners import knocking
 from tests.hostile.test_members_among_members import World as MemberWorld
 from tests.hostile.test_members_at_the_seed import HERE, SIZE, World
 
@@ -33,7 +32,7 @@ def _joiner(address: str) -> Member:
     return Member(4711, "there", bytes(32), {"tls": (address,)})
 
 
-def _telling(asked: Apply, addresses: dict[str, tuple[str, ...]]) -> Apply:
+def _telling(asked: JoinRequest, addresses: dict[str, tuple[str, ...]]) -> JoinRequest:
     return replace(asked, addresses=addresses)
 
 
@@ -56,10 +55,10 @@ def test_a_member_or_membership_with_such_an_address_is_none(address: str) -> No
 @pytest.mark.parametrize("scheme", ["tls", "quic"])
 @pytest.mark.parametrize("address", BAD)
 def test_a_candidate_with_such_an_address_is_refused_by_name(scheme: str, address: str) -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         line = knocker.knock(seed, 7)
         line.send(_telling(line.application(line.prove(line.greet())), {scheme: (address,)}))
-        reason = line.hear(Refused).reason
+        reason = line.hear(JoinRefusedMessage).reason
         assert scheme in reason
         assert "NEXAR_ADVERTISE" in reason
         honest = knocker.knock(seed, 8)
@@ -68,7 +67,7 @@ def test_a_candidate_with_such_an_address_is_refused_by_name(scheme: str, addres
 
 
 def test_a_transport_of_its_own_form_may_have_any_address() -> None:
-    with Seed(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
+    with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         line = knocker.knock(seed, 7)
         told = {"paper": ("pigeon 7",), "tls": ("10.0.0.1:1",)}
         line.send(_telling(line.application(line.prove(line.greet())), told))
@@ -76,10 +75,12 @@ def test_a_transport_of_its_own_form_may_have_any_address() -> None:
 
 
 def test_a_change_with_such_a_joiner_is_followed_by_no_seed() -> None:
-    with Seed(HERE, SIZE, transports=("tls",)) as seed, knocking("tls") as knocker:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed, knocking("tls") as knocker:
         world = World(seed, knocker)
         for number, address in enumerate(BAD, 1):
-            world.hostile.send(Word(msgpack.encode(Chosen((0, 1, 0), Change(2, joined=(_joiner(address),)).encode()))))
+            world.hostile.send(
+                SeedPaxosMessage(msgpack.encode(Chosen((0, 1, 0), Change(2, joined=(_joiner(address),)).encode())))
+            )
             world.check_others(number)
         assert seed.membership == world.membership
 
@@ -90,6 +91,6 @@ def test_a_change_with_such_a_joiner_is_followed_by_no_member() -> None:
         for address in BAD:
             world.say(msgpack.encode(Chosen((0, 1, 0), Change(2, joined=(_joiner(address),)).encode())))
         world.check_others()
-        assert {part._presence.recovery.membership.epoch for part in world.parts} == {1}
+        assert {part._runtime.recovery.membership.epoch for part in world.parts} == {1}
     finally:
         world.close()

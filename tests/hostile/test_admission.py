@@ -6,30 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.admission_checks import AdmissionLimits
 from nexar.cluster.decisions.admission_events import (
-    Action,
-    Admit,
-    Applied,
+    AdmissionAction,
+    AdmissionEvent,
+    AdmissionTick,
+    AdmitNode,
     BadMessage,
-    ChildDied,
-    Commit,
-    Drop,
-    Event,
-    Fail,
-    Gone,
-    Greeted,
-    Knocked,
-    Left,
-    Ready,
-    Refuse,
-    Reserved,
+    ChildReported,
+    CommitMembership,
+    ConnectionEnded,
+    ConnectionOpened,
+    DropConnection,
+    FailFormation,
+    HelloReceived,
+    JoinerReady,
+    JoinRequested,
+    LeaveReceived,
+    RanksRequested,
+    RefuseConnection,
     SendChallenge,
-    Tick,
 )
-from nexar.cluster.decisions.door_rules import DoorRules
 from nexar.cluster.membership import Membership
-from nexar.wire.joining import MAX_REFUSALS, Apply, Reserve
-from tests.unit.cluster.decisions.door import PROOF, SEED, Door, a_door, application, ends, every, hello, key
+from nexar.wire.join import MAX_REFUSALS, JoinRequest, ReserveRanks
+from tests.unit.cluster.decisions.admission_scene import PROOF, SEED, Door, a_door, application, ends, every, hello, key
 
 MAX_PENDING = 3
 nodes = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 0, SEED.node])
@@ -37,35 +37,40 @@ launchers = st.sampled_from([0, 0, 8, 9])
 connections = st.integers(0, 11)
 maybe_ranks = st.sampled_from([None, None, None, 0, 1, 2, 3, 5])
 applications = st.builds(
-    Apply, st.just(PROOF), st.just(b"r"), st.sampled_from("abc"), st.just({}), maybe_ranks, launchers
+    JoinRequest, st.just(PROOF), st.just(b"r"), st.sampled_from("abc"), st.just({}), maybe_ranks, launchers
 )
-reservations = st.builds(Reserve, st.just(PROOF), st.just(b"r"), st.just("a"), st.integers(1, 3), maybe_ranks)
+reservations = st.builds(ReserveRanks, st.just(PROOF), st.just(b"r"), st.just("a"), st.integers(1, 3), maybe_ranks)
 hellos = st.builds(hello, nodes, st.sampled_from(["candidate", "launcher", "member", "seed"]))
 proofs = st.sampled_from([True, True, True, False])
 keys = st.integers(1, 2).map(key)
 
-single: st.SearchStrategy[list[Event]] = st.one_of(
-    st.builds(lambda connection: [Knocked(connection, f"10.0.0.1:{connection}")], connections),
-    st.builds(lambda *facts: [Greeted(*facts)], connections, hellos),
-    st.builds(lambda *facts: [Applied(*facts)], connections, applications, proofs, keys),
-    st.builds(lambda *facts: [Reserved(*facts)], connections, reservations, proofs, keys),
-    st.builds(lambda connection: [Ready(connection)], connections),
+single: st.SearchStrategy[list[AdmissionEvent]] = st.one_of(
+    st.builds(lambda connection: [ConnectionOpened(connection, f"10.0.0.1:{connection}")], connections),
+    st.builds(lambda *facts: [HelloReceived(*facts)], connections, hellos),
+    st.builds(lambda *facts: [JoinRequested(*facts)], connections, applications, proofs, keys),
+    st.builds(lambda *facts: [RanksRequested(*facts)], connections, reservations, proofs, keys),
+    st.builds(lambda connection: [JoinerReady(connection)], connections),
     st.builds(lambda connection: [BadMessage(connection, "nonsense")], connections),
-    st.builds(lambda connection: [Gone(connection, "killed")], connections),
-    st.builds(lambda connection: [Left(connection)], connections),
-    st.builds(lambda *facts: [ChildDied(*facts, "exit 1")], connections, st.integers(0, 9)),
-    st.just([Tick()]),
+    st.builds(lambda connection: [ConnectionEnded(connection, "killed")], connections),
+    st.builds(lambda connection: [LeaveReceived(connection)], connections),
+    st.builds(lambda *facts: [ChildReported(*facts, "exit 1")], connections, st.integers(0, 9)),
+    st.just([AdmissionTick()]),
 )
 
 
-def _joins(connection: int, node: int, asked: Apply, proof: bool, shown: bytes) -> list[Event]:
-    knock = Knocked(connection, f"10.0.0.1:{connection}")
-    return [knock, Greeted(connection, hello(node)), Applied(connection, asked, proof, shown), Ready(connection)]
+def _joins(connection: int, node: int, asked: JoinRequest, proof: bool, shown: bytes) -> list[AdmissionEvent]:
+    knock = ConnectionOpened(connection, f"10.0.0.1:{connection}")
+    return [
+        knock,
+        HelloReceived(connection, hello(node)),
+        JoinRequested(connection, asked, proof, shown),
+        JoinerReady(connection),
+    ]
 
 
-def _reserves(connection: int, node: int, asked: Reserve, shown: bytes) -> list[Event]:
-    knock = Knocked(connection, f"10.0.0.1:{connection}")
-    return [knock, Greeted(connection, hello(node, "launcher")), Reserved(connection, asked, True, shown)]
+def _reserves(connection: int, node: int, asked: ReserveRanks, shown: bytes) -> list[AdmissionEvent]:
+    knock = ConnectionOpened(connection, f"10.0.0.1:{connection}")
+    return [knock, HelloReceived(connection, hello(node, "launcher")), RanksRequested(connection, asked, True, shown)]
 
 
 whole = st.builds(_joins, connections, nodes, applications, proofs, keys)
@@ -82,11 +87,11 @@ class Witness:
         self.door = Door(machine)
         self.open: set[int] = set()
         self.challenged: set[int] = set()
-        self.admitted: dict[int, tuple[int, Applied | Reserved]] = {}
+        self.admitted: dict[int, tuple[int, JoinRequested | RanksRequested]] = {}
         self.numbers: dict[int, int] = {}  # a connection of the story is used again; the machine sees a new number
         self.fresh = iter(range(10_000))
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: AdmissionEvent) -> None:
         event = self._renumbered(event)
         actions = self.door.tell(event)
         self._check_ends(event, actions)
@@ -99,25 +104,25 @@ class Witness:
 
     def _admitted(self, role: str) -> list[int]:
         """Nodes with an open connection on which they were let in."""
-        kind = Applied if role == "candidate" else Reserved
+        kind = JoinRequested if role == "candidate" else RanksRequested
         return [node for node, asked in self.admitted.values() if isinstance(asked, kind)]
 
-    def _renumbered(self, event: Event) -> Event:
-        if isinstance(event, Tick):
+    def _renumbered(self, event: AdmissionEvent) -> AdmissionEvent:
+        if isinstance(event, AdmissionTick):
             return event
         name = event.connection
-        if isinstance(event, Knocked):
+        if isinstance(event, ConnectionOpened):
             if self.numbers.get(name) in self.open:
-                return Tick()
+                return AdmissionTick()
             self.numbers[name] = next(self.fresh)
             self.open.add(self.numbers[name])
         fields = {each: getattr(event, each) for each in event.__slots__}
         return type(event)(**(fields | {"connection": self.numbers.get(name, -1)}))
 
-    def _check_ends(self, event: Event, actions: list[Action]) -> None:
+    def _check_ends(self, event: AdmissionEvent, actions: list[AdmissionAction]) -> None:
         ended = ends(actions)
-        assert not set(ended) & {each.connection for each in every(actions, Admit)}
-        if isinstance(event, Gone) and event.connection in self.open:
+        assert not set(ended) & {each.connection for each in every(actions, AdmitNode)}
+        if isinstance(event, ConnectionEnded) and event.connection in self.open:
             assert event.connection not in ended
             ended = [*ended, event.connection]
         assert len(ended) == len(set(ended))
@@ -126,18 +131,18 @@ class Witness:
         for connection in ended:
             self.admitted.pop(connection, None)
 
-    def _check(self, event: Event, action: Action) -> None:
+    def _check(self, event: AdmissionEvent, action: AdmissionAction) -> None:
         if isinstance(action, SendChallenge):
             assert action.connection not in self.challenged
             self.challenged.add(action.connection)
-        elif isinstance(action, Admit):
+        elif isinstance(action, AdmitNode):
             self._check_admit(event, action)
-        elif isinstance(action, Commit):
+        elif isinstance(action, CommitMembership):
             assert set(action.connections) <= set(self.admitted)
             self._check_pins(action.membership)
 
-    def _check_admit(self, event: Event, admit: Admit) -> None:
-        assert isinstance(event, Applied | Reserved)
+    def _check_admit(self, event: AdmissionEvent, admit: AdmitNode) -> None:
+        assert isinstance(event, JoinRequested | RanksRequested)
         assert event.proof_ok
         assert event.connection == admit.connection
         assert admit.connection in self.challenged
@@ -149,20 +154,20 @@ class Witness:
         for node, asked in self.admitted.values():
             assert membership.pin(node) == asked.fingerprint
 
-    def check_first_commit(self, commit: Commit) -> None:
+    def check_first_commit(self, commit: CommitMembership) -> None:
         """The moment everybody is there: everybody is in, with the rank it asked for, and told."""
         assert sorted(commit.connections) == sorted(self.admitted)
         assert sorted(member.node for member in commit.membership.members) == sorted(self._admitted("candidate"))
         assert [each.node for each in commit.membership.attendants] == self._admitted("launcher")
         for node, asked in self.admitted.values():
-            if isinstance(asked, Applied) and asked.application.rank is not None:
+            if isinstance(asked, JoinRequested) and asked.application.rank is not None:
                 assert commit.membership.rank_of(node) == asked.application.rank
 
     def _check_due(self) -> None:
         due = self.door.machine.due(self.door.now)
         assert due is None or due >= self.door.now
 
-    def run(self, story: Sequence[tuple[list[Event], float]]) -> None:
+    def run(self, story: Sequence[tuple[list[AdmissionEvent], float]]) -> None:
         for events, pause in story:
             self.door.now += pause
             for event in events:
@@ -170,15 +175,15 @@ class Witness:
 
 
 @given(st.integers(1, 4), stories)
-def test_the_laws_hold_whatever_happens(size: int, story: list[tuple[list[Event], float]]) -> None:
+def test_the_laws_hold_whatever_happens(size: int, story: list[tuple[list[AdmissionEvent], float]]) -> None:
     witness = Witness(a_door(size, timeout=40.0, max_pending=MAX_PENDING).machine)
-    committed: Commit | None = None
+    committed: CommitMembership | None = None
     for events, pause in story:
         witness.door.now += pause
         for event in events:
             known = len(witness.door.actions)
             witness.tell(event)
-            commits = every(witness.door.actions[known:], Commit)
+            commits = every(witness.door.actions[known:], CommitMembership)
             if committed is None and commits:
                 committed = commits[0]
                 witness.check_first_commit(committed)
@@ -187,48 +192,50 @@ def test_the_laws_hold_whatever_happens(size: int, story: list[tuple[list[Event]
                 assert all(len(each.connections) == 1 for each in commits)
             assert (committed is None) == (witness.door.machine.membership is None)
             assert committed is not None or witness.door.machine.joined <= size  # all in, but not all ready
-    assert len(every(witness.door.actions, Fail)) <= (committed is None)
+    assert len(every(witness.door.actions, FailFormation)) <= (committed is None)
     if committed is not None:
         assert committed.membership.size == size
         assert Membership.decode(committed.membership.encode()) == committed.membership
 
 
 @given(st.integers(1, 3), stories)
-def test_the_laws_hold_for_a_seed_that_was_started_again(size: int, story: list[tuple[list[Event], float]]) -> None:
+def test_the_laws_hold_for_a_seed_that_was_started_again(
+    size: int, story: list[tuple[list[AdmissionEvent], float]]
+) -> None:
     before = a_door(size, seed=SEED)
     for node in range(1, size + 1):
         before.join(node, fingerprint=key(1))
     assert before.machine.membership is not None
-    witness = Witness(Admission.resumed(before.machine.membership, rules=DoorRules(max_pending=MAX_PENDING)))
+    witness = Witness(Admission.resumed(before.machine.membership, rules=AdmissionLimits(max_pending=MAX_PENDING)))
     witness.run(story)
-    for commit in every(witness.door.actions, Commit):
+    for commit in every(witness.door.actions, CommitMembership):
         assert commit.membership is before.machine.membership
         assert len(commit.connections) == 1
 
 
 strangers = st.lists(
     st.one_of(
-        st.builds(lambda connection: Knocked(connection, "10.6.6.6:1"), st.integers(100, 160)),
-        st.builds(Greeted, st.integers(100, 160), hellos),
-        st.builds(Applied, st.integers(100, 160), applications, st.just(False), keys),
-        st.builds(Reserved, st.integers(100, 160), reservations, st.just(False), keys),
+        st.builds(lambda connection: ConnectionOpened(connection, "10.6.6.6:1"), st.integers(100, 160)),
+        st.builds(HelloReceived, st.integers(100, 160), hellos),
+        st.builds(JoinRequested, st.integers(100, 160), applications, st.just(False), keys),
+        st.builds(RanksRequested, st.integers(100, 160), reservations, st.just(False), keys),
         st.builds(BadMessage, st.integers(100, 160), st.text(max_size=20)),
-        st.builds(Gone, st.integers(100, 160), st.just("closed")),
-        st.builds(Left, st.integers(100, 160)),
-        st.builds(ChildDied, st.integers(100, 160), st.integers(0, 5), st.just("lies")),
-        st.just(Tick()),
+        st.builds(ConnectionEnded, st.integers(100, 160), st.just("closed")),
+        st.builds(LeaveReceived, st.integers(100, 160)),
+        st.builds(ChildReported, st.integers(100, 160), st.integers(0, 5), st.just("lies")),
+        st.just(AdmissionTick()),
     ),
     max_size=30,
 )
 
 
-def _honest(actions: list[Action]) -> list[Action]:
+def _honest(actions: list[AdmissionAction]) -> list[AdmissionAction]:
     """What the machine wants done for the honest ones, whose connections are below 100."""
-    alive = (SendChallenge, Admit, Refuse, Drop)
-    return [action for action in actions if isinstance(action, Commit) or _is_below(action, alive)]
+    alive = (SendChallenge, AdmitNode, RefuseConnection, DropConnection)
+    return [action for action in actions if isinstance(action, CommitMembership) or _is_below(action, alive)]
 
 
-def _is_below(action: Action, kinds: tuple[type, ...]) -> bool:
+def _is_below(action: AdmissionAction, kinds: tuple[type, ...]) -> bool:
     return isinstance(action, kinds) and getattr(action, "connection", 100) < 100
 
 
@@ -239,23 +246,23 @@ def test_nothing_a_stranger_does_changes_what_honest_ones_get(data: st.DataObjec
 
     def disturb() -> None:
         for event in data.draw(strangers):
-            if isinstance(event, Knocked) and event.connection in seen:
+            if isinstance(event, ConnectionOpened) and event.connection in seen:
                 continue
-            if isinstance(event, Knocked):
+            if isinstance(event, ConnectionOpened):
                 seen.add(event.connection)
             crowded.tell(event)
 
     for node in (1, 2, 3):
         asked = application(data.draw(st.sampled_from("ab")), data.draw(st.sampled_from([None, None, 0, 1])))
         alone.greet(node)
-        alone.tell(Applied(node, asked, True, key(node)), Ready(node))
+        alone.tell(JoinRequested(node, asked, True, key(node)), JoinerReady(node))
         disturb()
         crowded.greet(node)
         for silent in range(1000 * node, 1000 * node + 2 * MAX_PENDING):
-            crowded.tell(Knocked(silent, "10.6.6.6:2"))  # while the honest one computes its proof
-        crowded.tell(Applied(node, asked, True, key(node)))
+            crowded.tell(ConnectionOpened(silent, "10.6.6.6:2"))  # while the honest one computes its proof
+        crowded.tell(JoinRequested(node, asked, True, key(node)))
         disturb()
-        crowded.tell(Ready(node))
+        crowded.tell(JoinerReady(node))
         disturb()
     assert _honest(crowded.actions) == _honest(alone.actions)
     assert crowded.machine.membership == alone.machine.membership

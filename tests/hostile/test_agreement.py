@@ -8,10 +8,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.cluster.decisions.agreement import Agreement
-from nexar.cluster.decisions.succession_events import Say
-from nexar.cluster.decisions.vote import LATER, OK, Judgement, Verdict, Vote
-from nexar.wire.messages import Accept
+from nexar.cluster.decisions.membership_events import SendMessage
+from nexar.cluster.decisions.paxos import LATER, OK, Agreement, Vote, VoteAnswer, VoteDecision
+from nexar.wire.control import Accept
 
 INSTANCE = (0, 1, 0)
 KINDS = ["deliver"] * 8 + ["lose"] * 4 + ["repeat", "propose", "tick", "tick", "tick", "restart"]
@@ -26,7 +25,7 @@ class Bag:
     moody: bool
     """Judges refuse, or take their time, as they like."""
     now: float = 0.0
-    words: list[tuple[int, Say]] = field(default_factory=list)
+    words: list[tuple[int, SendMessage]] = field(default_factory=list)
     chosen: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -37,8 +36,8 @@ class Bag:
     def _made(self, node: int, vote: Vote | None = None) -> Agreement:
         return Agreement(INSTANCE, node, self.voters, random=Random(node), vote=vote)
 
-    def judge(self, _: Accept) -> Judgement:
-        return self.mood.choice([OK, OK, LATER, Judgement(Verdict.NO, (1,))]) if self.moody else OK
+    def judge(self, _: Accept) -> VoteDecision:
+        return self.mood.choice([OK, OK, LATER, VoteDecision(VoteAnswer.NO, (1,))]) if self.moody else OK
 
     def take(self, what: str, which: int) -> None:
         node = 1 + which % self.size
@@ -58,7 +57,7 @@ class Bag:
         elif what == "restart":
             self.nodes[node] = self._made(node, Vote.decode(self.nodes[node].vote.encode()))
 
-    def _said(self, node: int, says: list[Say]) -> None:
+    def _said(self, node: int, says: list[SendMessage]) -> None:
         self.words += [(node, say) for say in says]
         self.chosen |= {each.chosen for each in self.nodes.values() if each.chosen is not None}
         assert len(self.chosen) <= 1

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from nexar.transport.address import parse_address
-from tests.cluster.guests import PATIENCE
+from tests.cluster.joiners import PATIENCE
+from tests.hostile.attack_scene import process
 from tests.hostile.first_packets_main import PACKET_BYTES
-from tests.hostile.siege import process
-from tests.hostile.strangers import has_quic
+from tests.hostile.unauthenticated_peers import has_quic
 from tests.processes.scale import MIB, measured
 
 HERE = Path(__file__).parent

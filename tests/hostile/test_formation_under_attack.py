@@ -13,18 +13,17 @@ import pytest
 import nexar
 from nexar.errors import SeedUnreachable
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import format_ticket
+from nexar.security.certificates import Trust
+from nexar.security.invitation import Invitation, format_ticket, invitation_from_token
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.registry import load
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from nexar.types import UNKNOWN_NODE
-from nexar.wire.frame import Frame, Kind, Lane, encode
-from nexar.wire.joining import Refused
-from tests.cluster.guests import PATIENCE, Knocker, knocking
-from tests.hostile.siege import Siege, besieged, process
-from tests.hostile.strangers import (
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
+from nexar.wire.join import JoinRefusedMessage
+from tests.cluster.joiners import PATIENCE, Knocker, knocking
+from tests.hostile.attack_scene import Siege, besieged, process
+from tests.hostile.unauthenticated_peers import (
     connect_quic,
     connect_tls,
     has_quic,
@@ -175,7 +174,7 @@ def apply_with_wrong_secret(siege: Siege, knocker: Knocker) -> None:
     line.hello()
     line.heard.get(timeout=PATIENCE)
     line.send(line.application(bytes(32)))
-    assert "does not open" in line.hear(Refused).reason
+    assert "does not open" in line.hear(JoinRefusedMessage).reason
 
 
 def replay(siege: Siege, knocker: Knocker) -> None:
@@ -186,11 +185,11 @@ def replay(siege: Siege, knocker: Knocker) -> None:
     again.nonce, again.key = heard.nonce, heard.key
     again.greet()
     again.send(application)
-    assert "does not open" in again.hear(Refused).reason
+    assert "does not open" in again.hear(JoinRefusedMessage).reason
     twice = siege.knock(knocker, 71)
     twice.greet()
     twice.hello()
-    assert "not a join message" in twice.hear(Refused).reason
+    assert "not a join message" in twice.hear(JoinRefusedMessage).reason
 
 
 def test_d_wrong_tickets_wrong_tokens_and_replays(
@@ -207,14 +206,14 @@ def test_d_wrong_tickets_wrong_tokens_and_replays(
 
 
 def claim_huge_hellos(siege: Siege, knockers: list[Knocker]) -> None:
-    header = encode(Frame(kind=Kind.CONTROL, body=HUGE, length=HUGE))
+    header = encode(Frame(kind=FrameKind.CONTROL, body=HUGE, length=HUGE))
     for knocker in knockers:
         line = siege.knock(knocker, 7)
         with suppress(CarrierLost):
             line.carrier.send_frame(Lane.CONTROL, 0, header, bytes(1000))
         line.hear_end()
     with connect_tls(siege.place) as tls:  # the hello of the transport, which comes before that of the join line
-        tls.sendall(encode(Frame(kind=Kind.HELLO, body=HUGE)) + bytes(1000))
+        tls.sendall(encode(Frame(kind=FrameKind.HELLO, body=HUGE)) + bytes(1000))
         with suppress(OSError):
             while tls.recv(1 << 12):
                 pass
@@ -235,7 +234,7 @@ def join_again_as_those_who_are_in(siege: Siege, knockers: list[Knocker], count:
         assert known.node is not None
         line = siege.knock(knockers[number % len(knockers)], known.node)
         line.apply()
-        assert "has joined already" in line.hear(Refused).reason
+        assert "has joined already" in line.hear(JoinRefusedMessage).reason
 
 
 def test_f_a_node_that_joins_twice(

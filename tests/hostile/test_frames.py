@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.wire.codec import MAX_BUFFER_BYTES, FrameReader, next_frame
-from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameError, Kind, encode
+from nexar.wire.frame import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_BUFFER_BYTES,
+    Frame,
+    FrameError,
+    FrameKind,
+    FrameReader,
+    encode,
+    next_frame,
+)
 from tests.unit.wire.frames import frames
 
 FRAMES = 1_000_000
@@ -28,7 +37,7 @@ _TELLING = [
 def _mutated(seed: int) -> np.ndarray:
     """BATCH headers that were in order until up to four bytes of each were changed, often where it matters most."""
     chance = np.random.default_rng(seed)
-    kinds = [Frame(kind=kind, dimensions=1, length=8, body=16 if kind == Kind.EAGER else 8) for kind in Kind]
+    kinds = [Frame(kind=kind, dimensions=1, length=8, body=16 if kind == FrameKind.EAGER else 8) for kind in FrameKind]
     valid = np.frombuffer(b"".join(encode(frame) for frame in kinds), np.uint8).reshape(len(kinds), HEADER_BYTES)
     headers = valid[chance.integers(0, len(kinds), BATCH)].copy()
     for _ in range(4):
@@ -111,7 +120,7 @@ def test_a_frame_cut_at_any_byte_is_incomplete(frame: Frame, data: st.DataObject
 
 
 def test_a_frame_cut_at_every_byte_is_incomplete() -> None:
-    whole = encode(Frame(kind=Kind.EAGER, dimensions=1, length=100, body=108)) + bytes(108)
+    whole = encode(Frame(kind=FrameKind.EAGER, dimensions=1, length=100, body=108)) + bytes(108)
     for cut in range(len(whole)):
         missing = next_frame(whole, 0, cut)
         assert missing == (HEADER_BYTES - cut if cut < HEADER_BYTES else len(whole) - cut)
@@ -122,8 +131,8 @@ def test_a_frame_cut_at_every_byte_is_incomplete() -> None:
         assert reader.buffered_bytes == cut
 
 
-@pytest.mark.parametrize("kind", [Kind.EAGER, Kind.ENVELOPE, Kind.CREDIT, Kind.CHUNK])
-def test_a_frame_that_claims_a_message_of_2_to_the_60_bytes_costs_nothing(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.EAGER, FrameKind.ENVELOPE, FrameKind.CREDIT, FrameKind.CHUNK])
+def test_a_frame_that_claims_a_message_of_2_to_the_60_bytes_costs_nothing(kind: FrameKind) -> None:
     header = encode(Frame(kind=kind, length=2**60, count=2**60))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.monotonic()
@@ -131,7 +140,7 @@ def test_a_frame_that_claims_a_message_of_2_to_the_60_bytes_costs_nothing(kind: 
     _read_to_the_end(reader, header)
     assert time.monotonic() - begin < 1
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MIB
-    if kind == Kind.EAGER:
+    if kind == FrameKind.EAGER:
         with pytest.raises(FrameError):
             next_frame(header, 0, len(header))
 
@@ -139,5 +148,5 @@ def test_a_frame_that_claims_a_message_of_2_to_the_60_bytes_costs_nothing(kind: 
 @pytest.mark.parametrize("body", [MAX_BODY_BYTES + 1, 2**31, 2**32 - 1])
 def test_a_frame_that_claims_too_large_a_body_is_refused_from_its_header_alone(body: int) -> None:
     with pytest.raises(FrameError) as refused:
-        next_frame(encode(Frame(kind=Kind.CONTROL, body=body)), 0, HEADER_BYTES)
+        next_frame(encode(Frame(kind=FrameKind.CONTROL, body=body)), 0, HEADER_BYTES)
     assert refused.value.field == "body"

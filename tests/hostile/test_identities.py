@@ -9,15 +9,14 @@ from datetime import timedelta
 
 import pytest
 
-from nexar.cluster.arrivals import MAX_OF_ONE_NODE
-from nexar.cluster.introduction import say
+from nexar.cluster.acceptor import MAX_INCOMING_PER_NODE
+from nexar.cluster.handshake import send_control
 from nexar.cluster.membership import Member, Membership
 from nexar.errors import PeerLost
 from nexar.security.authority import Authority, make_key
-from nexar.security.credentials import Credentials
-from nexar.security.identity import fingerprint
+from nexar.security.certificates import Credentials, fingerprint
 from nexar.transport.base import Carrier, ConnectRefused, Expected
-from nexar.wire.messages import Introduce, Introduced, Ping
+from nexar.wire.control import Introduce, Introduced, Ping
 from tests.hostile.mesh_scene import (
     CLUSTER,
     HONEST,
@@ -196,9 +195,9 @@ def test_who_goes_on_after_it_was_declined_becomes_no_link(stack: ExitStack, sch
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     carrier = liar.dial(honest)
     heard = Listening(carrier)
-    say(carrier, Introduce(rank=7, epoch=1))
+    send_control(carrier, Introduce(rank=7, epoch=1))
     eventually(lambda: heard.frames, "the answer")
-    say(carrier, Ping(1))
+    send_control(carrier, Ping(1))
     eventually(lambda: heard.over not in (None, "finished"), "the end of the connection")
     assert no_link(honest)
 
@@ -208,7 +207,7 @@ def test_who_speaks_before_introducing_itself_becomes_no_link(stack: ExitStack, 
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
     carrier = liar.dial(honest)
     heard = Listening(carrier)
-    say(carrier, Ping(1))
+    send_control(carrier, Ping(1))
     eventually(lambda: heard.over, "the end of the connection")
     assert "before introducing" in (heard.over or "") or scheme == "tls"
     assert no_link(honest)
@@ -226,7 +225,7 @@ class Answerer:
         self.carriers.append(carrier)
         self.heard.append(Listening(carrier))
         if self._answer is not None:
-            say(carrier, self._answer)
+            send_control(carrier, self._answer)
 
     def candidate_refused(self, address: str, reason: str) -> None:
         raise AssertionError(reason)
@@ -269,7 +268,7 @@ TOO_MANY = 4
 
 def dial_too_often(liar: Party, honest: Party) -> list[Listening]:
     """As often as it may, and a little more; until the oldest have gone for the newest."""
-    silent = [Listening(liar.dial(honest)) for _ in range(MAX_OF_ONE_NODE + TOO_MANY)]
+    silent = [Listening(liar.dial(honest)) for _ in range(MAX_INCOMING_PER_NODE + TOO_MANY)]
     eventually(lambda: sum(each.over is not None for each in silent) == TOO_MANY, "the end of the oldest")
     return silent
 
@@ -290,13 +289,13 @@ def test_a_member_that_introduces_itself_and_never_goes_on_is_remembered_a_few_t
     stack: ExitStack, scheme: str
 ) -> None:
     honest, liar, _ = stand_opposite(stack, scheme, genuine)
-    for _ in range(MAX_OF_ONE_NODE + TOO_MANY):
+    for _ in range(MAX_INCOMING_PER_NODE + TOO_MANY):
         carrier = liar.dial(honest)
         heard = Listening(carrier)
-        say(carrier, Introduce(rank=OTHER, epoch=1))
+        send_control(carrier, Introduce(rank=OTHER, epoch=1))
         eventually(lambda heard=heard: heard.frames, "the answer")  # type: ignore[misc]
-    (pair,) = honest.mesh._pairs.listed()
-    assert len(pair.state.waiting) == MAX_OF_ONE_NODE
+    (pair,) = honest.mesh._peers.listed()
+    assert len(pair.state.waiting) == MAX_INCOMING_PER_NODE
     assert no_link(honest)
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nexar.errors import VersionMismatch
 from nexar.security.proof import NONCE_BYTES
-from nexar.wire.handshake import HandshakeError, Hello, add_prefix, decode_hello, encode_hello
-from nexar.wire.joining import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_STRANGER_BYTES, JoinMessage, decode_join, encode_join
+from nexar.wire.hello import HandshakeError, Hello, add_prefix, decode_hello, encode_hello
+from nexar.wire.join import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_UNVERIFIED_BYTES, JoinMessage, decode_join, encode_join
 from tests.unit.wire.join_messages import messages
 
 _PREFIX = add_prefix(b"", MAX_JOIN_BYTES)
@@ -17,7 +17,7 @@ changes = st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_si
 
 
 def _read(body: bytes) -> None:
-    for limit in (MAX_STRANGER_BYTES, MAX_JOIN_BYTES):
+    for limit in (MAX_UNVERIFIED_BYTES, MAX_JOIN_BYTES):
         with contextlib.suppress(HandshakeError, VersionMismatch):
             assert isinstance(decode_join(body, limit), KNOWN_JOIN)
     with contextlib.suppress(HandshakeError, VersionMismatch):

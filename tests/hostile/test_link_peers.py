@@ -9,16 +9,23 @@ import pytest
 from msgspec.structs import replace
 
 from nexar.errors import LinkClosed, NexarError, OperationTimeout, PeerLost, PeerMisbehaved
-from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, Kind, Lane, encode, encode_shape
-from nexar.wire.messages import Ping
-from nexar.wire.messages import encode as encode_message
+from nexar.wire.control import Ping
+from nexar.wire.control import encode as encode_message
+from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameKind, Lane, encode, encode_shape
 from tests.hostile.link_scene import Scene, resident_bytes, send, send_bytes
 from tests.processes.scale import MIB, measured, schemes, sized
 
 ATTACKS = sized(150, 3000)
 FRAMES = 30
 DEADLINE = 2.0
-EMPTY = (Kind.GRANT, Kind.DELIVERED, Kind.WITHDRAW, Kind.CREDIT, Kind.TERMS, Kind.FALLBACK)  # kinds without a body
+EMPTY = (
+    FrameKind.GRANT,
+    FrameKind.DELIVERED,
+    FrameKind.WITHDRAW,
+    FrameKind.CREDIT,
+    FrameKind.TERMS,
+    FrameKind.FALLBACK,
+)  # kinds without a body
 TELLING = [0, 1, 2, 7, 8, 63, 64, 255, 2**16, 2**20, 2**30, 2**32 - 1, 2**40, 2**60, 2**63, 2**64 - 1]
 LIMITS = {"generation": 2**32, "step": 2**32, "root": 2**32, "body": 2**32} | dict.fromkeys(
     ("version", "kind", "lane", "carrier", "space", "dtype", "dimensions", "operation", "reduce_op", "way"), 256
@@ -40,14 +47,14 @@ def proper_frames(scene: Scene) -> list[tuple[Frame, bytes]]:
     ping = encode_message(Ping(1))
     shape = encode_shape((2, 4))
     return [
-        (scene.frame(Kind.EAGER, length=8, body=8), bytes(8)),
-        (scene.frame(Kind.EAGER, length=8, dimensions=2, body=24), shape + bytes(8)),
-        (scene.frame(Kind.ENVELOPE, length=100_000, transfer=1, dimensions=2, body=16), shape),
-        (scene.frame(Kind.CONTROL, lane=Lane.CONTROL, length=len(ping), body=len(ping)), ping),
-        (scene.frame(Kind.CHUNK, transfer=1, body=100), bytes(100)),
+        (scene.frame(FrameKind.EAGER, length=8, body=8), bytes(8)),
+        (scene.frame(FrameKind.EAGER, length=8, dimensions=2, body=24), shape + bytes(8)),
+        (scene.frame(FrameKind.ENVELOPE, length=100_000, transfer=1, dimensions=2, body=16), shape),
+        (scene.frame(FrameKind.CONTROL, lane=Lane.CONTROL, length=len(ping), body=len(ping)), ping),
+        (scene.frame(FrameKind.CHUNK, transfer=1, body=100), bytes(100)),
         *((scene.frame(kind, transfer=1), b"") for kind in EMPTY),
-        (scene.frame(Kind.REFUSE, transfer=1, body=5), b"\xff\xfe no"),
-        (scene.frame(Kind.FINISH), b""),
+        (scene.frame(FrameKind.REFUSE, transfer=1, body=5), b"\xff\xfe no"),
+        (scene.frame(FrameKind.FINISH), b""),
     ]
 
 
@@ -105,18 +112,18 @@ def test_mutated_frames_end_their_link_and_disturb_nobody(scene: Scene, scheme: 
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        pytest.param(Kind.EAGER, PeerMisbehaved, id="message"),
-        pytest.param(Kind.ENVELOPE, MemoryError, id="envelope"),
-        pytest.param(Kind.CREDIT, PeerMisbehaved, id="credit"),
-        pytest.param(Kind.CHUNK, PeerMisbehaved, id="chunk"),
+        pytest.param(FrameKind.EAGER, PeerMisbehaved, id="message"),
+        pytest.param(FrameKind.ENVELOPE, MemoryError, id="envelope"),
+        pytest.param(FrameKind.CREDIT, PeerMisbehaved, id="credit"),
+        pytest.param(FrameKind.CHUNK, PeerMisbehaved, id="chunk"),
     ],
 )
 @schemes("shm", "quic", "tls")
-def test_a_claim_of_2_to_the_60_bytes_costs_nothing(scene: Scene, kind: Kind, error: type[Exception]) -> None:
+def test_a_claim_of_2_to_the_60_bytes_costs_nothing(scene: Scene, kind: FrameKind, error: type[Exception]) -> None:
     before = resident_bytes()
     with scene.attack() as (carrier, _):
         waiting = scene.listen_for()
-        send(carrier, scene.frame(Kind.EAGER, length=0, message=0, tag=99))  # opens the flow
+        send(carrier, scene.frame(FrameKind.EAGER, length=0, message=0, tag=99))  # opens the flow
         send(carrier, scene.frame(kind, length=2**60, count=2**60, transfer=9, message=1))
         begin = time.monotonic()
         with pytest.raises(error):
@@ -131,7 +138,7 @@ def test_envelopes_of_2_to_the_60_bytes_that_nobody_asked_for_only_wait(scene: S
     before = resident_bytes()
     with scene.attack() as (carrier, _):
         for number in range(100):
-            assert send(carrier, scene.frame(Kind.ENVELOPE, length=2**60, transfer=number, message=number))
+            assert send(carrier, scene.frame(FrameKind.ENVELOPE, length=2**60, transfer=number, message=number))
         scene.check_friend()
         for _ in range(3):
             with pytest.raises(MemoryError, match="does not fit into memory"):
@@ -150,7 +157,7 @@ def test_a_peer_that_stops_in_mid_frame_makes_its_receiver_wait_no_longer_than_a
     before = resident_bytes()
     with scene.attack() as (carrier, _):
         waiting = scene.listen_for()
-        send(carrier, scene.frame(Kind.EAGER, length=claimed, body=claimed), bytes(10))
+        send(carrier, scene.frame(FrameKind.EAGER, length=claimed, body=claimed), bytes(10))
         begin = time.monotonic()
         with pytest.raises((OperationTimeout, PeerMisbehaved)):
             scene.victim.wait(waiting, timeout=0.2)
@@ -164,8 +171,8 @@ def test_a_peer_that_promises_a_payload_and_sends_none_can_be_given_up(scene: Sc
     into = bytearray(4 * MIB)
     with scene.attack() as (carrier, ears):
         waiting = scene.listen_for(memoryview(into))
-        send(carrier, scene.frame(Kind.ENVELOPE, length=len(into), transfer=3))
-        scene.hostile.drive(lambda: any(frame.kind == Kind.GRANT for frame in ears.frames), 5)
+        send(carrier, scene.frame(FrameKind.ENVELOPE, length=len(into), transfer=3))
+        scene.hostile.drive(lambda: any(frame.kind == FrameKind.GRANT for frame in ears.frames), 5)
         with pytest.raises(OperationTimeout, match="a send with tag 7"):
             scene.victim.wait(waiting, timeout=0.2)
         scene.check_friend()

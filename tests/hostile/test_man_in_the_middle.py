@@ -9,17 +9,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from nexar.cluster.seed import Seed
+from nexar.cluster.seed import SeedService
 from nexar.communicator.bootstrap import bootstrap
 from nexar.config import Config
 from nexar.errors import SeedUnreachable
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import format_ticket, parse_ticket
-from nexar.wire.handshake import decode_hello
-from nexar.wire.joining import MAX_JOIN_BYTES, Challenge, Refused, decode_join
-from tests.cluster.guests import PATIENCE, knocking, wait_for_event
-from tests.hostile.middle import Middle, between
-from tests.hostile.strangers import connect_tls
+from nexar.security.invitation import Invitation, format_ticket, invitation_from_token, parse_ticket
+from nexar.wire.hello import decode_hello
+from nexar.wire.join import MAX_JOIN_BYTES, Challenge, JoinRefusedMessage, decode_join
+from tests.cluster.joiners import PATIENCE, knocking, wait_for_event
+from tests.hostile.man_in_the_middle import Middle, between
+from tests.hostile.unauthenticated_peers import connect_tls
 from tests.processes.scale import measured, schemes
 
 TOKEN = "a-token-that-nobody-else-could-guess-4711"
@@ -28,8 +27,8 @@ AT_ONCE = 5.0
 
 
 @pytest.fixture
-def seed() -> Iterator[Seed]:
-    with Seed("127.0.0.1:0", 1, cluster_token=TOKEN) as made:
+def seed() -> Iterator[SeedService]:
+    with SeedService("127.0.0.1:0", 1, cluster_token=TOKEN) as made:
         yield made
 
 
@@ -45,7 +44,7 @@ def by_token(middle: Middle) -> Invitation:
     return invitation_from_token(TOKEN, [middle.address])
 
 
-def by_ticket(seed: Seed, middle: Middle) -> Invitation:
+def by_ticket(seed: SeedService, middle: Middle) -> Invitation:
     known = parse_ticket(seed.ticket)
     return parse_ticket(format_ticket(Invitation((middle.address,), known.secret, known.fingerprint)))
 
@@ -55,14 +54,14 @@ def forms_of(secret: bytes) -> list[bytes]:
     return [secret, secret.hex().encode(), base64.b64encode(secret)[:-2], base64.b32encode(secret)[:-4], TOKEN.encode()]
 
 
-def the_honest_one_gets_in(seed: Seed, scheme: str) -> None:
+def the_honest_one_gets_in(seed: SeedService, scheme: str) -> None:
     with bootstrap(Config(transports=(scheme,)), parse_ticket(seed.ticket)) as comm:
         assert comm.size == 1
 
 
 @schemes("quic", "tls")
 def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
-    seed: Seed, scheme: str, record_property: object
+    seed: SeedService, scheme: str, record_property: object
 ) -> None:
     with between(scheme, seed.address) as middle:
         error, seconds = knock(by_token(middle), scheme)
@@ -79,7 +78,7 @@ def test_a_worker_with_a_token_sees_that_who_answers_cannot_prove_itself(
 
 
 @schemes("quic", "tls")
-def test_a_worker_with_a_ticket_sees_another_key(seed: Seed, scheme: str, record_property: object) -> None:
+def test_a_worker_with_a_ticket_sees_another_key(seed: SeedService, scheme: str, record_property: object) -> None:
     with between(scheme, seed.address) as middle:
         error, seconds = knock(by_ticket(seed, middle), scheme)
     assert "key" in error.cause
@@ -91,7 +90,7 @@ def test_a_worker_with_a_ticket_sees_another_key(seed: Seed, scheme: str, record
 
 
 @schemes("quic", "tls")
-def test_nothing_that_passed_lets_anybody_in(seed: Seed, scheme: str) -> None:
+def test_nothing_that_passed_lets_anybody_in(seed: SeedService, scheme: str) -> None:
     with between(scheme, seed.address) as middle, knocking(scheme) as knocker:
         knock(by_token(middle), scheme)
         hello = decode_hello(middle.control_bodies("worker")[0])
@@ -103,13 +102,13 @@ def test_nothing_that_passed_lets_anybody_in(seed: Seed, scheme: str) -> None:
             line.hello()
             line.hear(Challenge)
             line.send(line.application(proof))
-            assert "does not open" in line.hear(Refused).reason
+            assert "does not open" in line.hear(JoinRefusedMessage).reason
         wait_for_event(seed, "refused", "does not open", 3)
     assert seed.membership is None
     the_honest_one_gets_in(seed, scheme)
 
 
-def test_the_recorded_bytes_said_again_lead_to_another_challenge_and_no_further(seed: Seed) -> None:
+def test_the_recorded_bytes_said_again_lead_to_another_challenge_and_no_further(seed: SeedService) -> None:
     """As they were, on connections like those they were said on."""
     with between("tls", seed.address) as middle:
         knock(by_token(middle), "tls")
@@ -135,6 +134,6 @@ def test_the_recorded_bytes_said_again_lead_to_another_challenge_and_no_further(
     the_honest_one_gets_in(seed, "tls")
 
 
-def place(seed: Seed) -> tuple[str, int]:
+def place(seed: SeedService) -> tuple[str, int]:
     host, _, port = seed.address.rpartition(":")
     return host, int(port)

@@ -12,10 +12,10 @@ from msgspec import msgpack
 from nexar.communicator.communicator import Communicator
 from nexar.errors import NexarError
 from nexar.links.link import Link
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 from nexar.transport.base import CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane, Space, encode
-from nexar.wire.messages import KNOWN, MAX_MESSAGE_BYTES, Chosen, Goodbye
+from nexar.wire.control import KNOWN, MAX_MESSAGE_BYTES, Chosen, Goodbye
+from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
 from tests.cluster.test_bootstrap import Cluster, config
 from tests.hostile.test_members_at_the_seed import oversize, variants
 from tests.ranks import on_every
@@ -23,7 +23,9 @@ from tests.ranks import on_every
 PATIENCE = 60.0
 SCHEMES = [
     pytest.param("tls"),
-    pytest.param("quic", marks=pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))),
+    pytest.param(
+        "quic", marks=pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
+    ),
 ]
 
 
@@ -34,11 +36,11 @@ class World:
         self.cluster = Cluster(4, config((scheme,)))
         *others, self.hostile = self.cluster.ranks
         self.parts = on_every(others, _without_the_last)
-        self.victim = others[0]._presence.node.id
+        self.victim = others[0]._runtime.node.id
 
     def link(self) -> Link | None:
         """To the victim; another one if what was said has cost the last. None: the victim wants none."""
-        mesh = self.hostile._presence.mesh
+        mesh = self.hostile._runtime.mesh
         link = mesh.links().get(self.victim)
         if link is not None and link.failure is None:
             return link
@@ -47,13 +49,13 @@ class World:
         except NexarError:
             return None
 
-    def say(self, body: bytes, kind: int = Kind.CONTROL, lane: Lane = Lane.CONTROL, **facts: int) -> None:
+    def say(self, body: bytes, kind: int = FrameKind.CONTROL, lane: Lane = Lane.CONTROL, **facts: int) -> None:
         """Whatever it is. What comes of it, the others show."""
         link = self.link()
-        carrier = None if link is None else link._line.carrier
+        carrier = None if link is None else link._state.carrier
         if carrier is None:
             return
-        me = self.hostile._presence.node.id
+        me = self.hostile._runtime.node.id
         frame = Frame(
             kind=kind, lane=lane, source=me, destination=self.victim, length=len(body), body=len(body), **facts
         )
@@ -64,7 +66,7 @@ class World:
 
     def wait_for_loss(self) -> None:
         """Until what was said has cost the hostile member its link."""
-        deadline, mesh = time.monotonic() + PATIENCE, self.hostile._presence.mesh
+        deadline, mesh = time.monotonic() + PATIENCE, self.hostile._runtime.mesh
         while (link := mesh.links().get(self.victim)) is not None and link.failure is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -97,7 +99,7 @@ def test_a_chosen_membership_beyond_the_limits_changes_nothing(world: World, whi
     membership = world.hostile.membership
     world.say(msgpack.encode(Chosen((0, membership.epoch, 0), oversize(membership)[which].encode())))
     world.check_others()
-    assert all(part._presence.recovery.membership.size == membership.size for part in world.parts)
+    assert all(part._runtime.recovery.membership.size == membership.size for part in world.parts)
 
 
 def test_odd_messages_of_every_kind_disturb_nobody_else(world: World) -> None:
@@ -111,7 +113,7 @@ def test_oversize_messages_and_frames_of_every_kind_disturb_nobody_else(world: W
     for kind in KNOWN:
         world.say(msgpack.encode({"type": kind.__struct_config__.tag, "more": bytes(MAX_MESSAGE_BYTES)}))
     world.check_others()
-    for kind in (*Kind, 250):
+    for kind in (*FrameKind, 250):
         for lane in (Lane.CONTROL, Lane.DATA):
             world.say(b"\xff" * 300, kind=int(kind), lane=lane, transfer=1)
         world.check_others()
@@ -120,7 +122,7 @@ def test_oversize_messages_and_frames_of_every_kind_disturb_nobody_else(world: W
 def test_odd_remote_calls_disturb_nobody_else(world: World) -> None:
     for space in Space:
         for body in (b"", b"\xff" * 17, bytes(64), b"\x00\x00\x00\x00\xff\xff\xff\xff" * 9):
-            world.say(body, kind=Kind.EAGER, lane=Lane.DATA, communicator=1 << 63, space=int(space), tag=7)
+            world.say(body, kind=FrameKind.EAGER, lane=Lane.DATA, communicator=1 << 63, space=int(space), tag=7)
     world.check_others()
 
 
@@ -134,7 +136,7 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_link_and_nobody_els
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL):
-        patch.setattr("nexar.cluster.ballots.Ballots.hear", broken)
+        patch.setattr("nexar.cluster.agreements.Agreements.hear", broken)
         world.say(msgpack.encode(Chosen((5, 1, 5), b"")))
         assert raised.wait(PATIENCE)
         world.wait_for_loss()

@@ -9,16 +9,24 @@ import pytest
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from nexar.cluster.change import Change, Departure
-from nexar.cluster.membership import MAX_MEMBERS, Member, Membership, encode_member
-from nexar.cluster.notice_board import NoticeBoard
-from nexar.cluster.seed import Seed
+from nexar.cluster.membership import MAX_MEMBERS, Change, Departure, Member, Membership, encode_member
+from nexar.cluster.seed import SeedService
+from nexar.cluster.seed_status import StatusBoardService
 from nexar.transport.base import CarrierLost
-from nexar.wire.frame import Kind, Lane
-from nexar.wire.handshake import add_prefix
-from nexar.wire.joining import KNOWN_JOIN, MAX_JOIN_BYTES, MAX_WORD_BYTES, AreYouThere, Here, JoinMessage, News, Word
-from nexar.wire.messages import KNOWN, Chosen, Disagreed, Number, Promise
-from tests.cluster.guests import END, Knocker, Line, knocking, wait_for_event
+from nexar.wire.control import KNOWN, BallotNumber, CallMismatch, Chosen, Promise
+from nexar.wire.frame import FrameKind, Lane
+from nexar.wire.hello import add_prefix
+from nexar.wire.join import (
+    KNOWN_JOIN,
+    MAX_JOIN_BYTES,
+    MAX_PAXOS_BYTES,
+    JoinMessage,
+    LivenessQuery,
+    LivenessReply,
+    SeedPaxosMessage,
+    StatusUpdate,
+)
+from tests.cluster.joiners import END, Knocker, Line, knocking, wait_for_event
 from tests.hostile.colliding_keys import colliding_keys
 from tests.processes.scale import measured
 
@@ -37,7 +45,7 @@ def knocker() -> Iterator[Knocker]:
 class World:
     """A seed with three members, the first of which is hostile."""
 
-    def __init__(self, seed: Seed, knocker: Knocker) -> None:
+    def __init__(self, seed: SeedService, knocker: Knocker) -> None:
         self.seed = seed
         self.lines = [knocker.knock(seed, 100 + number) for number in range(SIZE)]
         for line in self.lines:
@@ -61,20 +69,20 @@ class World:
     def wait_until_read(self) -> bool:
         """Until the seed has read what the hostile member has said so far; whether its line goes on."""
         try:
-            self.hostile.send(AreYouThere(0))
+            self.hostile.send(LivenessQuery(0))
         except CarrierLost:
             return False
         while (body := self.hostile.heard.get(timeout=20)) != END:
-            if isinstance(body, bytes) and body.endswith(_encoded(Here(0))):
+            if isinstance(body, bytes) and body.endswith(_encoded(LivenessReply(0))):
                 return True
         return False
 
     def check_others(self, number: int) -> None:
         """The seed still answers every other member."""
         for line in self.lines[1:]:
-            line.send(AreYouThere(number))
+            line.send(LivenessQuery(number))
             while (body := line.heard.get(timeout=20)) != END:
-                if isinstance(body, bytes) and body.endswith(bytes(_encoded(Here(number)))):
+                if isinstance(body, bytes) and body.endswith(bytes(_encoded(LivenessReply(number)))):
                     break
             assert body != END
 
@@ -95,8 +103,8 @@ def oversize(membership: Membership) -> list[Change]:
     """Changes that a message has room for, and that make a membership too large for one, or of too many members."""
     joiners = _joiners(4000, 220)
     per_member = len(encode_member(joiners[0]))
-    fitting = joiners[: (MAX_WORD_BYTES - 100) // per_member]
-    room = MAX_WORD_BYTES - 100 - len(fitting) * per_member
+    fitting = joiners[: (MAX_PAXOS_BYTES - 100) // per_member]
+    room = MAX_PAXOS_BYTES - 100 - len(fitting) * per_member
     fitting = (*fitting[:-1], replace(fitting[-1], host="h" * min(room, 250)))
     return [
         Change(membership.epoch + 1, joined=fitting),
@@ -106,11 +114,11 @@ def oversize(membership: Membership) -> list[Change]:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knocker: Knocker, which: int) -> None:
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         body = msgpack.encode(Chosen((0, 1, 0), oversize(world.membership)[which].encode()))
-        assert len(body) <= MAX_WORD_BYTES
-        world.hostile.say(add_prefix(msgpack.encode(Word(body)), 2 * MAX_JOIN_BYTES))
+        assert len(body) <= MAX_PAXOS_BYTES
+        world.hostile.say(add_prefix(msgpack.encode(SeedPaxosMessage(body)), 2 * MAX_JOIN_BYTES))
         world.wait_until_read()
         world.check_others(1)
         assert seed.membership == world.membership
@@ -119,8 +127,8 @@ def test_a_chosen_membership_beyond_the_limits_costs_nobody_but_its_sender(knock
 def test_a_word_with_keys_that_collide_takes_the_seed_no_time(knocker: Knocker, record_property: Record) -> None:
     """A mebibyte of it took 6 s, in which the seed answered nobody."""
     calls = dict.fromkeys(colliding_keys(16), (0, 0, 0, 0, 0, 0))
-    body = msgpack.encode(Word(msgpack.encode(Disagreed(0, 1, 1, calls))))
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    body = msgpack.encode(SeedPaxosMessage(msgpack.encode(CallMismatch(0, 1, 1, calls))))
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         begin = time.monotonic()
         world.hostile.say(add_prefix(body, MAX_JOIN_BYTES))
@@ -138,11 +146,11 @@ def test_a_change_that_is_none_costs_nobody_but_its_sender(knocker: Knocker) -> 
         Change(2, left=tuple(Departure(100 + n, "all") for n in range(SIZE))).encode(),
         Change(2**63, severed=((1, 2),)).encode(),
     ]
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         for number, value in enumerate(values, 1):
-            for word in (Chosen((0, 1, 0), value), Promise((0, 1, 0), Number(1, 1), Number(1, 1), value)):
-                world.hostile.send(Word(msgpack.encode(word)))
+            for word in (Chosen((0, 1, 0), value), Promise((0, 1, 0), BallotNumber(1, 1), BallotNumber(1, 1), value)):
+                world.hostile.send(SeedPaxosMessage(msgpack.encode(word)))
             world.check_others(number)
 
 
@@ -167,7 +175,7 @@ def _is_message(kind: type[msgspec.Struct], body: bytes) -> bool:
 
 
 def test_odd_join_messages_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         for number, kind in enumerate(KNOWN_JOIN, 1):
             for body in variants(kind):
@@ -176,21 +184,21 @@ def test_odd_join_messages_of_every_kind_cost_nobody_but_their_sender(knocker: K
 
 
 def test_odd_words_of_every_kind_cost_nobody_but_their_sender(knocker: Knocker) -> None:
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         for number, kind in enumerate(KNOWN, 1):
             for body in variants(kind):
-                _say(world, add_prefix(msgpack.encode(Word(body)), 2 * MAX_JOIN_BYTES))
+                _say(world, add_prefix(msgpack.encode(SeedPaxosMessage(body)), 2 * MAX_JOIN_BYTES))
             world.check_others(number)
 
 
 def test_oversize_messages_cost_nobody_but_their_sender(knocker: Knocker) -> None:
-    with Seed(HERE, SIZE, transports=("tls",)) as seed:
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed:
         world = World(seed, knocker)
         for number, kind in enumerate(KNOWN_JOIN, 1):
             _say(world, add_prefix(msgpack.encode({"type": kind.__struct_config__.tag, "x": bytes(1 << 20)}), 1 << 22))
             world.check_others(number)
-        for number, kind in enumerate((*Kind, 250), 100):
+        for number, kind in enumerate((*FrameKind, 250), 100):
             world.come_back()
             world.hostile.say(b"x" * 100, kind=int(kind), lane=Lane.CONTROL)
             world.check_others(number)
@@ -215,14 +223,14 @@ def test_a_message_whose_handler_raises_costs_its_sender_the_line(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    with Seed(HERE, SIZE, transports=("tls",)) as seed, caplog.at_level(logging.CRITICAL):
+    with SeedService(HERE, SIZE, transports=("tls",)) as seed, caplog.at_level(logging.CRITICAL):
         world = World(seed, knocker)
         with monkeypatch.context() as patch:
-            patch.setattr(NoticeBoard, "pin", broken)
+            patch.setattr(StatusBoardService, "pin", broken)
             bulletin = msgpack.encode([0, 0])
-            world.hostile.send(News(bulletin))
-            patch.setattr("nexar.cluster.decisions.seat.Seat.heard", broken)
-            world.hostile.send(Word(msgpack.encode(Chosen((0, 1, 0), b"x"))))
+            world.hostile.send(StatusUpdate(bulletin))
+            patch.setattr("nexar.cluster.decisions.seed_voter.SeedVoteService.heard", broken)
+            world.hostile.send(SeedPaxosMessage(msgpack.encode(Chosen((0, 1, 0), b"x"))))
             wait_for_event(seed, "gone", "ZeroDivisionError")
         world.check_others(1)
         world.come_back()

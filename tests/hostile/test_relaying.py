@@ -6,11 +6,9 @@ from typing import Any, cast
 import pytest
 
 from nexar.links.link import Link
-from nexar.links.relay.held import HELD_BYTES
-from nexar.links.relay.hop import WORDS_BYTES
-from nexar.links.relay.surroundings import Unwelcome
-from nexar.testing.faults import RefuseDial, Stall
-from nexar.wire.frame import Frame, Kind, Lane, Space, encode
+from nexar.links.relay.forwarding import HELD_BYTES, NOTICE_BYTES, RefusedSource
+from nexar.testing.faults import LinkStall, RefuseDial
+from nexar.wire.frame import Frame, FrameKind, Lane, Space, encode
 from nexar.wire.relay import RelayHeader, RelayKind, encode_relay
 from tests.unit.cluster.memory_mesh import Meshes, eventually, soon
 from tests.unit.links.relay.small_world import SmallWorld
@@ -35,9 +33,9 @@ class Forgery(Meshes):
     def forge(self, number: int, text: bytes = b"I am the other one") -> None:
         """The first words of a relayed link of the other's, over the hostile one."""
         source, over, to = (self.ids[rank] for rank in (OTHER, HOSTILE, VICTIM))
-        terms = Frame(kind=int(Kind.TERMS), length=1 << 20, source=source, destination=to)
+        terms = Frame(kind=int(FrameKind.TERMS), length=1 << 20, source=source, destination=to)
         message = Frame(
-            kind=int(Kind.EAGER), lane=int(Lane.DATA), space=int(Space.UNTAGGED), communicator=TALK, source=source,
+            kind=int(FrameKind.EAGER), lane=int(Lane.DATA), space=int(Space.UNTAGGED), communicator=TALK, source=source,
             destination=to, length=len(text), body=len(text),
         )  # fmt: skip
         for sequence, data in enumerate((encode(terms), encode(message) + text)):
@@ -61,7 +59,7 @@ class Forgery(Meshes):
         return () if link is None else link.schemes
 
     def number(self, rank: int, other: int) -> int:
-        pair = self.meshes[rank]._pairs.get(self.ids[other])
+        pair = self.meshes[rank]._peers.get(self.ids[other])
         assert pair is not None
         return pair.number
 
@@ -124,7 +122,7 @@ def test_who_really_lost_its_connection_is_heard_over_others_as_soon_as_that_is_
     own = three.linked_to(VICTIM, OTHER)
     three.meshes[VICTIM].relaying.doubted = lambda _: three.nodes[VICTIM].dialer.aside(lambda: own.lose("no answer"))
     for one, another in ((OTHER, VICTIM), (VICTIM, OTHER)):
-        three.faults.add(three.on_way(Stall, one, another), three.on_way(RefuseDial, one, another))
+        three.faults.add(three.on_way(LinkStall, one, another), three.on_way(RefuseDial, one, another))
     three.linked_to(OTHER, VICTIM).lose("no answer")
     link = three.meshes[OTHER].relaying.detour(three.ids[VICTIM])
     assert isinstance(link, Link)
@@ -157,7 +155,7 @@ def test_a_member_far_away_cannot_make_neighbours_blame_each_other() -> None:
 def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried: bytes = b"") -> None:
     body = encode_relay(header) + carried
     link = cast(Any, world.nodes[at].links[before])
-    world.nodes[at].station.take(link, Frame(kind=int(Kind.RELAY), body=len(body)), memoryview(body))
+    world.nodes[at].station.take(link, Frame(kind=int(FrameKind.RELAY), body=len(body)), memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -171,25 +169,25 @@ def test_who_asks_and_gives_no_room_gets_so_many_answers_and_no_more(at: int, be
     world = SmallWorld(4)
     for _ in range(MANY):
         arrive(world, at, before, header)
-    hop = world.nodes[at].station._ways.get(before)
+    hop = world.nodes[at].station._neighbours.get(before)
     assert hop is not None
-    assert 0 < hop.waits <= WORDS_BYTES // SHORTEST + 1 < MANY
+    assert 0 < hop.waits <= NOTICE_BYTES // SHORTEST + 1 < MANY
 
 
 def test_room_given_back_for_what_nobody_sent_is_not_remembered() -> None:
     world = SmallWorld(4)
     arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, (0, 1, 99)))
     for step in range(10_000):
-        room = Frame(kind=int(Kind.ROOM), step=step, length=1)
+        room = Frame(kind=int(FrameKind.ROOM), step=step, length=1)
         world.nodes[1].station.take(cast(Any, world.nodes[1].links[0]), room, memoryview(b""))
-    hop = world.nodes[1].station._ways.get(0)
+    hop = world.nodes[1].station._neighbours.get(0)
     assert hop is not None
     assert len(hop._under_way) <= 1
 
 
 def test_frames_of_epochs_that_never_come_are_held_within_a_bound() -> None:
     world = SmallWorld(4)
-    world.nodes[2].unwelcome = Unwelcome.NOT_YET
+    world.nodes[2].unwelcome = RefusedSource.NOT_YET
     for number in range(300):
         invented = RelayHeader(RelayKind.FRAME, 2, 1, 1 << 60, number, 0, (1000 + number, 1, 2))
         arrive(world, 2, 1, invented, bytes(HELD_BYTES // 2))

@@ -3,8 +3,17 @@
 import pytest
 
 import nexar
-from nexar.launch.rendezvous import _answer_key, _hello_key, meet
-from nexar.launch.rendezvous_messages import Answer, Hello, Round, accepted_way, decoded, encoded
+from nexar.launch.rendezvous import (
+    RendezvousAnswer,
+    RendezvousHello,
+    RendezvousRound,
+    _answer_key,
+    _hello_key,
+    accepted_way,
+    decoded,
+    encoded,
+    join_through_store,
+)
 
 TOKEN = "0123456789abcdef" * 4
 PATIENCE = 30.0
@@ -14,13 +23,13 @@ class HostileBoard:
     """Answers a hello with a ticket of a cluster of its own."""
 
     def __init__(self, ticket: str) -> None:
-        self._texts = {"nexar/round": encoded(Round("1f", 2))}
+        self._texts = {"nexar/round": encoded(RendezvousRound("1f", 2))}
         self._ticket = ticket
 
     def put(self, key: str, text: str) -> None:
         assert key == _hello_key("1f", 1)
-        heard = [decoded(text, Hello).number]
-        self._texts[_answer_key("1f")] = encoded(Answer(heard, "ticket", self._ticket))
+        heard = [decoded(text, RendezvousHello).number]
+        self._texts[_answer_key("1f")] = encoded(RendezvousAnswer(heard, "ticket", self._ticket))
 
     def find(self, key: str) -> str | None:
         return self._texts.get(key)
@@ -38,7 +47,7 @@ class HostileBoard:
 def test_a_writer_of_the_board_cannot_steer_a_rank_into_its_own_cluster(settings, variable):
     with nexar.Seed(listen="127.0.0.1:0", size=1) as hostile:
         with pytest.raises(nexar.ConfigError) as caught:
-            meet(HostileBoard(hostile.ticket), 1, 2, PATIENCE, **settings)
+            join_through_store(HostileBoard(hostile.ticket), 1, 2, PATIENCE, **settings)
         assert not hostile.membership
     assert caught.value.variable == variable
 
@@ -46,6 +55,6 @@ def test_a_writer_of_the_board_cannot_steer_a_rank_into_its_own_cluster(settings
 @pytest.mark.parametrize("way", ["failed", "token_needed"])
 def test_a_writer_of_the_board_cannot_write_to_the_terminal_of_a_rank(way):
     with pytest.raises((nexar.UsageError, nexar.ConfigError)) as caught:
-        accepted_way(Answer([], way, "\x1b]0;title\x07\x1b[2Jred\nand more"), nexar.Config())
+        accepted_way(RendezvousAnswer([], way, "\x1b]0;title\x07\x1b[2Jred\nand more"), nexar.Config())
     assert all(line.isprintable() for line in str(caught.value).split("\n"))
     assert "and more" in str(caught.value)

@@ -12,32 +12,32 @@ import pytest
 
 from nexar.config import Config
 from nexar.errors import UsageError
-from nexar.observe import service as module
+from nexar.observe import http_service as module
+from nexar.observe.http_service import MAX_CONNECTIONS, MAX_HEAD_BYTES, HttpResponse, HttpService
 from nexar.observe.metrics import check_metrics, open_metrics
-from nexar.observe.page import Page
-from nexar.observe.service import MAX_CONVERSATIONS, MAX_HEAD_BYTES, Answer, Service
+from nexar.observe.page import StatusWebPage
 
 HERE = "127.0.0.1"
 
 
-def respond(path: str, headers: Mapping[str, str]) -> Answer:
+def respond(path: str, headers: Mapping[str, str]) -> HttpResponse:
     if path == "/fault":
         raise RuntimeError("a bug of ours")
-    return Answer(f"path {path}".encode())
+    return HttpResponse(f"path {path}".encode())
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(module, "PATIENCE", 0.4)
-    with Service(HERE, 0, respond, name="trial") as made:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpService]:
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 0.4)
+    with HttpService(HERE, 0, respond, name="trial") as made:
         yield made
 
 
-def connect(service: Service) -> socket.socket:
+def connect(service: HttpService) -> socket.socket:
     return socket.create_connection((service.host, service.port), timeout=20)
 
 
-def say(service: Service, request: bytes) -> bytes:
+def say(service: HttpService, request: bytes) -> bytes:
     with connect(service) as line:
         line.sendall(request)
         return read(line)
@@ -54,7 +54,7 @@ def read(line: socket.socket) -> bytes:
     return found
 
 
-def test_a_path_is_answered_whole_with_headers_that_keep_browsers_careful(service: Service) -> None:
+def test_a_path_is_answered_whole_with_headers_that_keep_browsers_careful(service: HttpService) -> None:
     answer = say(service, b"GET /a/b?key=secret HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 200")
@@ -64,7 +64,7 @@ def test_a_path_is_answered_whole_with_headers_that_keep_browsers_careful(servic
     assert b"Python" not in head
 
 
-def test_a_head_is_asked_for_alone(service: Service) -> None:
+def test_a_head_is_asked_for_alone(service: HttpService) -> None:
     line = http.client.HTTPConnection(service.host, service.port, timeout=20)
     line.request("HEAD", "/x")
     answer = line.getresponse()
@@ -73,7 +73,7 @@ def test_a_head_is_asked_for_alone(service: Service) -> None:
 
 
 @pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"])
-def test_whoever_wants_to_change_something_is_told_that_this_is_read_only(service: Service, method: bytes) -> None:
+def test_whoever_wants_to_change_something_is_told_that_this_is_read_only(service: HttpService, method: bytes) -> None:
     answer = say(service, method + b" / HTTP/1.1\r\nContent-Length: 9999999999\r\n\r\n")
     assert answer.startswith(b"HTTP/1.0 405")
     assert b"Allow: GET, HEAD" in answer
@@ -92,20 +92,20 @@ def test_whoever_wants_to_change_something_is_told_that_this_is_read_only(servic
     ],
 )
 def test_nonsense_gets_a_plain_refusal_that_repeats_nothing(
-    service: Service, request_line: bytes, status: bytes
+    service: HttpService, request_line: bytes, status: bytes
 ) -> None:
     answer = say(service, request_line + b"\r\n\r\n")
     assert answer[9:12] in (status, b""), answer
     assert b"script" not in answer.partition(b"\r\n\r\n")[2]
 
 
-def test_headers_without_end_are_cut_off(service: Service) -> None:
+def test_headers_without_end_are_cut_off(service: HttpService) -> None:
     answer = say(service, b"GET / HTTP/1.1\r\n" + b"X-Long: y\r\n" * (MAX_HEAD_BYTES // 8))
     assert answer[9:12] in (b"431", b""), answer
     assert say(service, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n")[9:12] == b"431", "too many of them"
 
 
-def test_who_sends_a_byte_now_and_then_has_one_deadline_for_all(service: Service) -> None:
+def test_who_sends_a_byte_now_and_then_has_one_deadline_for_all(service: HttpService) -> None:
     began = time.monotonic()
     with connect(service) as line:
         try:
@@ -118,9 +118,9 @@ def test_who_sends_a_byte_now_and_then_has_one_deadline_for_all(service: Service
 
 
 def test_those_who_take_every_place_and_keep_silent_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 600.0)
-    with Service(HERE, 0, respond, name="trial") as service:
-        idle = [connect(service) for _ in range(MAX_CONVERSATIONS + 10)]
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 600.0)
+    with HttpService(HERE, 0, respond, name="trial") as service:
+        idle = [connect(service) for _ in range(MAX_CONNECTIONS + 10)]
         try:
             for _ in range(5):
                 assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
@@ -131,16 +131,16 @@ def test_those_who_take_every_place_and_keep_silent_keep_nobody_out(monkeypatch:
 
 
 def test_who_is_being_answered_is_not_hung_up_on_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 600.0)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT", 600.0)
     go_on, began = threading.Event(), threading.Semaphore(0)
 
-    def slow(path: str, headers: Mapping[str, str]) -> Answer:
+    def slow(path: str, headers: Mapping[str, str]) -> HttpResponse:
         began.release()
         go_on.wait(60)
         return respond(path, headers)
 
-    with Service(HERE, 0, slow, name="trial") as service:
-        busy = [connect(service) for _ in range(MAX_CONVERSATIONS)]
+    with HttpService(HERE, 0, slow, name="trial") as service:
+        busy = [connect(service) for _ in range(MAX_CONNECTIONS)]
         try:
             for line in busy:
                 line.sendall(b"GET /x HTTP/1.1\r\n\r\n")
@@ -155,15 +155,15 @@ def test_who_is_being_answered_is_not_hung_up_on_for_another(monkeypatch: pytest
 
 
 def test_an_answer_may_say_where_it_is_instead() -> None:
-    moved = Answer(b"", status=HTTPStatus.TEMPORARY_REDIRECT, location="there/")
-    with Service(HERE, 0, lambda *_: moved, name="trial") as service:
+    moved = HttpResponse(b"", status=HTTPStatus.TEMPORARY_REDIRECT, location="there/")
+    with HttpService(HERE, 0, lambda *_: moved, name="trial") as service:
         answer = say(service, b"GET /x HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.0 307")
     assert b"\r\nLocation: there/\r\n" in answer
 
 
 def test_a_fault_of_ours_is_an_answer_and_the_next_one_is_served(
-    service: Service, caplog: pytest.LogCaptureFixture
+    service: HttpService, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert say(service, b"GET /fault HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500")
     assert "a bug of ours" in caplog.text
@@ -171,7 +171,7 @@ def test_a_fault_of_ours_is_an_answer_and_the_next_one_is_served(
     assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
 
 
-def test_closing_ends_conversations_and_threads(service: Service) -> None:
+def test_closing_ends_conversations_and_threads(service: HttpService) -> None:
     with connect(service) as line:
         line.sendall(b"GET /")
         deadline = time.monotonic() + 20
@@ -183,26 +183,26 @@ def test_closing_ends_conversations_and_threads(service: Service) -> None:
     assert not any(each.name.startswith("nexar-trial") for each in threading.enumerate())
 
 
-def test_a_place_that_is_taken_is_named(service: Service) -> None:
+def test_a_place_that_is_taken_is_named(service: HttpService) -> None:
     expected = rf"^the other cannot listen at 127.0.0.1:{service.port}: Address already in use; take another$"
     with pytest.raises(UsageError, match=expected):
-        Service(HERE, service.port, respond, name="other")
+        HttpService(HERE, service.port, respond, name="other")
 
 
-def test_the_port_of_metrics_that_is_taken_is_named_with_its_setting(service: Service) -> None:
+def test_the_port_of_metrics_that_is_taken_is_named_with_its_setting(service: HttpService) -> None:
     with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; set NEXAR_METRICS_PORT to another"):
         open_metrics(Config(), service.port, 0)
     with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; set NEXAR_METRICS_PORT to another"):
         check_metrics(Config(metrics_port=service.port), 1)
 
 
-def test_a_page_whose_port_is_taken_says_how_to_give_another(service: Service) -> None:
+def test_a_page_whose_port_is_taken_says_how_to_give_another(service: HttpService) -> None:
     with pytest.raises(UsageError, match=rf"{service.port}: Address already in use; give --page another port, or 0"):
-        Page(lambda: pytest.fail("nobody looks"), bytes(32), HERE, service.port)
+        StatusWebPage(lambda: pytest.fail("nobody looks"), bytes(32), HERE, service.port)
 
 
 def test_where_no_thread_is_to_be_had_one_reader_is_hung_up_on_and_the_next_answered(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: HttpService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -214,7 +214,7 @@ def test_where_no_thread_is_to_be_had_one_reader_is_hung_up_on_and_the_next_answ
     assert say(service, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"path /x")
 
 
-def test_a_forked_child_does_not_hold_the_port(service: Service) -> None:
+def test_a_forked_child_does_not_hold_the_port(service: HttpService) -> None:
     child = os.fork()
     if not child:
         taken = 1
@@ -230,13 +230,13 @@ def test_a_forked_child_does_not_hold_the_port(service: Service) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:9000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
 )
-def test_who_was_sent_here_by_a_foreign_name_is_told_nothing(service: Service, host: str) -> None:
+def test_who_was_sent_here_by_a_foreign_name_is_told_nothing(service: HttpService, host: str) -> None:
     answer = say(service, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.0 421")
     assert b"path /metrics" not in answer
 
 
-def test_addresses_and_names_of_this_host_are_answered(service: Service) -> None:
+def test_addresses_and_names_of_this_host_are_answered(service: HttpService) -> None:
     names = ["127.0.0.1", f"127.0.0.1:{service.port}", "[::1]", "[::1]:80", "10.1.2.3:5", "localhost", "LOCALHOST.:7"]
     for host in (*names, socket.gethostname()):
         answer = say(service, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())

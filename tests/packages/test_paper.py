@@ -11,9 +11,9 @@ import nexar
 from nexar.communicator.bootstrap import bootstrap
 from nexar.config import Config
 from nexar.errors import UsageError
-from nexar.security.join_ticket import parse_ticket
+from nexar.security.invitation import parse_ticket
 from nexar.transport import registry
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from tests.conformance.test_transport_endings import *  # noqa: F403
 from tests.conformance.test_transport_frames import *  # noqa: F403
 from tests.conformance.transports import Case, Made, World, closed_port, open_socket, silent_host, silent_port

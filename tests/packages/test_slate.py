@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 import nexar
-from nexar.arrays import registration
+from nexar.arrays import devices
+from nexar.arrays.devices import DeviceRegistry
 from nexar.arrays.operand import adapt
-from nexar.arrays.registration import Registration
 from nexar.errors import UsageError
 from tests.packages.installing import install, install_broken
 from tests.ranks import on_every
 
 
 @pytest.fixture(autouse=True)
-def adapters(monkeypatch: pytest.MonkeyPatch) -> Registration:
+def adapters(monkeypatch: pytest.MonkeyPatch) -> DeviceRegistry:
     """Those of a process that has just begun."""
-    adapters = Registration()
-    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    adapters = DeviceRegistry()
+    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
     return adapters
 
 
@@ -43,7 +43,7 @@ def test_arrays_that_are_known_load_no_package(site: Path, monkeypatch: pytest.M
 
 def test_a_package_that_cannot_be_loaded_is_named_and_the_others_serve(site: Path) -> None:
     install("slate", site)
-    install_broken("nexar-chipped", registration.GROUP, "chipped", site)
+    install_broken("nexar-chipped", devices.GROUP, "chipped", site)
     theirs = importlib.import_module("nexar_slate")
     assert adapt(theirs.Slate([1.0])).array.tolist() == [1.0]
     with pytest.raises(

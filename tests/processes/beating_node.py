@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
-from nexar.wire.messages import Beat, Doing, Message, Pong
+from nexar.testing.bare_nodes import LinkedNode
+from nexar.wire.control import Beat, CurrentCall, Message, Pong
 
 INTERVAL = 0.1
-DOING = (Doing(0, "all_reduce", 1234),)
+DOING = (CurrentCall(0, "all_reduce", 1234),)
 
 
 class BeatingNode(LinkedNode):

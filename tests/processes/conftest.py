@@ -2,10 +2,10 @@
 
 import pytest
 
-from nexar.testing.peer_process import RAW, Terms
+from nexar.testing.peer_protocol import RAW, ConnectionTerms
 
 
 @pytest.fixture
-def raw_terms() -> Terms:
+def raw_terms() -> ConnectionTerms:
     """Bare TLS carriers: the quickest connection that works everywhere."""
-    return Terms(schemes=["tls"], assembly=RAW, timeout=20)
+    return ConnectionTerms(schemes=["tls"], assembly=RAW, timeout=20)

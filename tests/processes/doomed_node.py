@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
 from nexar.cluster.membership import Membership, encode_member
-from tests.unit.cluster.line_ends import End
+from tests.unit.cluster.connection_ends import End
 
 
 def say(facts: object) -> None:

@@ -17,10 +17,10 @@ def differing_transports() -> None:
 
 
 def killed_after_the_commit() -> None:
-    from nexar.communicator.maker import Maker
+    from nexar.communicator.generation import GenerationBuilder
 
     if rank == 1:  # the first communicator is made when the membership is committed
-        Maker.make = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        GenerationBuilder.make = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def unreachable_pair() -> None:

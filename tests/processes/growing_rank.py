@@ -87,7 +87,7 @@ class Life:
             change = self.comm.checkpoint(lambda: make_state(self.step, self.count), timeout=most)
         except nexar.MembershipChanged as lost:
             say(lost=sorted(lost.lost), size=lost.communicator.size)
-            self._follow(lost.communicator)
+            self._wait_for_driver(lost.communicator)
         else:
             if change is not None:
                 seconds = time.monotonic() - began
@@ -96,11 +96,11 @@ class Life:
                 )
                 if change.communicator is None:
                     return False
-                self._follow(change.communicator)
+                self._wait_for_driver(change.communicator)
         time.sleep(PACE)
         return True
 
-    def _follow(self, successor: nexar.Communicator) -> None:
+    def _wait_for_driver(self, successor: nexar.Communicator) -> None:
         self.comm, self._settled = successor, False
         mark(successor)
 
@@ -157,7 +157,7 @@ def giver(moment: str) -> None:
     if moment == "asked":
         globals()["make_state"] = die
     else:
-        state_transfer.held = die  # type: ignore[assignment]
+        state_transfer.wait_or_undo = die  # type: ignore[assignment]
     life = Life(200_000)
     while True:
         life.turn()
@@ -224,7 +224,7 @@ def waiting() -> None:
 def random_death() -> None:
     """Whoever finds a file `doom` while somebody waits to come in dies somewhere in that checkpoint."""
     life = Life(20_000, goal=3)
-    chance, wishes = random.Random(os.getpid()), life.comm._presence.wishes
+    chance, wishes = random.Random(os.getpid()), life.comm._runtime.wishes
     mine = wishes.mine
 
     def brought() -> Any:

@@ -10,8 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Self
 
 from nexar.config import Config
-from nexar.security.invitation import Invitation
-from nexar.security.join_ticket import format_ticket, make_secret
+from nexar.security.invitation import Invitation, format_ticket, make_secret
 
 REPORTS = os.environ.pop("TEST_REPORTS", None)
 FORMED = os.environ.pop("TEST_FORMED", None)
@@ -78,7 +77,7 @@ def replace(module: str, **names: object) -> None:
 
 if __name__ == "__main__":
     replace("nexar.cluster.seed", Seed=NoSeed)
-    replace("nexar.cluster.attendant", Attendant=NoAttendant)
+    replace("nexar.cluster.seed_session", Attendant=NoAttendant)
     from nexar.cli.main import main
 
     main()

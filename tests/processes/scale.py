@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def schemes(*names: str) -> pytest.MarkDecorator:
 
 
 def _absence(name: str) -> list[pytest.MarkDecorator]:
-    reasons = [reason for scheme in name.split("+") if (reason := why_absent(scheme))]
+    reasons = [reason for scheme in name.split("+") if (reason := why_unavailable(scheme))]
     return [pytest.mark.skip(reason=reason) for reason in reasons]
 
 

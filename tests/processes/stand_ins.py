@@ -8,8 +8,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from nexar.errors import FormationTimeout, UsageError
-from nexar.security.invitation import Invitation
-from nexar.security.join_ticket import format_ticket
+from nexar.security.invitation import Invitation, format_ticket
 
 TICKET = format_ticket(Invitation(("127.0.0.1:4000",), bytes(range(32)), bytes(32)))
 

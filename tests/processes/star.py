@@ -16,9 +16,9 @@ from typing import Any, Self
 from nexar.config import Config
 from nexar.links.link import Link
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.peer import Peer
-from nexar.testing.peer_messages import Dial, Start, reference
+from nexar.security.certificates import Trust
+from nexar.testing.peer_process import PeerHandle
+from nexar.testing.peer_protocol import ConnectTo, PeerStart, reference
 from tests.processes.talk import TALKING, TalkingNode
 
 HERE = 0x10
@@ -28,7 +28,7 @@ STARTING = 120.0
 class Ray:
     """One peer process and the link to it."""
 
-    def __init__(self, peer: Peer, number: int, addresses: Mapping[str, str]) -> None:
+    def __init__(self, peer: PeerHandle, number: int, addresses: Mapping[str, str]) -> None:
         self.peer = peer
         self.number = number
         self.addresses = addresses
@@ -78,19 +78,19 @@ class Star:
         deadline = time.monotonic() + STARTING
         ray = self._begin(function, arguments, assembly, deadline)
         if peer_dials is None:
-            ray.peer.order(Dial(), deadline)
+            ray.peer.order(ConnectTo(), deadline)
             ray.link = self.node.connect(ray.number, ray.addresses)
         else:
             known = self.node.addresses_for(ray.number)
-            ray.peer.order(Dial({scheme: known[scheme] for scheme in peer_dials}), deadline)
+            ray.peer.order(ConnectTo({scheme: known[scheme] for scheme in peer_dials}), deadline)
             ray.link = self.node.accept(STARTING)
         return ray
 
     def _begin(self, function: Callable[..., Any], arguments: Sequence[Any], assembly: str, deadline: float) -> Ray:
         number = HERE + 1 + len(self.rays)
-        peer = Peer()
+        peer = PeerHandle()
         self._stack.push(peer.part)
-        start = Start(
+        start = PeerStart(
             credentials=self.authority.admit(number), trust=self.trust, peer=HERE, schemes=self.schemes,
             host="127.0.0.1", settings=self.settings, assembly=assembly, function=reference(function),
             arguments=list(arguments), path=sys.path, timeout=STARTING,

@@ -46,7 +46,7 @@ class Story:
         self.folder = folder
         self.size = size
         self._prefixes = [*prefixes, *itertools.repeat(prefixes[-1], size)][:size]
-        self._pace = pace
+        self._round_sync = pace
         self._variables = {variable(name): str(value) for name, value in settings.items()}
         self._stack = ExitStack()
         listen = () if prefixes[0] else ("--listen", f"127.0.0.1:{free_port()}")
@@ -79,7 +79,9 @@ class Story:
     def _start(self, rank: int, ticket: str) -> Python:
         place = {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": str(self.size), "NEXAR_TICKET": ticket}
         return self._stack.enter_context(
-            Python(self.script, self._pace, cwd=self.folder, prefix=self._prefixes[rank], **place, **self._variables)
+            Python(
+                self.script, self._round_sync, cwd=self.folder, prefix=self._prefixes[rank], **place, **self._variables
+            )
         )
 
     # -- what happens ----------------------------------------------------------------------------------------

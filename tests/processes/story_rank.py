@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 import nexar
-from nexar.cluster.change import Change
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Change, Membership
 
 SELDOM = 0.02
 """Seconds between two lines that say the same."""
@@ -52,7 +51,7 @@ class Life:
 
     def _observe(self, comm: nexar.Communicator) -> None:
         """Write down each membership when it is adopted, also one that comes to no communicator."""
-        presence = comm._presence
+        presence = comm._runtime
         adopt = presence.changed
 
         def adopted(change: Change, after: Membership) -> None:
@@ -78,12 +77,12 @@ class Life:
                 if self._sum():
                     return
             except nexar.MembershipChanged as change:
-                self._follow(change.communicator, change)
+                self._wait_for_driver(change.communicator, change)
             except nexar.PeerLost as lost:
                 self._say_error(lost)
                 if os.environ.get("NEXAR_RECOVERY_POLICY") != "manual":
                     raise
-                self._follow(self.comm.shrink())
+                self._wait_for_driver(self.comm.shrink())
             except (nexar.NoQuorum, nexar.RecoveryTimeout) as error:  # it may be told more, when the network is mended
                 self._say_error(error)
                 if Path("stop").exists():
@@ -108,7 +107,7 @@ class Life:
             time.sleep(self.pace)
         return bool(x[1])
 
-    def _follow(self, successor: nexar.Communicator, change: nexar.MembershipChanged | None = None) -> None:
+    def _wait_for_driver(self, successor: nexar.Communicator, change: nexar.MembershipChanged | None = None) -> None:
         lost = {} if change is None else {str(rank): cause for rank, cause in change.lost.items()}
         self.comm = successor
         ranks = self._ranks(successor.membership)
@@ -141,7 +140,7 @@ class Life:
     def do_cut(self, rank: int) -> None:
         """End the link to this rank, which knows nothing of it."""
         node = next(node for node, first in self._first.items() if first == rank)
-        self.comm._presence.mesh.links()[node].lose("cut by the test")
+        self.comm._runtime.mesh.links()[node].lose("cut by the test")
 
     def do_hold(self, seconds: int) -> None:
         """Do nothing, and let no other thread of Python do anything."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from nexar.errors import NexarError
 from nexar.links.link import Link
-from nexar.links.message import Receive
+from nexar.links.messages import Receive
 from nexar.links.operation import Operation
-from nexar.links.sending import About
-from nexar.testing.availability import why_absent
-from nexar.testing.linked_node import LinkedNode
+from nexar.links.sending import MessageHeader
+from nexar.testing.bare_nodes import LinkedNode
+from nexar.testing.transports import why_unavailable
 from nexar.types import AwaitedPeer
+from nexar.wire.control import Message, Ping, Pong
 from nexar.wire.frame import Space
-from nexar.wire.messages import Message, Ping, Pong
 
 IDLE_TIMEOUT = 2.0
 KEEP_ALIVE = 0.4
@@ -26,8 +26,8 @@ _LAST = b"the last"
 _LAST_TAG = 1 << 40
 
 
-def tagged(tag: int) -> About:
-    return About(space=Space.TAGGED, tag=tag)
+def tagged(tag: int) -> MessageHeader:
+    return MessageHeader(space=Space.TAGGED, tag=tag)
 
 
 def post(node: LinkedNode, source: int, tag: int, into: memoryview | None = None) -> Receive:
@@ -112,9 +112,9 @@ class Answer(Operation):
 
 
 def _impatient_quic() -> Any:
-    if why_absent("quic") is not None:
+    if why_unavailable("quic") is not None:
         return None
-    from nexar.transport.quic.settings import QuicSettings
+    from nexar.transport.quic.transport import QuicSettings
 
     return QuicSettings(idle_timeout=IDLE_TIMEOUT, keep_alive_interval=KEEP_ALIVE)
 

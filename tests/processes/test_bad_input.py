@@ -5,9 +5,8 @@ import socket
 
 import pytest
 
-from nexar.security.invitation import Invitation
-from nexar.security.join_ticket import format_ticket, make_secret
-from nexar.testing.availability import why_absent
+from nexar.security.invitation import Invitation, format_ticket, make_secret
+from nexar.testing.transports import why_unavailable
 from tests.processes.launcher import script
 from tests.processes.nexar_command import Nexar, Python
 
@@ -34,7 +33,7 @@ def refused(tmp_path):
 @pytest.fixture(params=["tcp", "udp"])
 def taken(request):
     """A port that somebody else has, for one of the two protocols."""
-    missing = why_absent("quic")
+    missing = why_unavailable("quic")
     if request.param == "udp" and missing is not None:
         pytest.skip(f"nobody wants a UDP port: {missing}")
     kind = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}[request.param]
@@ -76,7 +75,7 @@ def test_a_seed_whose_name_nobody_knows_is_named(refused):
 
 def test_a_script_that_cannot_reach_the_seed_shows_its_own_line_and_the_reason(refused):
     said = last_of(refused(Python, "join.py", NEXAR_TICKET=TICKET, **SHORT))
-    assert said.startswith("nexar.errors.joining.SeedUnreachable: no seed at")
+    assert said.startswith("nexar.errors.SeedUnreachable: no seed at")
 
 
 @pytest.mark.parametrize(

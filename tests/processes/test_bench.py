@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.cli.bench.hosts import opened_hosts
-from nexar.cli.bench.plans import Plan, Start
-from nexar.cli.bench.runners import Runners, SystemFailed
+from nexar.cli.bench.systems import ProcessStart, SystemFailed, SystemPlan, SystemRanks, opened_hosts
 from nexar.testing.network_namespaces import permitted
 from tests.unit.cli.bench.orders import ORDER
 
@@ -95,7 +93,7 @@ class TestSystems:
 
     GOOD = """
 import sys
-from nexar.cli.bench.serving import serve
+from nexar.cli.bench.measuring import serve
 class System:
     rank, size, version = int(sys.argv[2]), 2, "7"
     def barrier(self): pass
@@ -109,8 +107,8 @@ serve(System(), sys.argv[1])
 
     def runners(self, folder: Path, program=GOOD, ranks=2):
         path = str(folder / "x.socket")
-        starts = tuple(Start((sys.executable, "-c", program, path, str(rank))) for rank in range(ranks))
-        return Runners(Plan("x", starts, ""), 2, path=path, environment=os.environ, folder=folder)
+        starts = tuple(ProcessStart((sys.executable, "-c", program, path, str(rank))) for rank in range(ranks))
+        return SystemRanks(SystemPlan("x", starts, ""), 2, path=path, environment=os.environ, folder=folder)
 
     def test_ranks_answer_by_rank_and_tell_their_version(self, tmp_path):
         with self.runners(tmp_path) as ranks:
@@ -140,7 +138,7 @@ serve(System(), sys.argv[1])
             pass
 
     def test_a_program_that_is_not_there_is_named(self, tmp_path):
-        plan = Plan("x", (Start(("/no/such/program",)),), "")
-        absent = Runners(plan, 2, path=str(tmp_path / "s"), environment=os.environ, folder=tmp_path)
+        plan = SystemPlan("x", (ProcessStart(("/no/such/program",)),), "")
+        absent = SystemRanks(plan, 2, path=str(tmp_path / "s"), environment=os.environ, folder=tmp_path)
         with pytest.raises(SystemFailed, match="/no/such/program cannot be started"), absent:
             pass

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 from tests.processes.scale import measured, sized
 from tests.processes.story import Story
 
@@ -34,7 +34,7 @@ def test_a_connection_that_breaks_and_is_made_anew_costs_nobody_the_membership(
     measured(record_property, recovery_ms=round(took * 1e3, 1))
 
 
-@pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+@pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 def test_a_rank_that_holds_the_gil_is_reported_as_stuck_and_stays(tmp_path: Path) -> None:
     settings = {"transports": "quic", "heartbeat_interval": 0.2, "heartbeat_timeout": sized(1.5, 5.0)}
     with Story(tmp_path, 3, **settings) as story:

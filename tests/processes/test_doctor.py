@@ -10,14 +10,13 @@ from contextlib import ExitStack
 import pytest
 
 from nexar import Config
-from nexar.cli.doctor.machine import look_at_machine
-from nexar.cli.doctor.round_trip import try_trip
-from nexar.testing.availability import why_absent
+from nexar.cli.doctor.machine import inspect_machine, try_round_trip
 from nexar.testing.network_namespaces import NetworkNamespaces
+from nexar.testing.transports import why_unavailable
 
 PATIENCE = 150.0
 NEXAR = (sys.executable, "-m", "nexar")
-needs_quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+needs_quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 class Doctor:
@@ -73,15 +72,15 @@ def meet(places, folder, *arguments, **variables):
 
 @pytest.mark.parametrize("scheme", ["shm", "quic", "tls"])
 def test_a_round_trip_inside_this_process_really_connects(scheme):
-    if why_absent(scheme):
-        pytest.skip(why_absent(scheme))
-    trip = try_trip(scheme, Config())
+    if why_unavailable(scheme):
+        pytest.skip(why_unavailable(scheme))
+    trip = try_round_trip(scheme, Config())
     assert trip.problem == ""
     assert 0 < trip.round_trip < 1
 
 
 def test_a_machine_is_looked_at_without_a_cluster():
-    seen = look_at_machine(Config())
+    seen = inspect_machine(Config())
     assert {version.name for version in seen.versions} >= {"python", "nexar", "nexar-quic", "numpy", "openssl"}
     assert seen.door.problem == ""
     assert seen.door.advertised

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 from tests.architecture.sources import ROOT
 from tests.processes.nexar_command import Nexar, Python
 
@@ -105,5 +105,5 @@ def test_training_goes_on_while_a_rank_comes_and_the_oldest_goes(tmp_path):
 def test_arrays_cross_every_transport_that_is_here(tmp_path):
     shown = run_alone(tmp_path, "transports")
     for scheme in ("quic", "tls", "tcp", "shm", "memory"):
-        if why_absent("tls" if scheme == "tcp" else scheme) is None:
+        if why_unavailable("tls" if scheme == "tcp" else scheme) is None:
             assert re.search(rf"│ {scheme} .*✔ 5 dtypes", shown), scheme

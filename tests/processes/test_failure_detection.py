@@ -16,25 +16,25 @@ from typing import Any, cast
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
 
-from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.failure_detector import LivenessReport
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.membership import Member, Membership, decode_member
-from nexar.cluster.probe import Pings, probe
+from nexar.cluster.peer_probe import PingTable, probe_peer
 from nexar.config import Config
 from nexar.security.authority import Authority
-from nexar.testing.availability import why_absent
 from nexar.testing.peer_process import PeerProcess
-from nexar.wire.messages import Pong
+from nexar.testing.transports import why_unavailable
+from nexar.wire.control import Pong
 from tests.processes.beating_node import INTERVAL, beat_and_hold
 from tests.processes.scale import measured
 from tests.ranks import PATIENCE
-from tests.unit.cluster.line_ends import End
+from tests.unit.cluster.connection_ends import End
 from tests.unit.cluster.memory_mesh import eventually, soon
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 1.0
 HELD = 3.0
-quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 # ---------------------------------------------------------------- killed
@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_is_known_to_have_ended_within_milliseconds(
         other.process.kill()
         eventually(lambda: other.end.ended, "the end of the line")
         noticed = time.monotonic()
-        cause = probe(other.end.node, other.member, None, Pings(), soon())
+        cause = probe_peer(other.end.node, other.member, None, PingTable(), soon())
         certain = time.monotonic()
     ((node, hint),) = other.end.ended
     assert node == other.member.node
@@ -122,7 +122,7 @@ def test_a_process_that_ends_politely_leaves_no_hint() -> None:
 def test_a_process_that_is_stopped_keeps_its_line() -> None:
     with doomed(it_dials=True) as other:
         other.process.send_signal(signal.SIGSTOP)
-        assert probe(other.end.node, other.member, None, Pings(), soon()) is None  # its system answers for it
+        assert probe_peer(other.end.node, other.member, None, PingTable(), soon()) is None  # its system answers for it
         assert other.end.lines.peers == {other.member.node}
         other.process.send_signal(signal.SIGCONT)
     assert other.end.ended == []
@@ -137,7 +137,7 @@ class Watch:
     def __init__(self, peer: PeerProcess) -> None:
         me, other = peer.node.node, peer.peer_node
         config = Config(heartbeat_interval=INTERVAL, heartbeat_timeout=TIMEOUT)
-        self.found: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[LivenessReport] = queue.SimpleQueue()
         node = cast(Any, SimpleNamespace(id=me, config=config))
         self.heartbeat = Heartbeat(node, lambda: {other: peer.link}, lambda: ((), ""), self.found.put)
         peer.node.beaten = self.heartbeat.arrived
@@ -145,7 +145,7 @@ class Watch:
         self.heartbeat.adopt(Membership("ours", 1, members))
         eventually(lambda: (known := self.heartbeat.known(other)) is not None and known.beat is not None, "a beat")
 
-    def next(self) -> Finding:
+    def next(self) -> LivenessReport:
         return self.found.get(timeout=PATIENCE)
 
 

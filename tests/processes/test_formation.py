@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import nexar
-from nexar.cluster.decisions.watchers import watched, watchers
-from nexar.testing.availability import why_absent
+from nexar.cluster.decisions.failure_detector import watched, watchers
+from nexar.testing.transports import why_unavailable
 from tests.leaks import Stock, leaked_since
 from tests.processes.launcher import await_files
 from tests.processes.nexar_command import INTRODUCE, LATE_LINK, Nexar, Python, await_ticket, introductions
 
 TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"
 LOCAL = "127.0.0.1:0"
-SCHEMES = {scheme for scheme in ("shm", "quic", "tls") if why_absent(scheme) is None}
+SCHEMES = {scheme for scheme in ("shm", "quic", "tls") if why_unavailable(scheme) is None}
 BETWEEN_NEIGHBOURS = {"shm", "quic" if "quic" in SCHEMES else "tls"} & SCHEMES
 
 
@@ -80,7 +80,7 @@ def test_a_rank_may_be_alone(start):
 
 @pytest.mark.parametrize("schemes", ["shm,tls", "tls", "quic"])
 def test_ranks_use_the_transports_they_are_told_to(start, schemes):
-    if reason := next((why for scheme in schemes.split(",") if (why := why_absent(scheme))), None):
+    if reason := next((why for scheme in schemes.split(",") if (why := why_unavailable(scheme))), None):
         pytest.skip(reason)
     found = introductions(start(Nexar, "run", "-n", 2, INTRODUCE, "--barrier", NEXAR_TRANSPORTS=schemes))
     assert set(found[0]["links"]["1"]) == set(found[1]["links"]["0"]) == set(schemes.split(","))

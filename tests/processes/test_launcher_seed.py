@@ -11,7 +11,7 @@ import pytest
 
 from nexar import Config, OperationTimeout, UsageError
 from nexar.launch import init, seed_process
-from nexar.launch.door import ByFile, ByMeeting, ByTicket, ByToken
+from nexar.launch.entry import ByFile, ByRankZero, ByTicket, ByToken
 from nexar.launch.seed_process import SeedProcess
 from tests.processes import stand_ins
 from tests.processes.launcher import await_gone
@@ -97,12 +97,12 @@ def test_the_ranks_of_one_host_get_the_ticket_of_the_seed_that_rank_0_opened(fol
     taken = []
 
     def other():
-        with init.opened(ByFile("name", 2, False), Config()) as invitation:
+        with init.open_entry(ByFile("name", 2, False), Config()) as invitation:
             taken.append(invitation)
 
     thread = threading.Thread(target=other)
     thread.start()
-    with init.opened(ByFile("name", 2, True), Config()) as invitation:
+    with init.open_entry(ByFile("name", 2, True), Config()) as invitation:
         thread.join(20)
         (folder / "formed").touch()
         (folder / "empty").touch()
@@ -114,12 +114,12 @@ def test_the_ranks_of_one_host_get_the_ticket_of_the_seed_that_rank_0_opened(fol
 def test_ranks_of_several_hosts_meet_by_token(folder, opens):
     for name in ("formed", "empty"):
         (folder / name).touch()
-    with init.opened(ByMeeting(TOKEN, "node1", 29501, 4, opens), Config()) as invitation:
+    with init.open_entry(ByRankZero(TOKEN, "node1", 29501, 4, opens), Config()) as invitation:
         assert invitation.addresses == ("node1:29501",)
 
 
 def test_a_ticket_and_a_token_need_nobody_to_open():
-    with init.opened(ByTicket(stand_ins.TICKET), Config()) as invitation:
+    with init.open_entry(ByTicket(stand_ins.TICKET), Config()) as invitation:
         assert invitation.addresses == ("127.0.0.1:4000",)
-    with init.opened(ByToken(TOKEN, "a:1"), Config()) as invitation:
+    with init.open_entry(ByToken(TOKEN, "a:1"), Config()) as invitation:
         assert invitation.addresses == ("a:1",)

@@ -9,7 +9,7 @@ import pytest
 
 from nexar.errors import PeerLost
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from tests.processes.scale import FULL, MIB, measured, schemes
 from tests.processes.star import Star
 from tests.processes.talk import IDLE_TIMEOUT, echo, end_echo, post, receive, round_trip, say, source_of_zeros

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
 from tests.processes.scale import MIB, measured, schemes, sized
 from tests.processes.talk import IDLE_TIMEOUT, KEEP_ALIVE, TALKING, echo, end_echo, noise, receive, round_trip, say

@@ -10,8 +10,8 @@ import pytest
 
 from nexar.errors import NexarError, PeerLost
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
-from nexar.testing.peer_messages import Leave
+from nexar.testing.bare_nodes import LinkedNode
+from nexar.testing.peer_protocol import PeerStop
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
 from tests.processes.talk import CARELESS, echo, receive, round_trip, say, source_of_zeros
@@ -38,7 +38,7 @@ def leave(ray: Ray) -> float:
     """Let the process end; seconds that it took."""
     begin = time.monotonic()
     ray.result()
-    ray.peer.order(Leave(), begin + 10)
+    ray.peer.order(PeerStop(), begin + 10)
     assert ray.peer.process.wait(10) is not None, "the interpreter does not end"
     return time.monotonic() - begin
 

@@ -12,7 +12,7 @@ from typing import Any
 from nexar.errors import UsageError
 from nexar.links.link import Link
 from nexar.testing.peer_process import PeerProcess
-from nexar.wire.messages import Ping
+from nexar.wire.control import Ping
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import TALKING, TalkingNode, echo, end_echo, post, round_trip, say
 

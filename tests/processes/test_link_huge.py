@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
 from tests.processes.scale import MIB, measured, schemes, sized
 from tests.processes.talk import post, receive, say

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nexar.links.link import Link
-from nexar.links.message import ANY
-from nexar.testing.linked_node import LinkedNode
+from nexar.links.messages import ANY
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
 from nexar.wire.frame import Space
 from tests.processes.scale import measured, schemes, sized

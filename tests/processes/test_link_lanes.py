@@ -5,7 +5,7 @@ from typing import Any
 
 from nexar.links.link import Link
 from nexar.links.operation import Operation
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from tests.processes.scale import FULL, MIB, measured, percentile, schemes, sized, spread
 from tests.processes.star import Ray, Star
 from tests.processes.talk import echo, end_echo, post, round_trip, say, source_of_zeros

@@ -3,7 +3,7 @@
 import zlib
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
 from tests.processes.scale import schemes, sized
 from tests.processes.talk import noise, post, receive, say

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerPair
 from tests.processes.scale import measured, percentile, schemes, sized, spread
 from tests.processes.talk import echo, end_echo, round_trip

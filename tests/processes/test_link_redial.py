@@ -13,7 +13,7 @@ import pytest
 
 from nexar.errors import PeerLost
 from nexar.links.link import Link
-from nexar.links.redial import Redial
+from nexar.links.reconnect import Reconnect
 from nexar.transport.base import Carrier, Expected
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
@@ -79,7 +79,7 @@ def test_a_broken_connection_is_dialed_again_for_the_next_generation(scheme: str
             with pytest.raises(PeerLost):
                 node.wait(operation, timeout=10)
         begin = time.monotonic()
-        redial = Redial(link, dial(star, ray, scheme), 10.0)
+        redial = Reconnect(link, dial(star, ray, scheme), 10.0)
         assert redial.join(), redial.error
         measured(record_property, scheme=scheme, redialed_ms=round((time.monotonic() - begin) * 1e3, 1))
         with pytest.raises(PeerLost):
@@ -105,7 +105,7 @@ def test_a_peer_that_never_comes_back_is_dialed_until_the_deadline(scheme: str, 
         with pytest.raises(PeerLost):
             receive(star.node, ray.number, NEVER)
         begin = time.monotonic()
-        redial = Redial(ray.link, dial(star, ray, scheme), PATIENCE, Unlucky())
+        redial = Reconnect(ray.link, dial(star, ray, scheme), PATIENCE, Unlucky())
         assert not redial.join()
         elapsed = time.monotonic() - begin
         assert isinstance(redial.error, OSError)

@@ -7,7 +7,7 @@ from typing import Any
 
 from nexar.errors import OperationTimeout
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from tests.processes.scale import MIB, measured, schemes
 from tests.processes.star import Ray, Star
 from tests.processes.talk import await_that, echo, end_echo, noise, post, receive, round_trip, say

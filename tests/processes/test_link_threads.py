@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.peer_process import PeerProcess
 from tests.processes.scale import measured, schemes, sized
 from tests.processes.talk import echo, end_echo, post, round_trip, say

@@ -99,7 +99,7 @@ def break_carrier(node: TalkingNode, link: Link, scheme: str) -> float:
     waiters = pending(node, link)
     echo(node, link)
     broken = time.monotonic()
-    link._line.carriers[scheme].abort("broken by the test")
+    link._state.carriers[scheme].abort("broken by the test")
     expect_loss(node, waiters)
     return time.monotonic() - broken
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nexar.links.link import Link
-from nexar.testing.linked_node import LinkedNode
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.testing.network_namespaces import NetworkNamespaces
 from nexar.testing.peer_process import PeerPair
 from tests.processes.scale import MIB, measured, schemes, sized

@@ -3,8 +3,8 @@
 import pytest
 
 from nexar.errors import PeerLost
-from nexar.testing.availability import why_absent
 from nexar.testing.peer_process import PeerPair, PeerProcess
+from nexar.testing.transports import why_unavailable
 from nexar.wire.frame import Space
 
 SIZES = (8, 65_536, 3_000_001)
@@ -38,7 +38,7 @@ def wait_for_ever(node, link):
 
 @pytest.fixture(params=["quic", "tls", "tcp", "shm"])
 def scheme(request):
-    reason = why_absent(request.param)
+    reason = why_unavailable(request.param)
     if reason is not None:
         pytest.skip(f"{request.param}: {reason}")
     return request.param
@@ -61,7 +61,7 @@ def test_two_peer_processes_talk_while_their_parent_only_listens(scheme):
 
 
 def test_several_transports_make_one_link():
-    schemes = [scheme for scheme in ("shm", "quic", "tls") if why_absent(scheme) is None]
+    schemes = [scheme for scheme in ("shm", "quic", "tls") if why_unavailable(scheme) is None]
     with PeerProcess(echo, [1], schemes=schemes) as peer:
         back = memoryview(bytearray(8))
         receive = peer.node.matching.post(back, source=peer.peer_node, space=Space.UNTAGGED, tag=0)
@@ -72,7 +72,7 @@ def test_several_transports_make_one_link():
 
 @pytest.mark.parametrize("scheme", ["tls", "shm"])
 def test_a_link_is_lost_when_its_peer_is_killed(scheme):
-    reason = why_absent(scheme)
+    reason = why_unavailable(scheme)
     if reason is not None:
         pytest.skip(reason)
     with PeerProcess(wait_for_ever, schemes=[scheme]) as peer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 from tests.processes.launcher import Launch
 from tests.processes.nexar_command import Nexar
 
@@ -13,7 +13,9 @@ MISTAKE = __file__.replace("test_mistakes.py", "mistake.py")
 WAYS = [
     pytest.param("shm,tls", id="memory"),
     pytest.param("tls", id="tls"),
-    pytest.param("quic", id="quic", marks=pytest.mark.skipif(bool(why_absent("quic")), reason=str(why_absent("quic")))),
+    pytest.param(
+        "quic", id="quic", marks=pytest.mark.skipif(bool(why_unavailable("quic")), reason=str(why_unavailable("quic")))
+    ),
 ]
 """Through the memory that ranks share, and through links."""
 SOON = 1.0

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from nexar.testing.network_namespaces import NetworkNamespaces, permitted
-from nexar.testing.peer_process import RAW, PeerFailed, PeerPair, Terms
+from nexar.testing.peer_process import PeerFailed, PeerPair
+from nexar.testing.peer_protocol import RAW, ConnectionTerms
 
 pytestmark = pytest.mark.netns
 
@@ -50,7 +51,7 @@ def test_the_wire_has_the_mtu_that_was_asked_for(mtu):
 
 
 def test_nothing_connects_where_the_protocol_is_dropped_until_the_weather_clears(raw_terms):
-    impatient = Terms(schemes=["tls"], assembly=RAW, timeout=3)
+    impatient = ConnectionTerms(schemes=["tls"], assembly=RAW, timeout=3)
     with NetworkNamespaces() as network:
         network.drop(1, protocol="tcp")
         with pytest.raises(PeerFailed), PeerPair(addresses, addresses, terms=impatient, places=network.places) as pair:
@@ -70,7 +71,7 @@ def test_the_protocol_that_is_not_named_still_passes(raw_terms):
 
 
 def test_who_is_deaf_to_one_hears_the_others(raw_terms):
-    impatient = Terms(schemes=["tls"], assembly=RAW, timeout=3)
+    impatient = ConnectionTerms(schemes=["tls"], assembly=RAW, timeout=3)
     with NetworkNamespaces(3) as network:
         network.deafen(0, 1)
         first, second, third = network.places

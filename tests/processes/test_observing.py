@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nexar.collectives.trace_part import SUFFIX
+from nexar.collectives.trace_writer import SUFFIX
 from tests.processes.launcher import PATIENCE
 from tests.processes.nexar_command import Nexar
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from nexar.cluster.onlooker import Onlooker
+from nexar.cluster.seed_session import ObserverSession
 from nexar.config import Config
-from nexar.security.join_ticket import parse_ticket
-from nexar.wire.bulletin import Board, Bulletin
+from nexar.security.invitation import parse_ticket
+from nexar.wire.status import StatusPage, StatusReport
 from tests.processes.launcher import PATIENCE
 from tests.processes.nexar_command import Nexar
 from tests.processes.scale import FULL, measured
@@ -109,10 +109,13 @@ def trouble(browser: WebDriver) -> str:
 
 @needs_browser
 def test_what_a_member_calls_itself_is_text_in_the_browser(tmp_path: Path) -> None:
-    from nexar.observe.page import Page
+    from nexar.observe.page import StatusWebPage
     from tests.unit.observe.boards import HOSTILE, busy
 
-    with Page(lambda: busy(lost=True), bytes(32), "127.0.0.1", 0) as page, opened(tmp_path / "profile") as browser:
+    with (
+        StatusWebPage(lambda: busy(lost=True), bytes(32), "127.0.0.1", 0) as page,
+        opened(tmp_path / "profile") as browser,
+    ):
         browser.get(page.url)
         await_value(lambda: states(browser) or None, "the ranks are shown")
         assert browser.find_elements(By.CSS_SELECTOR, "#ranks img") == []
@@ -128,12 +131,12 @@ def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) ->
     arguments = ("run", "-n", 3, "--write-ticket", ticket, AWAITED, enough)
     with Nexar(*arguments, cwd=tmp_path, NEXAR_HEARTBEAT_TIMEOUT_SECS="60") as run:  # nobody is to be expelled for it
         await_value(lambda: ticket.exists() or None, "the ticket is written")
-        with Onlooker(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
+        with ObserverSession(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
 
-            def seen() -> dict[int, tuple[str, Bulletin]]:
+            def seen() -> dict[int, tuple[str, StatusReport]]:
                 return {row.rank: (row.state, row.bulletin) for row in onlooker.look().rows if row.bulletin is not None}
 
-            def waiting() -> dict[int, tuple[str, Bulletin]] | None:
+            def waiting() -> dict[int, tuple[str, StatusReport]] | None:
                 found = seen()
                 return (
                     found if [found[rank][0] for rank in sorted(found)] == ["waiting", "running", "waiting"] else None
@@ -150,7 +153,7 @@ def test_the_board_says_who_waits_for_whom_and_who_is_stopped(tmp_path: Path) ->
             assert run.end() == 0, run.stderr
 
 
-def all_called(board: Board) -> bool:
+def all_called(board: StatusPage) -> bool:
     return len(board.rows) == 2 and all(row.bulletin is not None and row.bulletin.calls for row in board.rows)
 
 
@@ -160,7 +163,7 @@ def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> Non
         await_value(lambda: ticket.exists() or None, "the ticket is written")
         assert ticket.stat().st_mode & 0o777 == 0o600
 
-        with Onlooker(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
+        with ObserverSession(parse_ticket(ticket.read_text().strip()), Config(transports=("tls",))) as onlooker:
             await_value(lambda: all_called(onlooker.look()) or None, "two ranks that have called something")
         with Nexar("status", "--ticket-file", ticket, "--json", cwd=tmp_path) as status:
             assert status.end() == 0, status.stderr

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nexar.testing.peer_process import PeerFailed, PeerPair, PeerProcess, Place, Terms
+from nexar.testing.peer_process import PeerFailed, PeerPair, PeerProcess
+from nexar.testing.peer_protocol import ConnectionTerms, HostSpec
 
 # -- what peers do ---------------------------------------------------------------------------------------------------
 
@@ -155,15 +156,15 @@ def test_a_stopped_peer_is_ended_too(raw_terms):
 
 def test_a_peer_that_does_not_end_is_made_to_and_reported(monkeypatch):
     monkeypatch.setenv("NEXAR_TEST_PARENT", str(os.getpid()))
-    monkeypatch.setattr("nexar.testing.peer._ENDING", 0.5)
-    terms = Terms(assembly=f"{__name__}:UnclosableNode")
+    monkeypatch.setattr("nexar.testing.peer_process._END_TIMEOUT", 0.5)
+    terms = ConnectionTerms(assembly=f"{__name__}:UnclosableNode")
     with pytest.raises(PeerFailed, match="did not end"), PeerProcess(nothing, terms=terms) as peer:
         peer.result(timeout=20)
     assert not Path(f"/proc/{peer.pid}").exists()
 
 
 def test_a_prefix_that_cannot_start_it_is_told(raw_terms):
-    place = Place(prefix=("sh", "-c", "echo no such place >&2; exit 4"))
+    place = HostSpec(prefix=("sh", "-c", "echo no such place >&2; exit 4"))
     with pytest.raises(PeerFailed, match="no such place"), PeerProcess(add, [1, 2], terms=raw_terms, place=place):
         pass
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nexar.cluster.host_id import host_id
+from nexar.cluster.host import host_id
 from nexar.config import Config
 from nexar.testing.network_namespaces import NetworkNamespaces
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.netns
 CODE = """
 import json
 from nexar.cluster.addresses import candidate_addresses
-from nexar.cluster.host_id import host_id
-from nexar.cluster.interfaces import read_interfaces
+from nexar.cluster.host import host_id
+from nexar.cluster.host import read_interfaces
 from nexar.config import Config
 told = candidate_addresses(read_interfaces(), "[::]:4000", schemes=["quic"])["quic"]
 print(json.dumps([host_id(Config()), told]))

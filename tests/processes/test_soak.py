@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nexar.testing.soak.campaign import Campaign, Failure
+from nexar.testing.soak.campaign import Campaign, SoakFailure
 
 
 def test_members_that_come_and_are_killed_for_some_seconds_do_nothing_wrong(tmp_path: Path) -> None:
@@ -20,5 +20,5 @@ def test_members_that_come_and_are_killed_for_some_seconds_do_nothing_wrong(tmp_
 
 def test_a_member_that_ends_by_itself_is_found_and_shown(tmp_path: Path) -> None:
     broken = [sys.executable, "-c", "raise SystemExit('the sum is wrong')"]
-    with pytest.raises(Failure, match=r"member-\d ended, and was not killed(.|\n)*the sum is wrong"):
+    with pytest.raises(SoakFailure, match=r"member-\d ended, and was not killed(.|\n)*the sum is wrong"):
         Campaign(tmp_path, 1, lambda _: None, member=broken).run(minutes=1)

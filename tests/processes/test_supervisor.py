@@ -3,14 +3,14 @@
 import io
 import sys
 
-from nexar.launch.mailbox import Mailbox
+from nexar.launch.event_sources import Mailbox
 from nexar.launch.output import Console
 from nexar.launch.plan import RankPlan
-from nexar.launch.stop_policy import Failure
-from nexar.launch.supervisor import Supervisor, Wishes
+from nexar.launch.stop_policy import RankFailure
+from nexar.launch.supervisor import Supervisor, SupervisorOptions
 
-CONSEQUENCE = Failure(1, "rank 1", "ended with exit code 1", 1, consequence=True, host="b")
-CULPRIT = Failure(2, "rank 2", "ended with exit code 3", 3, host="c")
+CONSEQUENCE = RankFailure(1, "rank 1", "ended with exit code 1", 1, consequence=True, host="b")
+CULPRIT = RankFailure(2, "rank 2", "ended with exit code 3", 3, host="c")
 
 
 class Cluster:
@@ -45,7 +45,7 @@ def test_the_culprit_counts_that_the_seed_chooses_after_the_ranks_of_this_host_w
         said = Said(failures)
         supervisor = Supervisor(
             [plan],
-            Wishes(shown=frozenset({0}), grace=0.05),
+            SupervisorOptions(shown=frozenset({0}), grace=0.05),
             console=Console({"stdout": io.BytesIO(), "stderr": said}),
             cluster=Cluster(),
             mark="test",

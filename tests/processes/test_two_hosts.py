@@ -2,15 +2,15 @@
 
 import pytest
 
-from nexar.testing.availability import why_absent
 from nexar.testing.network_namespaces import NetworkNamespaces
+from nexar.testing.transports import why_unavailable
 from tests.processes.nexar_command import INTRODUCE, Nexar, await_ticket, introductions
 
 pytestmark = pytest.mark.netns
 
-NEAR = {scheme for scheme in ("shm", "quic", "tls") if why_absent(scheme) is None}
+NEAR = {scheme for scheme in ("shm", "quic", "tls") if why_unavailable(scheme) is None}
 NEAR = NEAR - {"tls"} if "quic" in NEAR else NEAR
-needs_quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+needs_quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 def form(network, folder):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import nexar
-from tests.cluster.guests import wait_for_event
+from tests.cluster.joiners import wait_for_event
 from tests.processes.nexar_command import INTRODUCE, Nexar, Python, introductions
 
 TOKEN = "5f1d7c0a93be48e2a6d4c8f07b3e9a15"

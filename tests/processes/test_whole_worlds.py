@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import nexar
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 from tests.processes.nexar_command import Nexar, Python
 
 RANK = Path(__file__).with_name("formation_rank.py")
 PATIENCE = 120.0
-needs_quic = pytest.mark.skipif(why_absent("quic") is not None, reason=str(why_absent("quic")))
+needs_quic = pytest.mark.skipif(why_unavailable("quic") is not None, reason=str(why_unavailable("quic")))
 
 
 def outcomes(tmp_path, mistake, size=3, **variables):

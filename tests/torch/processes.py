@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nexar.testing.availability import why_absent
+from nexar.testing.transports import why_unavailable
 
 PATIENCE = 50.0
 """Seconds until a test that waits for processes gives up."""
@@ -26,7 +26,7 @@ def load() -> None:
     for name in ("launch.joining", "torch.creation", f"torch.{door}"):
         import_module(f"nexar.{name}")
     for scheme in ("shm", "tls", "quic"):
-        if not why_absent(scheme):
+        if not why_unavailable(scheme):
             import_module(f"nexar.transport.{scheme}.transport")
 
 

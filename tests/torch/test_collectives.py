@@ -9,23 +9,22 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import nexar
-from nexar.torch.calls import Calls
-from nexar.torch.ground import Footing
+from nexar.torch.calls import GroupCalls, SharedNode
 from tests.ranks import on_every
 
 if torch.__version__ < (2, 14):
-    from nexar.torch.group_door import NexarProcessGroup as Door
+    from nexar.torch.process_group import NexarProcessGroup as Door
 else:
-    from nexar.torch.backend_door import NexarBackend as Door
+    from nexar.torch.backend import NexarBackend as Door
 
 SIZE = 3
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
 
 
 @pytest.fixture
-def groups() -> Iterator[list[Calls]]:
+def groups() -> Iterator[list[GroupCalls]]:
     with nexar.local(SIZE) as communicators:
-        made = [Door(each, 30.0, Footing(each, lambda: None)) for each in communicators]
+        made = [Door(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
         yield made
         for group in made:
             group.shutdown()
@@ -52,7 +51,7 @@ def finish(work: Any, way: str) -> None:
     assert work.is_completed()
 
 
-def ranks(groups: list[Calls], task: Callable[[int, Any], Any]) -> list[Any]:
+def ranks(groups: list[GroupCalls], task: Callable[[int, Any], Any]) -> list[Any]:
     return on_every(list(enumerate(groups)), lambda pair: task(*pair))
 
 
@@ -318,5 +317,5 @@ def test_ranks_that_disagree_raise_a_mismatch_also_through_futures():
         group.shutdown()
 
     with nexar.local(2) as communicators:
-        made = [Door(each, 30.0, Footing(each, lambda: None)) for each in communicators]
+        made = [Door(each, 30.0, SharedNode(each, lambda: None)) for each in communicators]
         on_every(list(enumerate(made)), task)

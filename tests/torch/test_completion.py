@@ -1,11 +1,11 @@
 import threading
 
-from nexar.torch.completion import Completion
+from nexar.torch.work import CompletionThreads
 from tests.ranks import PATIENCE
 
 
 def test_a_task_that_waits_for_another_one_does_not_keep_it_waiting():
-    completion = Completion()
+    completion = CompletionThreads()
     completion.open()
     first, second = threading.Event(), threading.Event()
 
@@ -20,7 +20,7 @@ def test_a_task_that_waits_for_another_one_does_not_keep_it_waiting():
 
 
 def test_threads_that_are_idle_are_used_again_and_end_with_it():
-    completion = Completion()
+    completion = CompletionThreads()
     for _ in range(50):
         done = threading.Event()
         completion.open()
@@ -32,7 +32,7 @@ def test_threads_that_are_idle_are_used_again_and_end_with_it():
 
 
 def test_what_was_handed_over_before_it_is_closed_is_done():
-    completion = Completion()
+    completion = CompletionThreads()
     done = []
     completion.open()
     for number in range(20):
@@ -42,7 +42,7 @@ def test_what_was_handed_over_before_it_is_closed_is_done():
 
 
 def test_closing_it_from_one_of_its_own_threads_does_not_wait_for_that_thread():
-    completion = Completion()
+    completion = CompletionThreads()
     completion.open()
     closed = threading.Event()
 

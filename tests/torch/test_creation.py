@@ -51,7 +51,7 @@ def test_ranks_that_do_not_come_are_counted_and_the_limit_has_the_name_it_has_in
             joined=["rank 0"], expected=size, refused={}, timeout=settings["formation_timeout"]
         )
 
-    monkeypatch.setattr(creation, "meet", alone)
+    monkeypatch.setattr(creation, "join_through_store", alone)
     options = SimpleNamespace(
         timeout=timedelta(seconds=2), global_ranks_in_group=[], store=None, group_rank=0, group_size=3
     )

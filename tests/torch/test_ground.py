@@ -1,4 +1,4 @@
-from nexar.torch.ground import Footing, Ground
+from nexar.torch.calls import NodeTable, SharedNode
 
 
 class Stand:
@@ -13,7 +13,7 @@ class Stand:
 
 def test_the_last_group_to_end_leaves_the_cluster_whichever_it_is():
     world, part = Stand(), Stand()
-    footing = Footing(world, world.close)
+    footing = SharedNode(world, world.close)
     footing.enter(world)
     footing.enter(part)
     footing.end(world)
@@ -25,7 +25,7 @@ def test_the_last_group_to_end_leaves_the_cluster_whichever_it_is():
 
 def test_a_group_that_ends_twice_ends_once():
     world, part, left = Stand(), Stand(), []
-    footing = Footing(world, lambda: left.append(1))
+    footing = SharedNode(world, lambda: left.append(1))
     footing.enter(world)
     footing.enter(part)
     footing.end(part)
@@ -38,7 +38,7 @@ def test_a_group_that_ends_twice_ends_once():
 
 
 def test_only_the_end_of_the_default_group_is_forgotten():
-    ground = Ground()
+    ground = NodeTable()
     ground.world, ground.footing = world, _ = Stand(), object()
     ground.forget(Stand())
     assert ground.world is world

@@ -10,7 +10,7 @@ from nexar.torch.tensors import PIECE_BYTES
 ELEMENTS = PIECE_BYTES // 4
 
 
-def steps(tensor: torch.Tensor) -> list[translation.Step]:
+def steps(tensor: torch.Tensor) -> list[translation.Verb]:
     return list(translation.all_reduce([tensor], dist.ReduceOp.SUM, 2).steps)
 
 

@@ -9,12 +9,12 @@ from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import LinkClosed, OperationTimeout, Revoked, UsageError
 from nexar.group import Group, deadline_after
-from nexar.links.sending import About
+from nexar.links.sending import MessageHeader
 from nexar.types import ANY_SOURCE, ANY_TAG
 from nexar.wire.frame import Space
 from tests.ranks import PATIENCE
 
-TAGGED = About(space=Space.TAGGED, tag=1)
+TAGGED = MessageHeader(space=Space.TAGGED, tag=1)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Pending(Protocol):
         """Whether they are over; never waits. Raises if they failed."""
 
 
-class Finished:
+class CopyDone:
     """Copies that were over when they were begun: of devices that know no other."""
 
     def done(self) -> bool:

@@ -1,20 +1,134 @@
-"""What the caller gave, as an array; and results as what the caller gave."""
+"""What NumPy can see, as arrays that share its memory.
+
+What the caller gave, as an array; and results as what the caller gave.
+
+Memory that a collective needs before it takes its sequence number.
+
+The other ranks wait for a call that this rank never begins. So a failed allocation must not stop the call before it has
+its number: a placeholder of the same shape takes the place of the memory, and the call fails as soon as it has begun.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays import numpy_adapter, torch_adapter
+from nexar.arrays import torch_tensors
+from nexar.arrays.devices import ADAPTERS
 from nexar.arrays.dtypes import can_travel, kind_of
-from nexar.arrays.registration import ADAPTERS
-from nexar.arrays.staging import Mirror
-from nexar.arrays.view import placeholder
+from nexar.arrays.staging import StagedArray
+from nexar.arrays.views import placeholder
 from nexar.errors import UsageError
+
+_ALLOWED: Final = (
+    "NumPy arrays, numbers, buffers (bytearray, array.array, memoryview, …), objects with __array_interface__ or "
+    "DLPack, torch tensors on the CPU or on CUDA devices, arrays of registered device adapters"
+)
+# One dtype per kind, whatever the value: ranks that give 1 and 2**63 must not disagree.
+_PYTHON_NUMBERS: Final[dict[type, type[np.generic]]] = {
+    bool: np.bool_,
+    int: np.int64,
+    float: np.float64,
+    complex: np.complex128,
+}
+_SEEN: Final = (np.ndarray, np.generic, bool, int, float, complex, str, bytes, list, tuple, dict, type(None))
+_DLPACK_HOST: Final = (1, 3, 11)  # kDLCPU, and the host memory that CUDA and ROCm have pinned
+
+
+class PythonNumber(NamedTuple):
+    """A number as an array of no dimension, and the way back."""
+
+    array: NDArray[Any]
+    like: Callable[[NDArray[Any]], object]
+
+
+def same_array(result: NDArray[Any]) -> NDArray[Any]:
+    """NumPy for NumPy."""
+    return result
+
+
+def number_of(value: object) -> PythonNumber | None:
+    """Of a Python or NumPy number; None for anything else. UsageError for one that has no dtype we can send."""
+    if isinstance(value, np.generic):
+        kind_of(value.dtype)
+        return PythonNumber(np.array(value), _numpy_number)
+    for kind, dtype in _PYTHON_NUMBERS.items():
+        if isinstance(value, kind):
+            return PythonNumber(_as_array(value, dtype), _python_number)
+    return None
+
+
+def _as_array(value: object, dtype: type[np.generic]) -> NDArray[Any]:
+    try:
+        return np.array(value, dtype)
+    except OverflowError:
+        raise UsageError(f"{value} does not fit into 64 bits; give a float, or an array of several integers") from None
+
+
+def _numpy_number(result: NDArray[Any]) -> object:
+    return result if result.ndim else result[()]
+
+
+def _python_number(result: NDArray[Any]) -> object:
+    return result if result.ndim else result.item()
+
+
+def numpy_accepts(value: object) -> bool:
+    """Whether NumPy knows its memory, or it is no array at all, so that nobody else need be asked. Never copies."""
+    if isinstance(value, _SEEN) or hasattr(value, "__array_interface__") or _buffer_of(value) is not None:
+        return True
+    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_HOST
+
+
+def numpy_array_of(value: Any, *, writable: bool) -> NDArray[Any]:
+    """An array in the memory of `value`, in any layout. Where that cannot be it may be a copy, if it is only read.
+
+    UsageError for what is no array, and for what cannot be written though it is to be.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError("masked elements have no meaning in a collective; give array.filled(value), or array.data")
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)  # a matrix or a memmap as a plain array
+    buffer = _buffer_of(value)
+    if buffer is not None:
+        return _of_buffer(buffer)
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        return _of_dlpack(value)
+    if hasattr(value, "__array__") and not writable:
+        return np.asarray(value)
+    raise UsageError(
+        f"expected an array, got {type(value).__name__}; use np.asarray(x), or for other values the methods that end "
+        f"in _object, such as all_gather_object(x) (allowed: {_ALLOWED})"
+    )
+
+
+def _buffer_of(value: Any) -> memoryview | None:
+    try:
+        return memoryview(value)
+    except TypeError:
+        return None
+
+
+def _of_buffer(buffer: memoryview) -> NDArray[Any]:
+    try:
+        return np.asarray(buffer)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a buffer of format {buffer.format!r} holds no numbers; {_ALLOWED} are allowed") from error
+
+
+def _of_dlpack(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(np.from_dlpack(value))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"a {type(value).__name__} cannot be taken by DLPack ({error}); copy it to the CPU, into a NumPy array"
+        ) from error
 
 
 class Operand:
@@ -30,7 +144,7 @@ class Operand:
         commit: Callable[[], None] | None,
         *,
         shares: bool,
-        mirror: Mirror | None = None,
+        mirror: StagedArray | None = None,
     ) -> None:
         """`mirror`: of an array on a device."""
         self.array = array
@@ -84,18 +198,18 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
     if type(value) is np.ndarray:  # nearly always, so first
         flags = value.flags
         if flags.c_contiguous and can_travel(value.dtype) and (flags.writeable or not writable):
-            return Operand(value, value, numpy_adapter.same, None, shares=True)
+            return Operand(value, value, same_array, None, shares=True)
     mirror = mirror_of(value)
     if mirror is not None:
         return _of_device(mirror, writable, read)
-    if torch_adapter.is_tensor(value):
+    if torch_tensors.is_tensor(value):
         return _of_tensor(value, writable)
-    number = numpy_adapter.number_of(value)
+    number = number_of(value)
     if number is not None:
         return Operand(number.array, None, number.like, None, shares=False)
-    view = numpy_adapter.array_of(value, writable=writable)
+    view = numpy_array_of(value, writable=writable)
     array, commit = _contiguous(view, writable)
-    return Operand(array, value, numpy_adapter.same, commit, shares=array is view)
+    return Operand(array, value, same_array, commit, shares=array is view)
 
 
 def placeholder_of(value: Any) -> Operand:
@@ -112,12 +226,12 @@ def placeholder_of(value: Any) -> Operand:
 
 def placeholder_operand(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
     """Likewise, of an array that there is no memory for."""
-    return Operand(placeholder(shape, dtype), None, numpy_adapter.same, None, shares=False)
+    return Operand(placeholder(shape, dtype), None, same_array, None, shares=False)
 
 
-def mirror_of(value: Any) -> Mirror | None:
+def mirror_of(value: Any) -> StagedArray | None:
     """An array on a device, nothing of it copied yet; None for what is none. UsageError, DeviceError."""
-    on_host = value.device.type == "cpu" if torch_adapter.is_tensor(value) else numpy_adapter.sees(value)
+    on_host = value.device.type == "cpu" if torch_tensors.is_tensor(value) else numpy_accepts(value)
     if on_host:
         return None
     staging = ADAPTERS.find(value)
@@ -130,28 +244,28 @@ def mirror_of(value: Any) -> Mirror | None:
 
 def _view_of(value: Any) -> NDArray[Any]:
     """An array that the host sees, in its own memory and layout."""
-    if torch_adapter.is_tensor(value):
-        return torch_adapter.array_of(value)
-    return numpy_adapter.array_of(value, writable=False)
+    if torch_tensors.is_tensor(value):
+        return torch_tensors.array_of(value)
+    return numpy_array_of(value, writable=False)
 
 
-def _of_device(mirror: Mirror, writable: bool, read: bool) -> Operand:
+def _of_device(mirror: StagedArray, writable: bool, read: bool) -> Operand:
     array = mirror.read() if read else mirror.room(mirror.outline.shape, mirror.dtype)
     commit = partial(mirror.write, array) if writable else None
     return Operand(array, mirror.value, mirror.made, commit, shares=False, mirror=mirror)
 
 
 def _of_tensor(tensor: Any, writable: bool) -> Operand:
-    view = torch_adapter.array_of(tensor)
+    view = torch_tensors.array_of(tensor)
     array, commit = _contiguous(view, writable)
     written = partial(_commit_tensor, tensor, commit) if writable else None
-    return Operand(array, tensor, torch_adapter.tensor_of, written, shares=array is view)
+    return Operand(array, tensor, torch_tensors.tensor_of, written, shares=array is view)
 
 
 def _commit_tensor(tensor: Any, commit: Callable[[], None] | None) -> None:
     if commit is not None:
         commit()
-    torch_adapter.written(tensor)
+    torch_tensors.written(tensor)
 
 
 def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Callable[[], None] | None]:
@@ -166,3 +280,50 @@ def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Calla
     # In C order even if it lies in Fortran order: the other ranks may hold theirs differently.
     array = np.ascontiguousarray(view)
     return array, partial(np.copyto, view, array) if writable else None
+
+
+class Allocations:
+    """The allocations of one call, made by the thread that makes the call."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: MemoryError | None = None
+        """The first failure. If there is one, nothing may be read or written that was allocated here."""
+
+    def failed(self, error: MemoryError) -> None:
+        """An allocation failed. The first error stands."""
+        self.error = self.error or error
+
+    def take(self, make: Callable[[], NDArray[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The new array that `make` returns, or a placeholder of that shape and dtype."""
+        try:
+            return make()
+        except MemoryError as error:
+            self.failed(error)
+            return placeholder(shape, dtype)
+
+    def empty(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A new flat array whose values do not matter, or a placeholder."""
+        return self.take(lambda: np.empty(count, dtype), (count,), dtype)
+
+    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A copy, or a placeholder."""
+        return self.take(array.copy, array.shape, array.dtype)
+
+    def room(self, given: Operand, shape: tuple[int, ...]) -> Operand:
+        """A new array on the host for a result of the dtype of `given`; or an operand with a placeholder."""
+        dtype = given.array.dtype
+        try:
+            return adapt(given.room(shape, dtype), writable=True)
+        except MemoryError as error:
+            self.failed(error)
+            return placeholder_operand(shape, dtype)
+
+    def adapt(self, value: Any, *, writable: bool = False, read: bool = True) -> Operand:
+        """As operand.adapt, which copies an array that is not contiguous; or an operand with a placeholder."""
+        try:
+            return adapt(value, writable=writable, read=read)
+        except MemoryError as error:
+            self.failed(error)
+            return placeholder_of(value)

@@ -30,7 +30,7 @@ KEPT_BYTES: Final = 1 << 30
 """Of free memory, for each adapter: pinned memory is dear to make, and what it pins nobody else can use."""
 _LEAST_BYTES: Final = 4 << 10
 _SPIN: Final = 200e-6  # seconds: a small copy takes some ten microseconds
-_NAP: Final = 50e-6
+_SLEEP: Final = 50e-6
 
 
 class StagingStats(NamedTuple):
@@ -165,21 +165,21 @@ class Staging:
 
     def recognises(self, value: object) -> bool:
         """Whether it is an array of this adapter's. DeviceError."""
-        with _told("recognising an array", self.adapter.name):
+        with _report("recognising an array", self.adapter.name):
             return bool(self.adapter.recognises(value))
 
-    def mirror(self, value: Any) -> Mirror:
+    def mirror(self, value: Any) -> StagedArray:
         """The array as one that can be staged. UsageError, DeviceError."""
-        with _told("looking at an array", self.adapter.name):
-            return Mirror(self, value, _checked(self.adapter.outline(value)), self.adapter.stream_of(value))
+        with _report("looking at an array", self.adapter.name):
+            return StagedArray(self, value, _checked(self.adapter.outline(value)), self.adapter.stream_of(value))
 
     def room(self, count: int, dtype: np.dtype[Any], device: str) -> NDArray[Any]:
         """Flat host memory."""
-        with _told("host_memory", device):
+        with _report("host_memory", device):
             return self.memory.take(count * dtype.itemsize).view(dtype)
 
 
-class Mirror(NamedTuple):
+class StagedArray(NamedTuple):
     """A device array as one call sees it: on the stream that the caller used when it made the call."""
 
     staging: Staging
@@ -202,9 +202,9 @@ class Mirror(NamedTuple):
         """How many bytes they take."""
         return self.size * self.dtype.itemsize
 
-    def overlaps(self, other: Mirror) -> bool:
+    def overlaps(self, other: StagedArray) -> bool:
         """Whether what is written to the one may change the other. DeviceError."""
-        with _told("comparing two arrays", self.outline.device):
+        with _report("comparing two arrays", self.outline.device):
             return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -224,17 +224,17 @@ class Mirror(NamedTuple):
     def made(self, array: NDArray[Any]) -> Any:
         """A new device array with these values, beside this one."""
         adapter, device = self.staging.adapter, self.outline.device
-        with _told("making an array", device):
+        with _report("making an array", device):
             value = adapter.empty(self.value, array.shape, array.dtype, self.stream)
         if not self.staging.memory.owns(array):
             room = self.room(array.shape, array.dtype)
             np.copyto(room, array)
             array = room
-        Mirror(self.staging, value, Outline(array.dtype, array.shape, device), self.stream).write(array)
+        StagedArray(self.staging, value, Outline(array.dtype, array.shape, device), self.stream).write(array)
         return value
 
 
-class Copying:
+class CopyBatch:
     """Copies to or from one device, begun."""
 
     def __init__(self, pending: Pending, device: str, operation: str) -> None:
@@ -249,27 +249,27 @@ class Copying:
         caller's own work on the host does. Who waits for this rank meanwhile has a deadline.
         """
         begun = time.monotonic()
-        with _told(self._operation, self._device):
+        with _report(self._operation, self._device):
             while not self._pending.done():
-                time.sleep(0 if time.monotonic() - begun < _SPIN else _NAP)
+                time.sleep(0 if time.monotonic() - begun < _SPIN else _SLEEP)
 
 
-def gather(mirrors: Sequence[Mirror], into: NDArray[Any]) -> Copying:
+def gather(mirrors: Sequence[StagedArray], into: NDArray[Any]) -> CopyBatch:
     """Begin to copy device arrays of one dtype and one adapter into a flat array. Keep it until the copies are done."""
     first = mirrors[0]
-    with _told("stage_out", first.outline.device):
+    with _report("stage_out", first.outline.device):
         pending = _begun(first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream))
     first.staging.memory.lend(into, pending)
-    return Copying(pending, first.outline.device, "stage_out")
+    return CopyBatch(pending, first.outline.device, "stage_out")
 
 
-def scatter(mirrors: Sequence[Mirror], source: NDArray[Any]) -> None:
+def scatter(mirrors: Sequence[StagedArray], source: NDArray[Any]) -> None:
     """Begin to fill device arrays from a flat array, which may be dropped at once but must not be written to."""
     first = mirrors[0]
-    with _told("stage_in", first.outline.device):
+    with _report("stage_in", first.outline.device):
         pending = _begun(first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream))
     if not first.staging.memory.lend(source, pending):
-        Copying(pending, first.outline.device, "stage_in").wait()
+        CopyBatch(pending, first.outline.device, "stage_in").wait()
 
 
 # -- what an adapter gives, looked at: where it is wrong, memory would be used too early, or be too short -----------
@@ -300,7 +300,7 @@ def _begun(pending: Any) -> Pending:
 
 
 @contextmanager
-def _told(operation: str, device: str) -> Iterator[None]:
+def _report(operation: str, device: str) -> Iterator[None]:
     """Whatever a device's library raises is a DeviceError."""
     try:
         yield

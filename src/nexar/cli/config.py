@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nexar.cli.ending import GOOD, exit_code_of
+from nexar.cli.exit_codes import GOOD, exit_code_of
 from nexar.config import settings
 from nexar.environment import Effective, effective
 

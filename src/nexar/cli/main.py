@@ -1,9 +1,13 @@
-"""The command `nexar`.
+"""The standard streams of a command, which its parent may have closed.
+
+The command `nexar`.
 
 Help is plain text: rich is slow to import, and a launcher should have started its children by then.
 """
 
-from typing import Annotated
+import os
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -12,10 +16,32 @@ from nexar.cli.config import config
 from nexar.cli.doctor.command import doctor
 from nexar.cli.run import run
 from nexar.cli.seed import seed
-from nexar.cli.standard_streams import open_closed_streams
-from nexar.cli.status import status
-from nexar.cli.top import top
+from nexar.cli.status import status, top
 from nexar.cli.trace import trace
+
+_STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""By descriptor: the name in `sys`, and the mode."""
+
+
+def open_closed_streams() -> None:
+    """Open the null device for each standard stream that was closed when the interpreter started.
+
+    Otherwise the next file that is opened gets its descriptor: a rank would be given a pipe of the launcher as its
+    standard input. Call it before anything else is opened.
+    """
+    for descriptor, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            _open_null(descriptor)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
+def _open_null(descriptor: int) -> None:
+    opened = os.open(os.devnull, os.O_RDWR)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.set_inheritable(descriptor, True)
+
 
 app = typer.Typer(
     name="nexar", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, no_args_is_help=True

@@ -1,24 +1,107 @@
-"""`nexar run`: start ranks on this host."""
+"""`nexar run --trace FILE`: a place for the parts of all ranks of this host, and the trace they make at the end.
 
+`nexar run`: start ranks on this host.
+"""
+
+from __future__ import annotations
+
+import errno
 import importlib.util
+import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 
-from nexar.cli.ending import exit_code_of
-from nexar.cli.options import Elastic, Least, Most, as_variables, check_elastic, elastic_settings
-from nexar.cli.showing import PageAt, WriteTicket, page_place, shown
-from nexar.cli.tracing import TraceTo, traced
-from nexar.cli.way_in import NO_WAY_IN, Ticket, TicketFile, way_in
+from nexar.cli.cluster_options import (
+    NO_ENTRY,
+    Elastic,
+    Least,
+    Most,
+    PageAt,
+    Ticket,
+    TicketFile,
+    WriteTicket,
+    as_variables,
+    check_elastic,
+    elastic_settings,
+    entry_options,
+    page_address,
+    shown_cluster,
+)
+from nexar.cli.exit_codes import exit_code_of, fail_with
 from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.output import Console, standard_console
 from nexar.launch.plan import Command, choose_form, parse_filter, without_outer_launch
-from nexar.launch.supervisor import OnFailure, Wishes
+from nexar.launch.supervisor import OnFailure, SupervisorOptions
+
+TraceTo = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace of the run, for ui.perfetto.dev.")
+]
+
+
+@contextmanager
+def traced(path: Path | None) -> Iterator[dict[str, object]]:
+    """The settings that make ranks write their parts; the trace is in the file when the block has ended, however it
+    did. UsageError if nothing can be written there.
+    """
+    if path is None:
+        yield {}
+        return
+    problem = _problem(path)
+    if problem:
+        raise UsageError(
+            f"--trace {path} cannot be written: {problem}; name a file in a directory that you can write to"
+        )
+    with tempfile.TemporaryDirectory(prefix="nexar-trace-") as folder:
+        try:
+            yield {"trace_dir": folder}
+        finally:
+            merge([Path(folder)], path)
+
+
+def _problem(path: Path) -> str:
+    """Why there will be no file of that name at the end, so far as that can be known now: nothing is touched."""
+    if path.is_dir():
+        return "it is a directory"
+    if not path.parent.is_dir():
+        return "there is no such directory"
+    if path.exists() and not path.is_file():
+        return "" if os.access(path, os.W_OK) else os.strerror(errno.EACCES)
+    return "" if os.access(path.resolve().parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def merge(directories: list[Path], path: Path) -> int:
+    """Make one trace of what is there, and say so. Returns of how many ranks; 0: there is nothing to make it of, and
+    the file is not touched.
+    """
+    from nexar.observe.trace_merge import read_parts, write_trace  # noqa: PLC0415  # arrays and all: only who wants it
+
+    found = read_parts(directories)
+    for name, reason in found.unreadable.items():
+        fail_with(f"{name} is left out of the trace: {reason}")
+    if found.earlier:
+        fail_with(f"{found.earlier} parts are of other runs, and left out: this is the last one that wrote any")
+    if not found.parts:
+        places = ", ".join(map(str, directories))
+        fail_with(
+            f"no rank has left its part of a trace in {places}, so {path} is not written: ranks do so when they end, "
+            "if NEXAR_TRACE_DIR names the directory"
+        )
+        return 0
+    written = write_trace(path, found.parts)
+    missing = f"; {written.missed} calls came before those, and were not kept" if written.missed else ""
+    fail_with(
+        f"{written.calls} calls of {written.ranks} ranks are in {path}{missing}; open it at https://ui.perfetto.dev"
+    )
+    return written.ranks
 
 
 def run(
@@ -55,22 +138,22 @@ def run(
     """Start N ranks on this host and wait for them."""
 
     def action() -> int:
-        from nexar.launch.run import Order, run_host  # noqa: PLC0415  # after the options were found to make sense
+        from nexar.launch.run import RunRequest, run_host  # noqa: PLC0415  # after the options were found to make sense
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         variables = without_outer_launch(inherited()) | as_variables(given)
         command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
         _check(count, command)
-        patience = effective({**given, **NO_WAY_IN}, variables).config.formation_timeout
-        config = effective({**given, **way_in(ticket, ticket_file, seed, patience=patience)}, variables).config
+        patience = effective({**given, **NO_ENTRY}, variables).config.formation_timeout
+        config = effective({**given, **entry_options(ticket, ticket_file, seed, patience=patience)}, variables).config
         _check_port(count, config)
         check_elastic(config, least=least, most=most)
         _check_restarts(max_restarts, config)
         _check_most(count, config)
         _check_metrics(count, config)
-        place = page_place(page)
+        place = page_address(page)
         _check_own(config, page=page, write_ticket=write_ticket)
-        wishes = Wishes(
+        wishes = SupervisorOptions(
             shown=parse_filter(local_ranks_filter, count),
             log_dir=_made(log_dir),
             tee=tee,
@@ -78,14 +161,14 @@ def run(
             max_restarts=0 if config.recovery_policy == "abort" else max_restarts,
         )
         with traced(trace) as more:
-            order = Order(
+            order = RunRequest(
                 count=count,
                 command=command,
                 config=config,
                 wishes=wishes,
                 inherited=variables | as_variables(more),
                 first_rank=first_rank,
-                when_open=lambda door: shown(door, place, write_ticket),
+                when_open=lambda door: shown_cluster(door, place, write_ticket),
             )
             return run_host(order, _console())
 

@@ -8,21 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nexar.cli.ending import GOOD, complain, exit_code_of
-from nexar.cli.options import Elastic, Least, Most, check_elastic, elastic_settings
-from nexar.cli.progress import counting
-from nexar.cli.showing import PageAt, page_place, shown
-from nexar.cli.way_in import ticket_in
+from nexar.cli.cluster_options import (
+    Elastic,
+    Least,
+    Most,
+    PageAt,
+    check_elastic,
+    elastic_settings,
+    page_address,
+    shown_cluster,
+    ticket_in,
+)
+from nexar.cli.exit_codes import GOOD, exit_code_of, fail_with
+from nexar.cli.progress_bar import counting
 from nexar.config import Config
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError
 from nexar.launch.plan import without_outer_launch
 
 if TYPE_CHECKING:
-    from nexar.cluster.decisions.admission_events import Note
-    from nexar.cluster.seed import Seed
+    from nexar.cluster.decisions.admission_events import SeedEvent
+    from nexar.cluster.seed import SeedService
 
-_GLANCE: Final = 0.5  # seconds after which a signal is seen that another thread was given
+_POLL_INTERVAL: Final = 0.5  # seconds after which a signal is seen that another thread was given
 _LAUNCHERS_TIMEOUT: Final = 10.0  # seconds that launchers have to agree on the rank that failed
 
 
@@ -42,27 +50,29 @@ def seed(
     """Let ranks join a cluster. Ends when every member has left; with --elastic, when it is stopped."""
 
     def action() -> int:
-        from nexar.cluster.seed import Seed  # noqa: PLC0415  # after the options were found to make sense
+        from nexar.cluster.seed import SeedService  # noqa: PLC0415  # after the options were found to make sense
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         config = effective(given, without_outer_launch(inherited())).config
         check_elastic(config, least=least, most=most)
-        place = page_place(page)
+        place = page_address(page)
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
         with (
-            Seed(listen, size, config=config, state_dir=state_dir, on_event=_announce) as door,
-            _told(door, size, config, ticket_file, keep=state_dir is not None),
-            shown(door, place),
+            SeedService(listen, size, config=config, state_dir=state_dir, on_event=_announce) as door,
+            _report_event(door, size, config, ticket_file, keep=state_dir is not None),
+            shown_cluster(door, place),
         ):
-            _attend(door, size, config)
+            _wait_for_end(door, size, config)
         return GOOD
 
     raise typer.Exit(exit_code_of(action))
 
 
 @contextmanager
-def _told(door: "Seed", size: int, config: Config, ticket_file: Path | None, *, keep: bool) -> Iterator[None]:
+def _report_event(
+    door: "SeedService", size: int, config: Config, ticket_file: Path | None, *, keep: bool
+) -> Iterator[None]:
     """Say where it is, and give the ticket to whoever asked: to the file, else to standard output, alone on its line.
 
     Where the secret is a token everybody has it already, and no ticket is shown. `keep`: the file outlives the seed, as
@@ -72,22 +82,22 @@ def _told(door: "Seed", size: int, config: Config, ticket_file: Path | None, *, 
         if ticket_file is None and config.cluster_token is None:
             print(door.ticket, flush=True)
         patience = f"{config.formation_timeout:g} s at most"
-        complain(f"the seed listens at {door.address} and waits for {size} members, {patience}")
+        fail_with(f"the seed listens at {door.address} and waits for {size} members, {patience}")
         yield
 
 
-def _announce(note: "Note") -> None:
+def _announce(note: "SeedEvent") -> None:
     """One line for each launcher, so that who waits sees which hosts are there; ranks would be too many."""
     if note.kind == "reserved":
-        complain(f"a launcher at {note.address} has {note.reason}")
+        fail_with(f"a launcher at {note.address} has {note.reason}")
 
 
-def _attend(door: "Seed", size: int, config: Config) -> None:
+def _wait_for_end(door: "SeedService", size: int, config: Config) -> None:
     with counting("members", size, lambda: door.board().joined):
         door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
-    complain(f"the cluster has formed with {size} members")
+    fail_with(f"the cluster has formed with {size} members")
     while config.elastic_enabled:  # others may come when all have left: it ends when it is stopped
-        time.sleep(_GLANCE)
+        time.sleep(_POLL_INTERVAL)
     door.wait_empty()
-    complain("every member has left")
+    fail_with("every member has left")
     door.wait_launchers(_LAUNCHERS_TIMEOUT)

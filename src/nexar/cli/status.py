@@ -1,4 +1,9 @@
-"""`nexar status`: who is in a cluster, and what they do."""
+"""An overview as a table: in a terminal with colours, elsewhere as plain text.
+
+`nexar status`: who is in a cluster, and what they do.
+
+`nexar top`: what `nexar status` shows, live.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,60 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nexar.cli.ending import FAILED, GOOD, exit_code_of
-from nexar.cli.watching import onlooker
+from nexar.cli.cluster_options import observer_session
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of
+from nexar.errors import ConfigError
+from nexar.observe.overview import cells_of, straggler_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nexar.cluster.seed_session import ObserverSession
+    from nexar.observe.overview import Overview
+
+
+_COLOURS: Final = {"running": "green", "waiting": "yellow", "stuck": "magenta", "lost": "red", "left": "dim"}
+
+
+def plain(overview: Overview, *, rates: bool = False) -> str:
+    """For whoever reads it from a pipe or a file."""
+    lines = [overview.title]
+    found = [cells_of(line, rates=rates) for line in overview.lines]
+    if found:
+        headings = list(found[0])
+        rows = [dict(zip(headings, headings, strict=True)), *found]
+        widths = {name: max(len(row[name]) for row in rows) for name in headings}
+        lines += ["  ".join(f"{row[name]:<{widths[name]}}" for name in headings).rstrip() for row in rows]
+    if overview.straggler is not None:
+        lines.append(straggler_text(overview))
+    return "\n".join(lines)
+
+
+def coloured(overview: Overview, *, rates: bool) -> RenderableType:
+    """For a terminal. What members say of themselves is text, never markup."""
+    from rich.console import Group  # noqa: PLC0415 - slow to import, and only a terminal needs it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=Text(overview.title), title_justify="left", expand=False)
+    for number, line in enumerate(overview.lines):
+        cells = cells_of(line, rates=rates)
+        if not number:
+            for heading in cells:
+                table.add_column(heading, overflow="fold" if heading == "doing" else "ellipsis", no_wrap=False)
+        colour = _COLOURS[line.state]
+        shown = {name: Text(text) for name, text in cells.items()}
+        shown["state"].stylize(f"bold {colour}")
+        if line.rank == overview.straggler and line.gone is None:
+            shown["late by"].stylize("bold yellow")
+        table.add_row(*shown.values(), style="red" if line.state == "lost" else "")
+    sentence = "" if overview.straggler is None else straggler_text(overview)
+    return Group(table, Text(sentence, style="yellow"))
+
 
 FORMING: Final = 3
 """The exit status while members are still on their way."""
@@ -40,24 +93,80 @@ def status(
     """
 
     def action() -> int:
-        from nexar.observe.overview import Overseer  # noqa: PLC0415  # after the options made sense
+        from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415  # after the options made sense
 
-        with onlooker(ticket, ticket_file, seed, timeout=timeout) as looking:
-            overview = Overseer().see(looking.look(), time.monotonic())
+        with observer_session(ticket, ticket_file, seed, timeout=timeout) as looking:
+            overview = OverviewBuilder().see(looking.look(), time.monotonic())
         if as_json:
             print(json.dumps(overview.facts(), indent=2))
         elif sys.stdout.isatty():
             from rich.console import Console  # noqa: PLC0415 - slow to import, and only a terminal needs it
 
-            from nexar.cli.overview_table import coloured  # noqa: PLC0415
-
             Console().print(coloured(overview, rates=False))
         else:
-            from nexar.cli.overview_table import plain  # noqa: PLC0415
-
             print(plain(overview))
         if any(line.state in ("lost", "stuck") for line in overview.lines):
             return FAILED
         return GOOD if overview.epoch else FORMING
 
     raise typer.Exit(exit_code_of(action))
+
+
+def top(
+    *,
+    ticket: Ticket = None,
+    ticket_file: TicketFile = None,
+    seed: SeedAt = None,
+    timeout: Timeout = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option(help="End after so many looks; else with Ctrl-C.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and look, for programs.")] = False,
+) -> None:
+    """Show the members of a running cluster, again and again: bytes per second, current operation, stragglers."""
+
+    def action() -> int:
+        _check(interval, count)
+        with observer_session(ticket, ticket_file, seed, timeout=timeout) as looking:
+            if as_json or not sys.stdout.isatty():
+                _print(looking, interval, count, as_json=as_json)
+            else:
+                _live(looking, interval, count)
+        return GOOD
+
+    raise typer.Exit(exit_code_of(action))
+
+
+def _check(interval: float, count: int | None) -> None:
+    if not 0.1 <= interval <= 3600:
+        raise ConfigError(variable="--interval", value=interval, allowed="0.1 to 3600 seconds")
+    if count is not None and count < 1:
+        raise ConfigError(variable="--count", value=count, allowed="a whole number, 1 or more")
+
+
+def _print(looking: ObserverSession, interval: float, count: int | None, *, as_json: bool) -> None:
+    from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415
+
+    overview_builder, looks = OverviewBuilder(), 0
+    while True:
+        overview = overview_builder.see(looking.look(), time.monotonic())
+        print(json.dumps(overview.facts()) if as_json else plain(overview, rates=True), flush=True)
+        looks += 1
+        if looks == count:
+            return
+        time.sleep(interval)
+
+
+def _live(looking: ObserverSession, interval: float, count: int | None) -> None:
+    from rich.live import Live  # noqa: PLC0415 - slow to import, and only a terminal needs it
+
+    from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415
+
+    overview_builder, looks = OverviewBuilder(), 0
+    with Live(auto_refresh=False, screen=False) as live:
+        while True:
+            overview = overview_builder.see(looking.look(), time.monotonic())
+            live.update(coloured(overview, rates=True), refresh=True)
+            looks += 1
+            if looks == count:
+                return
+            time.sleep(interval)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nexar.cli.ending import FAILED, GOOD, exit_code_of
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of
 
 trace = typer.Typer(
     name="trace", rich_markup_mode=None, no_args_is_help=True, help="Find out afterwards what ranks were doing."
@@ -32,8 +32,10 @@ def analyze(
     """
 
     def action() -> int:
-        from nexar.observe.analysis import analyse  # noqa: PLC0415  # arrays and all: other commands do without
-        from nexar.observe.dumps import read_dumps  # noqa: PLC0415
+        from nexar.observe.dump_analysis import (
+            analyse,  # noqa: PLC0415  # arrays and all: other commands do without
+            read_dumps,  # noqa: PLC0415
+        )
 
         found = read_dumps(directory)
         findings = analyse(found.dumps)
@@ -62,7 +64,7 @@ def merge_parts(
     """
 
     def action() -> int:
-        from nexar.cli.tracing import merge  # noqa: PLC0415
+        from nexar.cli.run import merge  # noqa: PLC0415
 
         return GOOD if merge(directories, output) else FAILED
 

@@ -5,21 +5,32 @@ first and there are at most MAX_ADDRESSES. The order: addresses of ordinary inte
 virtual machines, which exist on every host with the same numbers; IPv4 link-local ones; and last loopback, which only
 peers on this host use (see dial_order). IPv6 link-local addresses are left out: they mean nothing without the name of
 an interface, and that differs from host to host. The seed adds what it has seen of a node, which is known to work.
+
+Which of a peer's addresses to dial, and in which order. Pure.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from nexar.errors import ConfigError, UsageError
-from nexar.transport.address import Network, check_dialable, format_address, host_of, is_loopback, parse_address
+from nexar.transport.address import (
+    AddressCandidate,
+    Network,
+    check_dialable,
+    format_address,
+    host_of,
+    is_loopback,
+    order_candidates,
+    parse_address,
+)
 
-Number: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Attached: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpInterface: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 MAX_ADDRESSES: Final = 16
 """Enough for any host, few enough for the one small message in which a stranger introduces itself."""
@@ -34,7 +45,7 @@ class Interface:
     """One network interface of this host."""
 
     name: str
-    addresses: tuple[Attached, ...]
+    addresses: tuple[IpInterface, ...]
     """Each with the network it is in."""
     mtu_bytes: int
     up: bool = True
@@ -80,12 +91,12 @@ def own_networks(interfaces: Iterable[Interface]) -> list[Network]:
     return list(dict.fromkeys(address.network for address in attached if not _is_local(address.ip)))
 
 
-def own_numbers(interfaces: Iterable[Interface]) -> frozenset[Number]:
+def own_ip_addresses(interfaces: Iterable[Interface]) -> frozenset[IpAddress]:
     """Every address of this host."""
     return frozenset(address.ip for each in interfaces for address in each.addresses)
 
 
-def add_seen(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, tuple[str, ...]]:
+def add_seen_address(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, tuple[str, ...]]:
     """The addresses that a node told, and the one from which the seed saw it coming, at the port it told.
 
     One of its own that was seen goes first. One that is none of its own is that of a router on the way, and leads to it
@@ -98,7 +109,7 @@ def add_seen(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, t
     return {scheme: _put(told, str(number)) for scheme, told in addresses.items()}
 
 
-def check_told(addresses: Mapping[str, tuple[str, ...]]) -> None:
+def check_advertised(addresses: Mapping[str, tuple[str, ...]]) -> None:
     """UsageError if an address that a node told cannot be parsed. Schemes of other transports have their own form."""
     for scheme in _HOST_AND_PORT:
         for address in addresses.get(scheme, ()):
@@ -119,17 +130,17 @@ def _put(told: tuple[str, ...], host: str) -> tuple[str, ...]:
     return (*(address for address in told if address not in loopback), seen, *loopback)
 
 
-def _ordinary(interfaces: Sequence[Interface], iface: str | None, bound: Number | None) -> list[Number]:
+def _ordinary(interfaces: Sequence[Interface], iface: str | None, bound: IpAddress | None) -> list[IpAddress]:
     usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_heard(bound, address.ip)]
     return [number for _, number in sorted(usable, key=lambda entry: _unpromising(*entry))]
 
 
-def _unpromising(interface: Interface, number: Number) -> tuple[bool, bool, bool]:
+def _unpromising(interface: Interface, number: IpAddress) -> tuple[bool, bool, bool]:
     """What speaks against it, the gravest first. IPv4 goes before IPv6 because more networks really carry it."""
     return number.is_link_local, interface.is_bridge, number.version == 6
 
 
-def _is_heard(bound: Number | None, number: Number) -> bool:
+def _is_heard(bound: IpAddress | None, number: IpAddress) -> bool:
     """Whether a peer elsewhere can send to `number`, and who is bound there receives it."""
     if number.is_loopback or number.is_unspecified or number.is_multicast:
         return False
@@ -138,13 +149,13 @@ def _is_heard(bound: Number | None, number: Number) -> bool:
     return True
 
 
-def _loopback(interfaces: Iterable[Interface], iface: str | None, bound: Number | None) -> list[Number]:
+def _loopback(interfaces: Iterable[Interface], iface: str | None, bound: IpAddress | None) -> list[IpAddress]:
     found = [address.ip for each in interfaces if each.up and iface != f"^{each.name}" for address in each.addresses]
     heard = [number for number in found if bound is None or bound.version >= number.version]
     return sorted({number for number in heard if number.is_loopback}, key=lambda number: number.version)
 
 
-def _select(interfaces: Sequence[Interface], iface: str | None) -> list[tuple[Interface, Attached]]:
+def _select(interfaces: Sequence[Interface], iface: str | None) -> list[tuple[Interface, IpInterface]]:
     everything = [(each, address) for each in interfaces if each.up for address in each.addresses]
     if iface is None:
         return everything
@@ -207,12 +218,44 @@ def _network(text: str) -> Network | None:
         return None
 
 
-def _number(text: str) -> Number | None:
+def _number(text: str) -> IpAddress | None:
     try:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
 
 
-def _is_local(number: Number) -> bool:
+def _is_local(number: IpAddress) -> bool:
     return number.is_loopback or number.is_link_local
+
+
+_ONE_HOST: Final = "shm"
+"""The scheme that leads nowhere beyond this host."""
+
+
+def dial_order(
+    addresses: Mapping[str, Sequence[str]],
+    *,
+    schemes: Sequence[str],
+    same_host: bool,
+    networks: Sequence[Network] = (),
+    own: Collection[IpAddress] = (),
+) -> dict[str, tuple[str, ...]]:
+    """Scheme → its addresses worth dialing, the most promising first; schemes in the order of `schemes`, without those
+    that have none. See transport.address.order_candidates for the order of addresses.
+
+    `networks` and `own` are the networks and the addresses of this host. On another host an address of ours is another
+    node's, or leads back to us: it is left out, like loopback. But a peer that has no other address than ours shares
+    our network whatever its host is called, and is dialed like a peer on this host, if not through memory.
+    """
+    usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
+    offered = [AddressCandidate(scheme, address) for scheme in usable for address in addresses.get(scheme, ())]
+    numbers = {str(number) for number in own}
+    foreign = [candidate for candidate in offered if host_of(candidate.address) not in numbers]
+    shares_network = same_host or not foreign
+    if not shares_network:
+        offered = foreign
+    order: dict[str, list[str]] = {}
+    for candidate in order_candidates(offered, schemes=usable, networks=networks, same_host=shares_network):
+        order.setdefault(candidate.scheme, []).append(candidate.address)
+    return {scheme: tuple(chosen) for scheme, chosen in order.items()}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from nexar.cluster.decisions.own_delay import OwnDelay
+from nexar.cluster.decisions.failure_detector import OwnDelay
 
 _TASKS: Final = Path("/proc/self/task")
 _NANOSECOND: Final = 1e-9

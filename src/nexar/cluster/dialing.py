@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from nexar.cluster.recall import Recall, Recalled
+from nexar.cluster.control_threads import CancelToken, DialCancelled
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 
 STAGGER: Final = 1.0
@@ -26,7 +26,7 @@ class Dialer:
     def __init__(
         self,
         transports: Mapping[str, Transport],
-        recall: Recall,
+        cancel_token: CancelToken,
         stagger: float = STAGGER,
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
@@ -34,7 +34,7 @@ class Dialer:
         """`own_delay`: seconds by which the preferred transport has more time, because this process runs slowly."""
         self._own_delay = own_delay
         self._transports = transports
-        self._recall = recall
+        self._cancel_token = cancel_token
         self._stagger = stagger
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
@@ -44,7 +44,7 @@ class Dialer:
         addresses: Mapping[str, Sequence[str]],
         expected: Expected,
         deadline: float,
-        recall: Recall | None = None,
+        cancel_token: CancelToken | None = None,
         failed: Callable[[str], None] | None = None,
     ) -> Carrier:
         """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred. `failed`
@@ -56,9 +56,12 @@ class Dialer:
         if not schemes:
             offered, ours = ", ".join(addresses) or "none", ", ".join(self._transports) or "none"
             raise ConnectRefused("the peer", f"no transport in common: it offers {offered}, this node has {ours}")
-        race = _Race(failed)
+        race = _SchemeRace(failed)
         try:
-            with self._recall.waking(race.recall), (recall or self._recall).waking(race.recall):
+            with (
+                self._cancel_token.waking(race.cancel_token),
+                (cancel_token or self._cancel_token).waking(race.cancel_token),
+            ):
                 for scheme in schemes:
                     self._start(race, scheme, ",".join(addresses[scheme]), expected, deadline)
                     is_last = scheme == schemes[-1]
@@ -70,14 +73,14 @@ class Dialer:
             race.give_up()
             raise
 
-    def _start(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
+    def _start(self, race: _SchemeRace, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         thread = threading.Thread(
             target=self._attempt, args=(race, scheme, address, expected, deadline), name="nexar-dial", daemon=True
         )
         race.enter(scheme)
         self._run(thread)
 
-    def _attempt(self, race: _Race, scheme: str, address: str, expected: Expected, deadline: float) -> None:
+    def _attempt(self, race: _SchemeRace, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         try:
             race.succeeded(self._transports[scheme].connect(address, expected, deadline))
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that dials
@@ -86,7 +89,7 @@ class Dialer:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def aside(self, task: Callable[[], None]) -> None:
+    def run_in_thread(self, task: Callable[[], None]) -> None:
         """Run it in a thread of its own, for nobody who waits. It must end when the node closes, and raise nothing."""
 
         def run() -> None:
@@ -115,7 +118,7 @@ class Dialer:
             thread.join()
 
 
-class _Race:
+class _SchemeRace:
     """What several attempts at one peer have come to."""
 
     def __init__(self, on_failure: Callable[[str], None] | None) -> None:
@@ -124,7 +127,7 @@ class _Race:
         self._entered: list[str] = []
         self._failures: dict[str, Exception] = {}
         self._winner: Carrier | None = None
-        self._recalled = False
+        self._cancelled = False
         self._over = False
 
     def enter(self, scheme: str) -> None:
@@ -147,10 +150,10 @@ class _Race:
             self._failures[scheme] = error
             self._condition.notify_all()
 
-    def recall(self) -> None:
+    def cancel_token(self) -> None:
         """Whoever waits for the result waits no longer."""
         with self._condition:
-            self._recalled = True
+            self._cancelled = True
             self._condition.notify_all()
 
     def is_settled(self, until: float) -> bool:
@@ -162,7 +165,7 @@ class _Race:
             return self._settled()
 
     def _settled(self) -> bool:
-        return self._winner is not None or self._recalled
+        return self._winner is not None or self._cancelled
 
     def result(self, deadline: float) -> Carrier:
         """The winner, or the reasons why there is none. From now on nobody can win any more."""
@@ -173,8 +176,8 @@ class _Race:
             failures = {**missing, **self._failures}
         if winner is not None:
             return winner
-        if self._recalled:
-            raise Recalled
+        if self._cancelled:
+            raise DialCancelled
         raise _explain(failures, late=time.monotonic() >= deadline)
 
     def give_up(self) -> None:

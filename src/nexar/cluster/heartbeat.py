@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from nexar.clock import Clock, SystemClock
-from nexar.cluster.alarm import Alarm
-from nexar.cluster.decisions.failure_detector import FailureDetector, Finding, Known
-from nexar.cluster.decisions.watchers import watched, watchers
+from nexar.cluster.control_threads import TimerThread
+from nexar.cluster.decisions.failure_detector import FailureDetector, LivenessReport, PeerLiveness, watched, watchers
 from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Membership
 from nexar.cluster.node import Node
 from nexar.errors import NexarError, UsageError
 from nexar.links.link import Link
 from nexar.types import NodeId
-from nexar.wire.messages import Beat, Doing
+from nexar.wire.control import Beat, CurrentCall
 
 _MOST_CALLS: Final = 16
 """In one beat: who is in more at once has told enough."""
@@ -30,10 +29,10 @@ _QUIC: Final = "quic"
 """Whose packets come while the Python code of the peer does not run."""
 
 
-class Rings(Protocol):
+class BeatTimer(Protocol):
     """An Alarm, or what stands in for one."""
 
-    def ring_by(self, due: float | None) -> None:
+    def wake_by(self, due: float | None) -> None:
         """See Alarm."""
 
     def close(self) -> None:
@@ -47,12 +46,12 @@ class Heartbeat:
         self,
         node: Node,
         links: Callable[[], Mapping[NodeId, Link]],
-        doing: Callable[[], tuple[tuple[Doing, ...], str]],
-        found: Callable[[Finding], None],
+        doing: Callable[[], tuple[tuple[CurrentCall, ...], str]],
+        found: Callable[[LivenessReport], None],
         *,
         meter: DelayMeter | None = None,
         clock: Clock | None = None,
-        alarm: Callable[[Callable[[float], float | None]], Rings] = Alarm,
+        alarm: Callable[[Callable[[float], float | None]], BeatTimer] = TimerThread,
     ) -> None:
         """`links` are those that are, or were, open; `doing` is what this node does and the last call it finished;
         `found` is told what is new of a node, which may have left the membership meanwhile. All three are called by the
@@ -75,7 +74,7 @@ class Heartbeat:
         self._next_beat = 0.0
         self._meter = meter
         self._ringing: float | None = None  # when the next ring is due; the thread of the heartbeat writes
-        self._alarm = alarm(self._ring)
+        self._timer = alarm(self._on_timer)
 
     # -- any thread --------------------------------------------------------------------------------------
 
@@ -91,25 +90,25 @@ class Heartbeat:
             self._watched = tuple(members[other].node for other in watched(size, rank, self._topology))
             self._detector.watch(self._detector.watched & frozenset(self._watched), now)
             self._next_beat = now
-        self._alarm.ring_by(now)
+        self._timer.wake_by(now)
 
     def arrived(self, peer: NodeId, beat: Beat) -> None:
         """A peer has said that it is alive. Never waits."""
         with self._lock:
             self._detector.beat(peer, beat, self._clock.now())
 
-    def known(self, node: NodeId) -> Known | None:
+    def known(self, node: NodeId) -> PeerLiveness | None:
         """What is known of a node now. None: it is not watched from here."""
         with self._lock:
             return self._detector.known(node, self._clock.now())
 
     def close(self) -> None:
         """Nothing is said or told any more when this returns. Idempotent."""
-        self._alarm.close()
+        self._timer.close()
 
     # -- the thread --------------------------------------------------------------------------------------
 
-    def _ring(self, now: float) -> float | None:
+    def _on_timer(self, now: float) -> float | None:
         self._measure(now)
         links = self._links()
         with self._lock:
@@ -143,9 +142,11 @@ class Heartbeat:
         for node in nodes:
             link = links.get(node)
             if link is not None and link.failure is None:
-                _say(link, beat)
+                _send_beat(link, beat)
 
-    def _look(self, links: Mapping[NodeId, Link], counts: Mapping[NodeId, float | None], now: float) -> list[Finding]:
+    def _look(
+        self, links: Mapping[NodeId, Link], counts: Mapping[NodeId, float | None], now: float
+    ) -> list[LivenessReport]:
         """Under the lock. Whoever left the membership since the counts were taken is not watched any more."""
         detector = self._detector
         detector.watch([node for node in self._watched if node in counts or node in detector.watched], now)
@@ -167,7 +168,7 @@ def _received(link: Link) -> float | None:
     return count if link.failure is None else None
 
 
-def _say(link: Link, beat: Beat) -> None:
+def _send_beat(link: Link, beat: Beat) -> None:
     """A peer that takes nothing, or a link that has just been lost, is found by what is not heard of it."""
     try:
         link.send_control(beat)

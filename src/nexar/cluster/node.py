@@ -7,25 +7,22 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
-from nexar.cluster.addresses import Interface, candidate_addresses, own_networks, own_numbers
+from nexar.cluster.addresses import Interface, candidate_addresses, dial_order, own_ip_addresses, own_networks
+from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.delay_meter import DelayMeter
-from nexar.cluster.dial_order import dial_order
 from nexar.cluster.dialing import Dialer
-from nexar.cluster.host_id import host_id
-from nexar.cluster.interfaces import read_interfaces
+from nexar.cluster.host import host_id, read_interfaces
 from nexar.cluster.membership import Member
-from nexar.cluster.recall import Recall
 from nexar.cluster.transports import NETWORK, Transports, open_transports
 from nexar.config import Config
-from nexar.links.carrier import sidecar_scheme
+from nexar.links.carrier_selection import bulk_channel_scheme
 from nexar.links.progress import Progress, spin_of
-from nexar.security.authority import make_key
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.provisional import provisional_credentials
+from nexar.security.authority import make_key, provisional_credentials
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import host_of
 from nexar.transport.base import Acceptor, Carrier, ConnectRefused, Expected, Transport
 from nexar.transport.registry import is_ours, load
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from nexar.types import MAX_NODE, NodeId
 
 if TYPE_CHECKING:
@@ -37,7 +34,7 @@ _PLAIN: Final = "tcp"  # what the carriers of TLS call themselves that go on wit
 
 
 def _sidecar(config: Config) -> str | None:
-    scheme = sidecar_scheme(config.enable_tcp_bulk_sidecar, encrypted=config.encrypt_bulk_transport)
+    scheme = bulk_channel_scheme(config.enable_tcp_bulk_sidecar, encrypted=config.encrypt_bulk_transport)
     return scheme if _TLS in config.transports else None
 
 
@@ -54,19 +51,19 @@ class Node:
         """The scheme of the connections for large payloads that it opens and takes; None: it does without."""
         self._acceptor: Acceptor | None = None  # written once, by `listen`, before anybody can come in
         self._transports = self._open(network)
-        self.recall: Final = Recall()
+        self.cancel_token: Final = CancelToken()
         """Made when this node begins to close, or nobody drives it any more: nobody dials for it then."""
         self.progress: Final = Progress(
             self._transports.sleeper,
             list(self._by_scheme.values()),
             spin=spin_of(config.spin_microsecs),
-            on_end=self.recall.make,
+            on_end=self.cancel_token.make,
         )
         self.delay_meter: Final = DelayMeter(2 * config.heartbeat_timeout)
         """Says by how much deadlines for peers extend, because this process gets too little CPU."""
         self.dialer: Final = Dialer(
             {scheme: self._by_scheme[scheme] for scheme in self.mesh_schemes},
-            self.recall,
+            self.cancel_token,
             own_delay=lambda: self.delay_meter.seconds,
         )
 
@@ -169,7 +166,7 @@ class Node:
             schemes=self.mesh_schemes,
             same_host=member.host == self.host,
             networks=own_networks(self._interfaces),
-            own=own_numbers(self._interfaces),
+            own=own_ip_addresses(self._interfaces),
         )
 
     def memory_address_for(self, peer: NodeId) -> str:
@@ -202,7 +199,7 @@ class Node:
 
     def close(self) -> None:
         """Links must have been closed before. Idempotent."""
-        self.recall.make()
+        self.cancel_token.make()
         self.progress.close()
         self.dialer.close()
         self._transports.close()

@@ -1,4 +1,6 @@
-"""The seed: opens the door of a cluster, admits those who know the secret, hands out identities and the first
+"""Where a seed listens, and where others find it.
+
+The seed: opens the door of a cluster, admits those who know the secret, hands out identities and the first
 membership. It holds no rank and is never on the way of the data; when it is gone, what has formed goes on. Later it
 follows what the members choose, and is a witness of their choice when they are even in number.
 """
@@ -19,34 +21,98 @@ from typing import Any, Final, Self
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nexar.cluster.chronicle import Chronicle
+from nexar.cluster.addresses import candidate_addresses
 from nexar.cluster.decisions.admission import Admission
-from nexar.cluster.decisions.admission_events import Note
-from nexar.cluster.decisions.compatibility import ClockLimits
-from nexar.cluster.decisions.door_rules import DoorRules
-from nexar.cluster.decisions.vote import Vote
-from nexar.cluster.doorway import Doorway
-from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
-from nexar.cluster.notary import Notary
-from nexar.cluster.notice_board import NoticeBoard
-from nexar.cluster.outcome import Outcome
-from nexar.cluster.seed_place import open_place, same_place, seed_addresses
+from nexar.cluster.decisions.admission_checks import AdmissionLimits, ClockLimits
+from nexar.cluster.decisions.admission_events import SeedEvent
+from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.host import read_interfaces
+from nexar.cluster.membership import MAX_MEMBERS, Membership, PinnedNode
+from nexar.cluster.seed_connection import CertificateIssuer
+from nexar.cluster.seed_server import SeedServer
 from nexar.cluster.seed_state import SeedIdentity, SeedState, make_identity
+from nexar.cluster.seed_status import FormationStatus, SeedLog, StatusBoardService
+from nexar.cluster.transports import NETWORK, Transports, open_transports, usable_schemes
 from nexar.config import Config
 from nexar.errors import FormationTimeout, NexarError, UsageError
 from nexar.links.progress import Progress
 from nexar.security.authority import AUTHORITY_LIFETIME, CLOCK_SKEW, make_credentials
-from nexar.security.credentials import Trust
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import format_ticket
-from nexar.transport.address import parse_address
+from nexar.security.certificates import Credentials, Trust
+from nexar.security.invitation import Invitation, format_ticket, invitation_from_token
+from nexar.transport.address import format_address, is_loopback, parse_address
+from nexar.transport.base import Acceptor
 from nexar.types import whole
-from nexar.wire.bulletin import Board
+from nexar.wire.join import MAX_JOIN_BYTES
+from nexar.wire.status import StatusPage
 
-_NOWHERE: Final = "localhost:1"  # a token is the same secret wherever the seed is
+_SILENCE: Final = 10.0
+"""Seconds after which a silent join line is lost. QUIC does not tell of a process that was killed: until then a
+candidate waits for a seed that is gone, and a seed counts a node that is. Who was only slow knocks again."""
+_SIGN_OF_LIFE: Final = 2.5
+
+_MAX_STREAMS: Final = 16
+"""A join line takes a handful, and a stranger gets no more."""
+_LINES: Final = 4
+"""QUIC connections at once, for each that may be pending: they wait, say their last word, or are in their handshake."""
+_PACKET_BYTES: Final = 1200
+"""What every path carries. Larger ones would have to be looked for on each connection, those of strangers too."""
+_WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
+"""What may wait to be read: the largest message, and the beginning of the next."""
 
 
-class Seed:
+def open_seed_transports(
+    config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, size: int, listen: str | None = None
+) -> Transports:
+    """Listen for join lines of a cluster of `size` members: over what is wanted, possible here, and leads anywhere. As
+    `open_transports`.
+    """
+    schemes = [scheme for scheme in usable_schemes(config) if scheme in NETWORK]
+    settings = {
+        "idle_timeout": _SILENCE,
+        "keep_alive_interval": _SIGN_OF_LIFE,
+        "max_streams": _MAX_STREAMS,
+        "max_connections": MAX_MEMBERS + _LINES * config.join_max_pending,
+        "peers": size,
+        "stream_window_bytes": _WINDOW_BYTES,
+        "handshake_budget": 2 * config.join_max_pending,
+        "max_mtu": _PACKET_BYTES,
+        "loopback_mtu": _PACKET_BYTES,
+    }
+    return open_transports(config, credentials, trust, acceptor, listen=listen, schemes=schemes, quic=settings)
+
+
+def previous_listen_address(port: int, listen: str | None, config: Config) -> str | None:
+    """Where to listen, given the port of an earlier seed of this cluster (0: there was none). UsageError if another one
+    is asked for: tickets that are out name that port.
+    """
+    if not port:
+        return listen
+    bind = (config.bind or "").removeprefix("[").removesuffix("]")
+    host, wanted = (bind, config.port) if listen is None else parse_address(listen)
+    if wanted not in (0, port):
+        raise UsageError(
+            f"the seed in the state directory listens at port {port}, as its ticket says, not {wanted}; "
+            f"give port {port} or 0, or another directory"
+        )
+    return format_address(host, port)
+
+
+def seed_addresses(config: Config, address: str) -> tuple[str, ...]:
+    """What others can dial to reach a seed that listens at `address`, the most promising first. Loopback leads anybody
+    else to themselves, so it is named only where there is nothing else. ConfigError as `candidate_addresses`.
+    """
+    interfaces = read_interfaces()
+    (found,) = candidate_addresses(
+        interfaces, address, schemes=("any",), iface=config.iface, advertise=config.advertise
+    ).values()
+    elsewhere = tuple(text for text in found if not is_loopback(text))
+    return elsewhere or found or (format_address("127.0.0.1", parse_address(address)[1]),)
+
+
+_UNUSED_ADDRESS: Final = "localhost:1"  # a token is the same secret wherever the seed is
+
+
+class SeedService:
     """Open from its making on. Close it, or leave its `with` (or `async with`) block; not from inside `on_event`.
 
     The ticket is a secret: whoever has it can join. It is never logged.
@@ -59,7 +125,7 @@ class Seed:
         *,
         config: Config | None = None,
         state_dir: str | Path | None = None,
-        on_event: Callable[[Note], None] | None = None,
+        on_event: Callable[[SeedEvent], None] | None = None,
         **settings: Any,
     ) -> None:
         """Open the door for a cluster of `size` members.
@@ -71,20 +137,20 @@ class Seed:
         """
         config = replace(config or Config(), **settings)
         self._state = None if state_dir is None else SeedState(state_dir)
-        identity, membership = _recall(self._state, config)
+        identity, membership = _load_or_create(self._state, config)
         self._size: Final = _check_size(size, membership)
-        self._chronicle = Chronicle(on_event)
-        self._outcome = Outcome()
+        self._seed_log = SeedLog(on_event)
+        self._status = FormationStatus()
         self._closing = threading.Lock()
         self._closed = False  # under `_closing`
         certificate = _certify(identity)
         credentials = make_credentials(identity.node, identity.authority.cluster, identity.key, certificate)
         trust = Trust(identity.authority.certificate_pem, allow_anonymous=True)
-        self._doorway = self._make_doorway(config, identity, certificate, membership)
+        self._server = self._make_server(config, identity, certificate, membership)
         with ExitStack() as undo:
-            undo.callback(self._doorway.close)
-            where = same_place(identity.port, listen, config)
-            self._place = open_place(config, credentials, trust, self._doorway, size=self._size, listen=where)
+            undo.callback(self._server.close)
+            where = previous_listen_address(identity.port, listen, config)
+            self._place = open_seed_transports(config, credentials, trust, self._server, size=self._size, listen=where)
             undo.callback(self._place.close)
             self.address: Final = self._place.address
             """Where it listens: the real port, also where 0 was asked for."""
@@ -95,11 +161,11 @@ class Seed:
             undo.pop_all()
         self._progress = Progress(self._place.sleeper, list(self._place.by_scheme.values()), spin=0.0)
 
-    def _make_doorway(
+    def _make_server(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
-    ) -> Doorway:
+    ) -> SeedServer:
         now = time.monotonic()
-        rules = DoorRules(
+        limits = AdmissionLimits(
             max_pending=config.join_max_pending,
             auth_timeout=config.join_auth_timeout,
             choose=SystemRandom().choice,
@@ -112,27 +178,29 @@ class Seed:
         )
         if membership is not None:
             vote = None if self._state is None else self._state.load_vote()
-            admission = Admission.resumed(membership, vote, rules=rules)
-            self._outcome.resumed(membership, now + config.formation_timeout)
+            admission = Admission.resumed(membership, vote, limits=limits)
+            self._status.resumed(membership, now + config.formation_timeout)
         else:
             admission = Admission(
                 identity.authority.cluster,
                 self._size,
                 started=now,
                 formation_timeout=config.formation_timeout,
-                seed=Attendant(identity.node, identity.fingerprint),
-                rules=rules,
+                seed=PinnedNode(identity.node, identity.fingerprint),
+                limits=limits,
             )
         lifetime = timedelta(seconds=min(config.certificate_lifetime, AUTHORITY_LIFETIME.total_seconds()))
-        self._board = NoticeBoard(identity.authority.cluster, self._size, lambda: admission.joined)
+        self._board = StatusBoardService(identity.authority.cluster, self._size, lambda: admission.joined)
         if membership is not None:
             self._board.moved(membership)
-        notary = Notary(identity.secret, identity.authority, certificate.public_bytes(Encoding.DER), lifetime)
-        return Doorway(
+        issuer = CertificateIssuer(
+            identity.secret, identity.authority, certificate.public_bytes(Encoding.DER), lifetime
+        )
+        return SeedServer(
             admission,
-            notary,
-            self._outcome,
-            self._chronicle,
+            issuer,
+            self._status,
+            self._seed_log,
             self._board,
             keep=self._keep_membership,
             keep_vote=self._keep_vote,
@@ -166,14 +234,14 @@ class Seed:
     @property
     def membership(self) -> Membership | None:
         """The newest membership that the seed knows; None before the cluster has formed."""
-        return self._outcome.membership
+        return self._status.membership
 
     @property
-    def events(self) -> list[Note]:
+    def events(self) -> list[SeedEvent]:
         """What happened at the door, the newest, oldest first: who knocked, who was refused and why, who left."""
-        return self._chronicle.notes
+        return self._seed_log.notes
 
-    def board(self) -> Board:
+    def board(self) -> StatusPage:
         """What every member last told of itself, and who is lost and why. Any thread."""
         return self._board.whole()
 
@@ -188,14 +256,14 @@ class Seed:
         latest, when the time for forming is over; then it raises that for ever. UsageError when the seed is closed.
         """
         try:
-            return self._or_late(self._outcome.wait_formed(timeout), timeout or 0.0)
+            return self._or_late(self._status.wait_formed(timeout), timeout or 0.0)
         except NexarError as error:
             raise copy(error) from None  # its own: several threads may wait
 
     async def formed(self) -> Membership:
         """As `wait_formed`, for a task, which may be cancelled (`asyncio.timeout`)."""
         try:
-            return self._or_late(await self._outcome.formed_soon(), 0.0)
+            return self._or_late(await self._status.formed_soon(), 0.0)
         except NexarError as error:
             raise copy(error) from None
 
@@ -203,18 +271,18 @@ class Seed:
         """Until every member has left or is gone. Members of a cluster that was resumed have the time for forming to
         come back. True also if the cluster failed to form, or the seed was closed; False at the timeout.
         """
-        return self._outcome.wait_empty(timeout)
+        return self._status.wait_empty(timeout)
 
     def wait_launchers(self, timeout: float) -> bool:
         """Until every launcher has left: one whose ranks have ended may still have a failure to report, or to hear of.
         False at the timeout.
         """
-        return self._outcome.wait_launchers(timeout)
+        return self._status.wait_launchers(timeout)
 
     def _or_late(self, found: Membership | None, timeout: float) -> Membership:
         if found is not None:
             return found
-        joined, refused = self._doorway.describe_joined(), self._doorway.describe_refused()
+        joined, refused = self._server.describe_joined(), self._server.describe_refused()
         raise FormationTimeout(joined=joined, expected=self._size, refused=refused, timeout=timeout)
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -228,10 +296,10 @@ class Seed:
                 return
             self._closed = True
         forming = self.membership is None
-        self._outcome.failed(UsageError("this seed is closed; make another"))
+        self._status.failed(UsageError("this seed is closed; make another"))
         # A seed that keeps its state may be started again: those who wait may try again, so they are not refused.
         farewell = "the seed was closed before the cluster had formed" if forming and self._state is None else None
-        self._doorway.close(farewell)
+        self._server.close(farewell)
         self._progress.close()
         self._place.close()
 
@@ -250,11 +318,11 @@ class Seed:
         await to_thread(self.close)
 
 
-def _recall(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Membership | None]:
+def _load_or_create(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Membership | None]:
     """The identity that was kept, and what it had committed; else a new one."""
     secret = None
     if config.cluster_token is not None:
-        secret = invitation_from_token(config.cluster_token, [_NOWHERE]).secret
+        secret = invitation_from_token(config.cluster_token, [_UNUSED_ADDRESS]).secret
     identity = None if state is None else state.load_identity()
     if state is None or identity is None:
         return make_identity(secret), None

@@ -28,13 +28,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from msgspec import Meta
 
-from nexar.cluster.decisions.vote import Vote
+from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.errors import UsageError
 from nexar.security.authority import Authority, make_key
-from nexar.security.identity import UNREADABLE, fingerprint
-from nexar.security.invitation import SECRET_BYTES
-from nexar.security.join_ticket import make_secret
+from nexar.security.certificates import UNREADABLE, fingerprint
+from nexar.security.invitation import SECRET_BYTES, make_secret
 from nexar.security.storage import check_directory, read_secret_file, write_secret_file
 from nexar.types import MAX_NODE, NodeId
 

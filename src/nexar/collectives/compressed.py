@@ -13,32 +13,37 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.allocations import Allocations
-from nexar.arrays.compression.compressor import Compressor, Piece, decompressed, described
-from nexar.arrays.compression.feedback import corrected, left_over
-from nexar.arrays.compression.mark import mark_of
-from nexar.arrays.compression.terms import Terms, work_dtype
+from nexar.arrays.compression.base import (
+    Compressor,
+    Piece,
+    Terms,
+    add_residual,
+    decompressed,
+    described,
+    new_residual,
+    work_dtype,
+)
+from nexar.arrays.compression.codes import code_of_compressor
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.operations import ReduceCode, Reduction
-from nexar.arrays.partition import split
-from nexar.collectives import all_gather, all_reduce
-from nexar.collectives.arena import Arena
-from nexar.collectives.assembly import Assembly, Manner
-from nexar.collectives.call import Call
+from nexar.arrays.operand import Allocations
+from nexar.arrays.operators import ReduceCode, Reduction
+from nexar.arrays.views import split
+from nexar.collectives import data_movement, reductions
+from nexar.collectives.call import RegionCall
+from nexar.collectives.context import CallOptions, CollectiveContext
 from nexar.collectives.executor import Run
-from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import way_of
-from nexar.collectives.work import Work
+from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm
+from nexar.collectives.requests import PendingCollective
+from nexar.collectives.shared_region import SharedRegion
 from nexar.errors import PeerMisbehaved, UsageError
 from nexar.types import whole
 
 _CODE: Final = OperationCode.ALL_REDUCE_COMPRESSED
-_IN_RANK_ORDER: Final = Manner(deterministic=True)
+_IN_RANK_ORDER: Final = CallOptions(deterministic=True)
 _CALL: Final = struct.Struct("<QQQ")  # communicator, generation, sequence
 
 
-class Compressed(NamedTuple):
+class CompressedArguments(NamedTuple):
     """What a rank brings: flat arrays, which are only read."""
 
     array: NDArray[Any]
@@ -47,7 +52,7 @@ class Compressed(NamedTuple):
     reduction: Reduction
 
 
-class Outcome(NamedTuple):
+class CompressedResult(NamedTuple):
     """What comes of it: flat arrays of the work dtype."""
 
     total: NDArray[Any]
@@ -55,15 +60,15 @@ class Outcome(NamedTuple):
     """The next one, if there was one."""
 
 
-def all_reduce_compressed(assembly: Assembly, brought: Compressed) -> Work:
+def all_reduce_compressed(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
     """Its result is an Outcome. UsageError if it would take more memory than `compressed_allreduce_max_bytes`: that
     depends only on what all ranks must have alike, so either all are refused or none.
     """
-    _check_memory(assembly, brought)
-    return _by_reducing(assembly, brought) if brought.compressor.linear else _by_gathering(assembly, brought)
+    _check_memory(context, brought)
+    return _by_reducing(context, brought) if brought.compressor.linear else _by_gathering(context, brought)
 
 
-def memory_bytes(brought: Compressed, ranks: int) -> int:
+def memory_bytes(brought: CompressedArguments, ranks: int) -> int:
     """What a call takes beside what the caller has: pieces, arrays of the work dtype, and what the compressor needs.
     UsageError for a compressor that says no size.
     """
@@ -75,13 +80,13 @@ def memory_bytes(brought: Compressed, ranks: int) -> int:
     return pieces * piece + arrays * count * work.itemsize + brought.compressor.working_bytes(count, dtype)
 
 
-def _check_memory(assembly: Assembly, brought: Compressed) -> None:
-    limit = assembly.config.compressed_allreduce_max_bytes
-    needed = memory_bytes(brought, assembly.group.size) if limit else 0
+def _check_memory(context: CollectiveContext, brought: CompressedArguments) -> None:
+    limit = context.config.compressed_allreduce_max_bytes
+    needed = memory_bytes(brought, context.group.size) if limit else 0
     if needed > limit:
         raise UsageError(
             f"all_reduce_compressed of {brought.array.dtype}[{len(brought.array)}] by {brought.compressor.name} on "
-            f"{assembly.group.size} ranks would take {needed:,} bytes of memory, more than "
+            f"{context.group.size} ranks would take {needed:,} bytes of memory, more than "
             f"compressed_allreduce_max_bytes={limit:,}; reduce the array in parts, send less of it, or raise "
             "NEXAR_COMPRESSED_ALLREDUCE_MAX_BYTES (0: no check)"
         )
@@ -90,52 +95,60 @@ def _check_memory(assembly: Assembly, brought: Compressed) -> None:
 # -- linear: the sum of pieces is the piece of the sum ---------------------------------------------------------------
 
 
-def _by_reducing(assembly: Assembly, brought: Compressed) -> Work:
+def _by_reducing(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
     dtype, reduction = brought.array.dtype, brought.reduction
     memory = Allocations()
     values = memory.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
-    name = assembly.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
-    reducing = all_reduce.Prepared(assembly, name, values, reduction)
-    call = assembly.begin(_fingerprint(brought, name, values.nbytes), reducing.turns)
-    run = _reduce(call, reducing, brought, values, _terms(assembly, call, brought))
-    return assembly.work(call, run).failing(memory.error)
+    name = context.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
+    reducing = reductions.PreparedAllReduce(context, name, values, reduction)
+    call = context.begin(_fingerprint(brought, name, values.nbytes), reducing.region_steps)
+    run = _reduce(call, reducing, brought, values, _terms(context, call, brought))
+    return context.work(call, run).failing(memory.error)
 
 
-def _reduce(call: Call, reducing: all_reduce.Prepared, brought: Compressed, values: NDArray[Any], terms: Terms) -> Run:
+def _reduce(
+    call: RegionCall,
+    reducing: reductions.PreparedAllReduce,
+    brought: CompressedArguments,
+    values: NDArray[Any],
+    terms: Terms,
+) -> Run:
     residual = _compress(brought, terms, values.view(np.uint8))
     yield from reducing.run(call)
-    return Outcome(decompressed(brought.compressor, values.view(np.uint8), terms), residual)
+    return CompressedResult(decompressed(brought.compressor, values.view(np.uint8), terms), residual)
 
 
 # -- others: all pieces to all ranks ---------------------------------------------------------------------------------
 
 
-def _by_gathering(assembly: Assembly, brought: Compressed) -> Work:
-    size = assembly.group.size
+def _by_gathering(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
+    size = context.group.size
     length = _piece_bytes(brought)
     memory = Allocations()
     pieces = memory.empty(size * length, np.dtype(np.uint8))
-    name = assembly.choose(OperationCode.ALL_GATHER, length, pieces.dtype)
+    name = context.choose(OperationCode.ALL_GATHER, length, pieces.dtype)
     spans = split(len(pieces), size)
-    mine = spans[assembly.group.rank]
-    turns = assembly.in_memory(name, Arena.all_gather, pieces[mine.start : mine.stop], pieces, spans)
-    call = assembly.begin(_fingerprint(brought, name, length), turns)
-    return assembly.work(call, _gather(assembly, call, name, brought, pieces)).failing(memory.error)
+    mine = spans[context.group.rank]
+    region_steps = context.in_memory(name, SharedRegion.all_gather, pieces[mine.start : mine.stop], pieces, spans)
+    call = context.begin(_fingerprint(brought, name, length), region_steps)
+    return context.work(call, _gather(context, call, name, brought, pieces)).failing(memory.error)
 
 
-def _gather(assembly: Assembly, call: Call, name: str, brought: Compressed, pieces: Piece) -> Run:
-    rank, size = assembly.group.rank, assembly.group.size
+def _gather(
+    context: CollectiveContext, call: RegionCall, name: str, brought: CompressedArguments, pieces: Piece
+) -> Run:
+    rank, size = context.group.rank, context.group.size
     spans = split(len(pieces), size)
     rows = [pieces[span.start : span.stop] for span in spans]
-    terms = _terms(assembly, call, brought)
+    terms = _terms(context, call, brought)
     residual = _compress(brought, terms, rows[rank])
-    yield from all_gather.run(assembly, call, name, rows[rank], pieces, mine=spans[rank])
+    yield from data_movement.run_all_gather(context, call, name, rows[rank], pieces, mine=spans[rank])
     total = np.zeros(terms.count, terms.work)
     for source, row in enumerate(rows):
         _add(brought.compressor, row, total, terms, None if source == rank else source)
     if brought.reduction.code is ReduceCode.AVG:
         np.divide(total, terms.work.type(size), out=total)
-    return Outcome(total, residual)
+    return CompressedResult(total, residual)
 
 
 def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms, source: int | None) -> None:
@@ -153,15 +166,15 @@ def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(brought: Compressed, name: str, piece_bytes: int) -> Fingerprint:
+def _fingerprint(brought: CompressedArguments, name: str, piece_bytes: int) -> Fingerprint:
     """The compressor is where others have their root."""
-    mark = mark_of(brought.compressor, feedback=brought.residual is not None, piece_bytes=piece_bytes)
+    mark = code_of_compressor(brought.compressor, feedback=brought.residual is not None, piece_bytes=piece_bytes)
     dtype = code_of(brought.array.dtype)
-    return Fingerprint(_CODE, dtype, len(brought.array), mark, brought.reduction.code, way_of(name))
+    return Fingerprint(_CODE, dtype, len(brought.array), mark, brought.reduction.code, code_of_algorithm(name))
 
 
-def _terms(assembly: Assembly, call: Call, brought: Compressed) -> Terms:
-    group = assembly.group
+def _terms(context: CollectiveContext, call: RegionCall, brought: CompressedArguments) -> Terms:
+    group = context.group
     seed = seed_of(group.communicator, group.matching.generation, call.entry.sequence)
     return Terms(len(brought.array), brought.array.dtype, seed, feedback=brought.residual is not None)
 
@@ -172,7 +185,7 @@ def seed_of(communicator: int, generation: int, sequence: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _piece_bytes(brought: Compressed) -> int:
+def _piece_bytes(brought: CompressedArguments) -> int:
     """As the compressor says. UsageError for what it cannot be."""
     dtype = brought.array.dtype
     said = brought.compressor.size_bytes(len(brought.array), dtype)
@@ -185,10 +198,10 @@ def _piece_bytes(brought: Compressed) -> int:
     return size
 
 
-def _compress(brought: Compressed, terms: Terms, into: Piece) -> NDArray[Any] | None:
+def _compress(brought: CompressedArguments, terms: Terms, into: Piece) -> NDArray[Any] | None:
     """Fill my piece; returns what is left over for a residual, if there is one."""
     compressor = brought.compressor
-    wanted = corrected(brought.array, brought.residual, terms)
+    wanted = add_residual(brought.array, brought.residual, terms)
     with np.errstate(all="ignore"):
         piece: Any = compressor.compress(wanted, terms)
     if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8 or piece.shape != into.shape:
@@ -199,4 +212,4 @@ def _compress(brought: Compressed, terms: Terms, into: Piece) -> NDArray[Any] | 
     np.copyto(into, piece)
     if brought.residual is None:
         return None
-    return left_over(wanted, decompressed(compressor, into, terms))
+    return new_residual(wanted, decompressed(compressor, into, terms))

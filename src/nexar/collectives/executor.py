@@ -1,4 +1,6 @@
-"""Runs any schedule on a group: the only file here that sends and receives.
+"""Memory for what is received before it is reduced: kept between calls, because fresh pages cost more than copying.
+
+Runs any schedule on a group: the only file here that sends and receives.
 
 A run is a generator. It posts, then yields the operations that must be done before it can go on; whoever runs it
 waits for them (a blocking call), or resumes it when they are done (a request in flight). Closing it, or throwing an
@@ -10,6 +12,7 @@ somebody wants to write where it reads. So while a segment is reduced, the next 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -17,26 +20,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import code_of
-from nexar.arrays.operations import Reduction
+from nexar.arrays.operators import Reduction
 from nexar.arrays.reduce import combiner, folder
-from nexar.arrays.view import as_bytes, from_bytes
+from nexar.arrays.views import as_bytes, from_bytes
 from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.program import Due, Program
-from nexar.collectives.schedule import Fold, How, Local, Part, Send, overlap
-from nexar.collectives.scratch import Scratch
+from nexar.collectives.schedule import Combine, LocalCopy, LocalFold, PostedAt, Program, Range, SendStep, overlap
 from nexar.errors import PeerMisbehaved
 from nexar.group import Group
-from nexar.links.message import Receive as PostedReceive
-from nexar.links.message import collective_tag
+from nexar.links.messages import Receive as PostedReceive
+from nexar.links.messages import collective_tag
 from nexar.links.operation import Operation
-from nexar.links.sending import About
+from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
+
+_LEAST_BYTES: Final = 4 << 10
+_KEPT_BYTES: Final = 64 << 20
+
+
+class ScratchMemory:
+    """Of one communicator. Any thread takes and gives back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # over both below
+        self._free: dict[int, list[NDArray[Any]]] = {}  # by size, a power of two
+        self._kept_bytes = 0
+        self._most = _KEPT_BYTES  # that are kept
+
+    def take(self, size_bytes: int) -> NDArray[Any]:
+        """At least that many bytes, aligned for every dtype; anything may be in them."""
+        size = max(_LEAST_BYTES, 1 << (size_bytes - 1).bit_length()) if size_bytes else _LEAST_BYTES
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                self._kept_bytes -= size
+                return free.pop()
+        return np.empty(size, np.uint8)
+
+    def give_back(self, memory: NDArray[Any]) -> None:
+        """Nobody writes there any more."""
+        with self._lock:
+            if self._kept_bytes + memory.nbytes <= self._most:
+                self._kept_bytes += memory.nbytes
+                self._free.setdefault(memory.nbytes, []).append(memory)
+
+    def close(self) -> None:
+        """Keep nothing from now on: a communicator that is over may be garbage for long before anybody collects it.
+        Idempotent.
+        """
+        with self._lock:
+            self._most = self._kept_bytes = 0
+            self._free.clear()
+
 
 Run: TypeAlias = Generator[Sequence[Operation], None, Any]
 """What is yielded must be done before the run goes on; what it returns is the result."""
 
 
-class Arithmetic(NamedTuple):
+class Kernels(NamedTuple):
     """How elements are reduced: see arrays.reduce."""
 
     combine: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], None]
@@ -48,23 +88,23 @@ class Arithmetic(NamedTuple):
         if reduction.function is not None:
             return cls(combiner(reduction, dtype), folder(reduction, dtype))
         key = reduction.code, dtype, size
-        found = _ARITHMETIC.get(key)
+        found = _KERNELS.get(key)
         if found is None:
-            found = _ARITHMETIC[key] = cls(combiner(reduction, dtype, size), folder(reduction, dtype, size))
+            found = _KERNELS[key] = cls(combiner(reduction, dtype, size), folder(reduction, dtype, size))
         return found
 
 
-_ARITHMETIC: Final[dict[tuple[int, np.dtype[Any], int], Any]] = {}  # of the reductions that have a name: few
+_KERNELS: Final[dict[tuple[int, np.dtype[Any], int], Any]] = {}  # of the reductions that have a name: few
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 PHASE: Final = 1 << 24
 """Tags of a call that runs several schedules one after the other: each gets its own block of this many."""
 
 
-class Ground(NamedTuple):
+class RunContext(NamedTuple):
     """What a run stands on."""
 
     group: Group
-    scratch: Scratch
+    scratch: ScratchMemory
     sequence: int
     fingerprint: Fingerprint
     deadline: float
@@ -74,19 +114,19 @@ class Ground(NamedTuple):
 
 
 def execute(
-    ground: Ground,
+    run_context: RunContext,
     program: Program,
     buffers: Sequence[NDArray[Any]],
-    arithmetic: Arithmetic | None = None,
+    arithmetic: Kernels | None = None,
     *,
     ranks: Sequence[int] | None = None,
     phase: int = 0,
 ) -> Run:
     """Run a schedule on these flat arrays of one dtype. `ranks`: who its peers 0, 1, … are in the group, if not so."""
-    return _Execution(ground, buffers, arithmetic, ranks, phase * PHASE).run(program)
+    return _Execution(run_context, buffers, arithmetic, ranks, phase * PHASE).run(program)
 
 
-class _Arriving(NamedTuple):
+class _PostedReceive(NamedTuple):
     """A receive that was posted."""
 
     operation: PostedReceive
@@ -99,14 +139,14 @@ class _Execution:
 
     def __init__(
         self,
-        ground: Ground,
+        run_context: RunContext,
         buffers: Sequence[NDArray[Any]],
-        arithmetic: Arithmetic | None,
+        arithmetic: Kernels | None,
         ranks: Sequence[int] | None,
         base: int,
     ) -> None:
-        self._ground = ground
-        self._group = ground.group
+        self._run_context = run_context
+        self._group = run_context.group
         self._buffers = buffers
         self._memory = [as_bytes(buffer) for buffer in buffers]
         self._dtype = buffers[0].dtype if buffers else np.dtype(np.uint8)
@@ -114,9 +154,11 @@ class _Execution:
         self._arithmetic = arithmetic
         self._ranks = ranks
         self._base = base
-        self._arriving: dict[int, _Arriving] = {}  # by the identity of its Due, from posting to the end of its step
-        self._leaving: list[tuple[Part, Operation]] = []  # sends that may still read their part
-        self._unposted: list[Due] = []  # receives that may be posted as soon as nothing reads their part
+        self._arriving: dict[
+            int, _PostedReceive
+        ] = {}  # by the identity of its Due, from posting to the end of its step
+        self._leaving: list[tuple[Range, Operation]] = []  # sends that may still read their part
+        self._unposted: list[PostedAt] = []  # receives that may be posted as soon as nothing reads their part
 
     def run(self, program: Program) -> Run:
         """See the module."""
@@ -129,7 +171,7 @@ class _Execution:
                     yield from self._take(due)
                 for work in step.then:
                     yield from self._do(work)
-                self._ground.moved()
+                self._run_context.moved()
             rest = [operation for _, operation in self._leaving if not operation.done]
             if rest:
                 yield rest
@@ -139,7 +181,7 @@ class _Execution:
 
     # -- receiving ---------------------------------------------------------------------------------------
 
-    def _post_all(self, posts: tuple[Due, ...], index: int) -> Run:
+    def _post_all(self, posts: tuple[PostedAt, ...], index: int) -> Run:
         """What may be posted now. One whose part is still being sent is put off, at most until its own step."""
         waiting, self._unposted = [*self._unposted, *posts] if self._unposted else posts, []
         for each in waiting:
@@ -150,23 +192,23 @@ class _Execution:
                 yield from self._settle(each.receive.part)
             self._post(each)
 
-    def _post(self, each: Due) -> None:
+    def _post(self, each: PostedAt) -> None:
         receive = each.receive
         landing = scratch = None
         size_bytes = (receive.part.stop - receive.part.start) * self._item
         if each.direct:
             into = self._bytes(receive.part)
         else:
-            scratch = self._ground.scratch.take(size_bytes)
+            scratch = self._run_context.scratch.take(size_bytes)
             into = scratch.data[:size_bytes]
             landing = scratch[:size_bytes].view(self._dtype)
-        tag = collective_tag(self._ground.sequence, self._base + receive.tag)
+        tag = collective_tag(self._run_context.sequence, self._base + receive.tag)
         operation = self._group.post_receive(
-            self._rank(receive.peer), into, space=_COLLECTIVE, tag=tag, dtype=self._ground.fingerprint.dtype
+            self._rank(receive.peer), into, space=_COLLECTIVE, tag=tag, dtype=self._run_context.fingerprint.dtype
         )
-        self._arriving[id(each)] = _Arriving(operation, landing, scratch)
+        self._arriving[id(each)] = _PostedReceive(operation, landing, scratch)
 
-    def _take(self, due: tuple[Due, ...]) -> Run:
+    def _take(self, due: tuple[PostedAt, ...]) -> Run:
         arrivals = [self._arriving[id(each)] for each in due]
         awaited = [each.operation for each in arrivals if not each.operation.done or each.operation.error is not None]
         if awaited:
@@ -177,29 +219,29 @@ class _Execution:
                 self._apply(each.receive.how, each.receive.part, arrived.landing)
             del self._arriving[id(each)]
             if arrived.scratch is not None:
-                self._ground.scratch.give_back(arrived.scratch)
+                self._run_context.scratch.give_back(arrived.scratch)
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _send(self, send: Send) -> None:
-        operation, dtype, count, root, reduce_op, way = self._ground.fingerprint
-        about = About(
-            _COLLECTIVE, 0, dtype, self._ground.sequence, self._base + send.tag, operation, reduce_op, root,
+    def _send(self, send: SendStep) -> None:
+        operation, dtype, count, root, reduce_op, way = self._run_context.fingerprint
+        about = MessageHeader(
+            _COLLECTIVE, 0, dtype, self._run_context.sequence, self._base + send.tag, operation, reduce_op, root,
             count, way,
         )  # fmt: skip
         data = self._bytes(send.part)
-        sent = self._group.post_send(self._rank(send.peer), data, self._ground.deadline, about=about)
+        sent = self._group.post_send(self._rank(send.peer), data, self._run_context.deadline, about=about)
         if not sent.done or sent.error is not None:
             self._leaving.append((send.part, sent))
 
-    def _settle(self, part: Part) -> Run:
+    def _settle(self, part: Range) -> Run:
         """Until nothing reads this part any more, so that it may be written."""
         reading = self._reading(part)
         if reading:
             yield reading
             self._leaving = [each for each in self._leaving if not each[1].done or each[1].error is not None]
 
-    def _reading(self, part: Part) -> list[Operation]:
+    def _reading(self, part: Range) -> list[Operation]:
         if not self._leaving:
             return []
         return [
@@ -210,29 +252,29 @@ class _Execution:
 
     # -- memory ------------------------------------------------------------------------------------------
 
-    def _do(self, work: Local | Fold) -> Run:
+    def _do(self, work: LocalCopy | LocalFold) -> Run:
         yield from self._settle(work.into)
-        if isinstance(work, Local):
+        if isinstance(work, LocalCopy):
             self._apply(work.how, work.into, self._elements(work.source))
         else:
             assert self._arithmetic is not None
             self._arithmetic.fold(self._elements(work.into), [self._elements(part) for part in work.sources])
 
-    def _apply(self, how: How, part: Part, data: NDArray[Any]) -> None:
+    def _apply(self, how: Combine, part: Range, data: NDArray[Any]) -> None:
         into = self._elements(part)
-        if how is How.COPY:
+        if how is Combine.COPY:
             np.copyto(into, data)
             return
         assert self._arithmetic is not None  # a schedule that reduces is run with something that does
-        if how is How.LEFT:
+        if how is Combine.BEFORE:
             self._arithmetic.combine(into, data, into)
         else:
             self._arithmetic.combine(into, into, data)
 
-    def _elements(self, part: Part) -> NDArray[Any]:
+    def _elements(self, part: Range) -> NDArray[Any]:
         return self._buffers[part.buffer][part.start : part.stop]
 
-    def _bytes(self, part: Part) -> memoryview:
+    def _bytes(self, part: Range) -> memoryview:
         return self._memory[part.buffer][part.start * self._item : part.stop * self._item]
 
     def _rank(self, peer: int) -> int:
@@ -247,30 +289,32 @@ class _Execution:
 
 
 def exchange(
-    ground: Ground, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
+    run_context: RunContext, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
 ) -> Generator[Sequence[Operation], None, dict[int, NDArray[Any]]]:
     """Arrays whose sizes only their senders know, each to one rank; returns those of `sources`, with their shapes.
 
     PeerMisbehaved: what one of them sent is no array.
     """
-    group, tag = ground.group, phase * PHASE
-    operation, dtype, count, root, reduce_op, way = ground.fingerprint
+    group, tag = run_context.group, phase * PHASE
+    operation, dtype, count, root, reduce_op, way = run_context.fingerprint
     posted: dict[int, PostedReceive] = {}
     sent: list[Operation] = []
     try:
         for rank in sources:
-            wanted = collective_tag(ground.sequence, tag)
+            wanted = collective_tag(run_context.sequence, tag)
             posted[rank] = group.post_receive(rank, None, space=_COLLECTIVE, tag=wanted, dtype=dtype)
         for rank, array in outgoing.items():
             code = code_of(array.dtype)
-            about = About(_COLLECTIVE, 0, code, ground.sequence, tag, operation, reduce_op, root, count, way)
-            sent.append(group.post_send(rank, as_bytes(array), ground.deadline, shape=array.shape, about=about))
+            about = MessageHeader(
+                _COLLECTIVE, 0, code, run_context.sequence, tag, operation, reduce_op, root, count, way
+            )
+            sent.append(group.post_send(rank, as_bytes(array), run_context.deadline, shape=array.shape, about=about))
         yield [*posted.values(), *sent]
     except BaseException:
         for each in (*posted.values(), *sent):
             each.cancel()
         raise
-    ground.moved()
+    run_context.moved()
     return {rank: _array(receive, rank) for rank, receive in posted.items()}
 
 

@@ -8,6 +8,13 @@ as long as nobody can tell the difference.
 A tag is used once from one sender to one receiver within a schedule, so messages find their receives in whatever order
 they arrive. All ranks make their schedules from the same facts, and from nothing else: so they fit together without a
 word between them.
+
+A schedule, read once more for speed: from which step on each receive may be posted.
+
+Law: a receive that copies lands in its part at any moment after it is posted. So it may be posted ahead of its step
+only past the last step that reads or writes any of that part; within one step, a send of the same elements forces it
+to land elsewhere first (*staged*). A receive that reduces always lands in scratch memory, so it may be posted at any
+time; how far ahead is a matter of memory. Looking back over a few steps is enough: nothing is posted further ahead.
 """
 
 from __future__ import annotations
@@ -15,23 +22,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nexar.errors import InternalError
 
 
-class How(IntEnum):
+class Combine(IntEnum):
     """What is done with elements that come to a part. Left and right matter: not every operation commutes."""
 
     COPY = 0
     """part := data"""
-    LEFT = 1
+    BEFORE = 1
     """part := data ⊕ part"""
-    RIGHT = 2
+    AFTER = 2
     """part := part ⊕ data"""
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """Elements `start` up to, not including, `stop`, of a numbered buffer."""
 
     buffer: int
@@ -44,58 +51,58 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
-def overlap(one: Part, other: Part) -> bool:
+def overlap(one: Range, other: Range) -> bool:
     """Do they share an element? For parts that have any."""
     return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
 
 
-class Send(NamedTuple):
+class SendStep(NamedTuple):
     """`part`, as it was when the step began, to rank `peer`."""
 
     peer: int
-    part: Part
+    part: Range
     tag: int
 
 
-class Receive(NamedTuple):
+class RecvStep(NamedTuple):
     """As many elements as `part` has, from rank `peer`."""
 
     peer: int
-    part: Part
+    part: Range
     tag: int
-    how: How
+    how: Combine
 
 
-class Local(NamedTuple):
+class LocalCopy(NamedTuple):
     """From one part of this rank's memory to another of the same length, which does not overlap it."""
 
-    into: Part
-    source: Part
-    how: How
+    into: Range
+    source: Range
+    how: Combine
 
     @property
-    def sources(self) -> tuple[Part, ...]:
+    def sources(self) -> tuple[Range, ...]:
         """As a Fold has them."""
         return (self.source,)
 
 
-class Fold(NamedTuple):
+class LocalFold(NamedTuple):
     """`into` := ((s0 ⊕ s1) ⊕ s2) …: a left fold over `sources`, in one go, so that half types are rounded once.
 
     That is more than a row of Locals, which round each time: a deterministic result is the same on every way, and the
     way through shared memory folds so. `into` overlaps none of the sources.
     """
 
-    into: Part
-    sources: tuple[Part, ...]
+    into: Range
+    sources: tuple[Range, ...]
 
 
 class Step(NamedTuple):
     """See the module."""
 
-    sends: tuple[Send, ...] = ()
-    receives: tuple[Receive, ...] = ()
-    then: tuple[Local | Fold, ...] = ()
+    sends: tuple[SendStep, ...] = ()
+    receives: tuple[RecvStep, ...] = ()
+    then: tuple[LocalCopy | LocalFold, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -107,7 +114,7 @@ class Cost(NamedTuple):
     received_bytes: int
 
 
-def cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
+def schedule_cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
     """Of one rank. Steps that neither send nor receive are not counted."""
     moving = [step for step in schedule if step.sends or step.receives]
     sends = [send for step in moving for send in step.sends]
@@ -127,7 +134,7 @@ def without_empty(schedule: Iterable[Step]) -> Iterator[Step]:
             yield slim
 
 
-def check(schedules: Sequence[Sequence[Step]], buffers: Sequence[Sequence[int]]) -> None:
+def check_schedules(schedules: Sequence[Sequence[Step]], buffers: Sequence[Sequence[int]]) -> None:
     """InternalError unless the schedules of all ranks fit together, and into `buffers[rank]`, their lengths.
 
     Every send has its receive of the same length, no tag is used twice between two ranks, nobody sends to itself,
@@ -158,16 +165,76 @@ def _check_parts(rank: int, step: Step, lengths: Sequence[int]) -> None:
             raise InternalError(f"rank {rank} takes {into} from {source}, of another length or overlapping")
 
 
-def _parts(step: Step) -> Iterator[Part]:
+def _parts(step: Step) -> Iterator[Range]:
     yield from (send.part for send in step.sends)
     yield from (receive.part for receive in step.receives)
     yield from (part for pair in _pairs(step) for part in pair)
 
 
-def _pairs(step: Step) -> Iterator[tuple[Part, Part]]:
+def _pairs(step: Step) -> Iterator[tuple[Range, Range]]:
     for work in step.then:
         yield from ((work.into, source) for source in work.sources)
 
 
 def _difference(sent: Counter[tuple[int, int, int, int]], received: Counter[tuple[int, int, int, int]]) -> str:
     return f"sent only {sorted(sent - received)[:4]}, awaited only {sorted(received - sent)[:4]}"
+
+
+AHEAD: Final = 4
+"""Steps. Enough that a message never waits for its receive, and its scratch memory stays in the cache."""
+
+
+class PostedAt(NamedTuple):
+    """One receive of a step."""
+
+    step: int
+    receive: RecvStep
+    direct: bool
+    """It lands in its part; else in scratch memory."""
+
+
+class Program(NamedTuple):
+    """The steps of one rank, and what to post when."""
+
+    steps: tuple[Step, ...]
+    posts: tuple[tuple[PostedAt, ...], ...]
+    """By step: the receives that may be posted from when it begins, its own and later ones."""
+    due: tuple[tuple[PostedAt, ...], ...]
+    """By step: the receives that must have come when it ends."""
+
+
+def compile_steps(steps: tuple[Step, ...]) -> Program:
+    """Pure: the same steps give the same program."""
+    posts: list[list[PostedAt]] = [[] for _ in steps]
+    due = []
+    for index, step in enumerate(steps):
+        ours = tuple(PostedAt(index, receive, _is_direct(receive, step)) for receive in step.receives)
+        for each in ours:
+            posts[_earliest(each, steps)].append(each)
+        due.append(ours)
+    return Program(steps, tuple(map(tuple, posts)), tuple(due))
+
+
+def _is_direct(receive: RecvStep, step: Step) -> bool:
+    if receive.how is not Combine.COPY:
+        return False
+    shared = any(overlap(send.part, receive.part) for send in step.sends)
+    return not shared and sum(overlap(other.part, receive.part) for other in step.receives) == 1
+
+
+def _earliest(each: PostedAt, steps: tuple[Step, ...]) -> int:
+    first = max(0, each.step - AHEAD)
+    if not each.direct:
+        return first
+    return next(
+        (before + 1 for before in range(each.step - 1, first - 1, -1) if _touches(steps[before], each.receive.part)),
+        first,
+    )
+
+
+def _touches(step: Step, part: Range) -> bool:
+    return (
+        any(overlap(send.part, part) for send in step.sends)
+        or any(overlap(receive.part, part) for receive in step.receives)
+        or any(overlap(other, part) for work in step.then for other in (work.into, *work.sources))
+    )

@@ -13,23 +13,22 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.arrays.allocations import Allocations
-from nexar.arrays.operand import Operand, adapt, mirror_of
-from nexar.arrays.operations import Reduction, check, reduction_of
-from nexar.arrays.staging import Copying, Mirror, gather, scatter
-from nexar.arrays.view import placeholder
-from nexar.collectives.all_reduce import all_reduce
-from nexar.collectives.assembly import Assembly, Manner
+from nexar.arrays.operand import Allocations, Operand, adapt, mirror_of
+from nexar.arrays.operators import Reduction, check, reduction_of
+from nexar.arrays.staging import CopyBatch, StagedArray, gather, scatter
+from nexar.arrays.views import placeholder
+from nexar.collectives.context import CallOptions, CollectiveContext
 from nexar.collectives.executor import Run
-from nexar.collectives.work import Work
-from nexar.communicator.calls import Op
+from nexar.collectives.reductions import all_reduce
+from nexar.collectives.requests import PendingCollective
+from nexar.communicator.collective_calls import Op
 from nexar.errors import UsageError
 from nexar.types import whole
 
 _IN_FLIGHT: Final = 2  # one is filled or emptied while another travels
 
 
-class Sized(Protocol):
+class SizedArray(Protocol):
     """What buckets need to know of an array."""
 
     @property
@@ -49,7 +48,7 @@ class Bucket(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def buckets(arrays: Sequence[Sized], limit_bytes: int) -> list[Bucket]:
+def buckets(arrays: Sequence[SizedArray], limit_bytes: int) -> list[Bucket]:
     """Each array in one bucket, in order; a bucket holds one dtype, and more than the limit only for a single array.
 
     Pure: every rank that brings the same dtypes and sizes gets the same buckets.
@@ -90,10 +89,16 @@ def _rows(memory: Allocations, made: Sequence[Bucket]) -> list[NDArray[Any]]:
 
 
 def all_reduce_bucketed(
-    assembly: Assembly, arrays: Sequence[Any], op: Op, bucket_bytes: int | None, manner: Manner, *, commutative: bool
-) -> Work:
+    context: CollectiveContext,
+    arrays: Sequence[Any],
+    op: Op,
+    bucket_bytes: int | None,
+    options: CallOptions,
+    *,
+    commutative: bool,
+) -> PendingCollective:
     """In place; the result is the list of arrays. All numbers are taken now, so the order of calls is kept."""
-    limit = whole(assembly.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
+    limit = whole(context.config.bucket_bytes if bucket_bytes is None else bucket_bytes)
     if limit is None or limit < 1:
         raise UsageError(f"bucket_bytes={bucket_bytes!r} holds nothing; give a whole number from 1")
     if hasattr(arrays, "dtype"):
@@ -103,17 +108,17 @@ def all_reduce_bucketed(
     reduction = reduction_of(op, commutative=commutative)
     for each in given:
         check(reduction, _sized(each).dtype)
-    return _Fusion(assembly, memory, given, reduction, manner=manner, limit=limit).work()
+    return _Fusion(context, memory, given, reduction, options=options, limit=limit).work()
 
 
-def _sized(each: Operand | Mirror) -> Sized:
+def _sized(each: Operand | StagedArray) -> SizedArray:
     return each.array if isinstance(each, Operand) else each
 
 
 class _HostBucket:
     """Of arrays that the host sees, or of some that it sees and others."""
 
-    def __init__(self, given: Sequence[Operand | Mirror], memory: NDArray[Any]) -> None:
+    def __init__(self, given: Sequence[Operand | StagedArray], memory: NDArray[Any]) -> None:
         self._operands = [each if isinstance(each, Operand) else adapt(each.value, writable=True) for each in given]
         self.memory = memory
 
@@ -134,10 +139,10 @@ class _HostBucket:
 class _DeviceBucket:
     """Of arrays of one device. Its memory is its own, since the copies of all buckets are begun at once."""
 
-    def __init__(self, mirrors: Sequence[Mirror], bucket: Bucket) -> None:
+    def __init__(self, mirrors: Sequence[StagedArray], bucket: Bucket) -> None:
         self._mirrors = mirrors
         self.memory = mirrors[0].room((bucket.count,), bucket.dtype)
-        self._copying: Copying = gather(mirrors, self.memory)
+        self._copying: CopyBatch = gather(mirrors, self.memory)
 
     def fill(self) -> None:
         """The copies were begun with the call: what is waited for here is only what they take, not what the device
@@ -159,15 +164,15 @@ class _Fusion:
 
     def __init__(
         self,
-        assembly: Assembly,
+        context: CollectiveContext,
         memory: Allocations,
-        given: Sequence[Operand | Mirror],
+        given: Sequence[Operand | StagedArray],
         reduction: Reduction,
         *,
-        manner: Manner,
+        options: CallOptions,
         limit: int,
     ) -> None:
-        self._assembly = assembly
+        self._context = context
         self._memory = memory
         self._given = given
         made = buckets([_sized(each) for each in given], limit)
@@ -178,11 +183,11 @@ class _Fusion:
             _HostBucket(arrays, next(rows)) if mirrors is None else _DeviceBucket(mirrors, bucket)
             for bucket, arrays, mirrors in zip(made, members, devices, strict=True)
         ]
-        self._works = [all_reduce(assembly, bucket.memory, reduction, manner) for bucket in self._buckets]
+        self._works = [all_reduce(context, bucket.memory, reduction, options) for bucket in self._buckets]
 
-    def work(self) -> Work:
+    def work(self) -> PendingCollective:
         """Of all its buckets."""
-        work = Work(self._run(), None, lambda error: error, "all_reduce_bucketed")
+        work = PendingCollective(self._run(), None, lambda error: error, "all_reduce_bucketed")
         work.writes = len(self._buckets) > 1  # those of the first ones are there when a later one fails
         return work
 
@@ -207,7 +212,7 @@ class _Fusion:
                 while waiting and len(running) < _IN_FLIGHT:
                     waiting[0][0].fill()
                     bucket, work = waiting.popleft()
-                    running.append((bucket, self._assembly.conductor.start(work)))
+                    running.append((bucket, self._context.runner.start(work)))
                 bucket, oldest = running[0]
                 yield (oldest,)
                 running.popleft()
@@ -221,13 +226,13 @@ class _Fusion:
         return [each.result() if isinstance(each, Operand) else each.value for each in self._given]
 
 
-def _of_one_device(members: Sequence[Operand | Mirror]) -> list[Mirror] | None:
+def _of_one_device(members: Sequence[Operand | StagedArray]) -> list[StagedArray] | None:
     """All of them, if they are: of one adapter, one device and one stream."""
-    mirrors = [each for each in members if isinstance(each, Mirror)]
+    mirrors = [each for each in members if isinstance(each, StagedArray)]
     return mirrors if len(mirrors) == len(members) and all(_beside(mirrors[0], each) for each in mirrors) else None
 
 
-def _beside(one: Mirror, other: Mirror) -> bool:
+def _beside(one: StagedArray, other: StagedArray) -> bool:
     return (
         one.staging is other.staging and one.outline.device == other.outline.device and bool(one.stream == other.stream)
     )

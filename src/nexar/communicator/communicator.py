@@ -1,44 +1,131 @@
-"""The communicator: rank, size, and every verb as a method of a few lines. Immutable once made."""
+"""Colour and key → sub-communicators.
+
+Each rank brings a colour and a key, and all see all of them. Those of one colour become a communicator, ranked by key
+and then by their old rank. Its id follows from what its members know alike: the parent, the occasion, who they are. So
+it needs no further word, and is the same as another's only by a chance of one in 2**63.
+
+The communicator: rank, size, and every verb as a method of a few lines. Immutable once made.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from nexar.arrays.registration import ADAPTERS
-from nexar.cluster.change import WORLD
-from nexar.cluster.membership import Membership
-from nexar.collectives.lateness import Straggler
-from nexar.collectives.quick import Quick
-from nexar.collectives.work import Work
-from nexar.communicator.branch import Branch
-from nexar.communicator.calling import VALUES, Calling, Serving
-from nexar.communicator.calls import Op
-from nexar.communicator.collecting import Collecting
-from nexar.communicator.growing import Growing
-from nexar.communicator.messaging import Messaging
-from nexar.communicator.parts import Run
+from nexar.arrays.devices import ADAPTERS
+from nexar.cluster.membership import WORLD, Membership
+from nexar.collectives.context import PLAIN, CollectiveContext
+from nexar.collectives.data_movement import all_gather
+from nexar.collectives.fast_all_reduce import FastAllReduce
+from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.requests import PendingCollective
+from nexar.collectives.statistics import Straggler
+from nexar.communicator.collective_calls import Op
+from nexar.communicator.collective_methods import CollectiveMethods
+from nexar.communicator.elastic_methods import ElasticMethods
+from nexar.communicator.generation import Generation
+from nexar.communicator.message_methods import MessageMethods
+from nexar.communicator.multipart import Run
 from nexar.communicator.point_to_point import run_to_end
-from nexar.communicator.presence import Presence
-from nexar.communicator.split import Part, chosen, members_of, propose
+from nexar.communicator.recovery_methods import RecoveryMethods
+from nexar.communicator.rpc_methods import VALUES, RpcCallMethods, RpcServeMethods
+from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.starter import Starter
-from nexar.communicator.surviving import Surviving
 from nexar.config import Config
 from nexar.errors import NexarError, OperationTimeout, UsageError
-from nexar.group import checked_timeout, deadline_after
-from nexar.links.message import Receive
+from nexar.group import Group, checked_timeout, deadline_after
+from nexar.links.messages import Receive
 from nexar.links.operation import Operation
 from nexar.rpc.remote_calls import RemoteCalls
-from nexar.types import Rank
+from nexar.types import Rank, whole
+
+_NOBODY: Final = -1  # the colour of who takes part in none
+_LARGEST: Final = (1 << 63) - 1
+_LEAST: Final = -1 << 63
+_SPLIT, _GROUP = range(2)
 
 
-class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
+class SubgroupSpec(NamedTuple):
+    """One sub-communicator: its members by their old ranks, in the order of the new ones."""
+
+    communicator: int
+    ranks: tuple[Rank, ...]
+
+
+def propose_split(context: CollectiveContext, color: Any, key: Any) -> PendingCollective:
+    """Tell all ranks what this one wants; the result is its part, None if it takes part in none."""
+    mine = np.array([_checked_color(color), _checked_key(key)], np.int64)
+    out = np.empty((context.group.size, 2), np.int64)
+    work = all_gather(context, mine, out.reshape(-1), PLAIN, OperationCode.SPLIT)
+    assert work.call is not None
+    occasion = work.call.entry.sequence
+    return work.map_result(lambda _: subgroup_of(context.group, out.tolist(), occasion))
+
+
+def _checked_color(color: Any) -> int:
+    wanted = whole(color)
+    if color is None:
+        return _NOBODY
+    if wanted is None or not 0 <= wanted <= _LARGEST:
+        raise UsageError(
+            f"split(color={color!r}): a colour is a whole number from 0 to {_LARGEST} (2**63 - 1), or None for no part"
+        )
+    return wanted
+
+
+def _checked_key(key: Any) -> int:
+    order = whole(key)
+    if order is None or not _LEAST <= order <= _LARGEST:
+        raise UsageError(f"split(key={key!r}): a key is a whole number of 64 bits, {_LEAST} to {_LARGEST}")
+    return order
+
+
+def subgroup_of(group: Group, proposals: Sequence[Sequence[int]], occasion: int) -> SubgroupSpec | None:
+    """What becomes of this rank, given everybody's colour and key."""
+    rank = group.rank
+    color = proposals[rank][0]
+    if color == _NOBODY:
+        return None
+    members = sorted((each[1], other) for other, each in enumerate(proposals) if each[0] == color)
+    ranks = tuple(other for _, other in members)
+    return SubgroupSpec(subgroup_id(group, _SPLIT, occasion, ranks), ranks)
+
+
+def members_of(membership: Membership, ranks: Sequence[Rank]) -> Membership:
+    """Those ranks alone, in that order."""
+    return Membership(membership.cluster, membership.epoch, tuple(membership.members[rank] for rank in ranks))
+
+
+def chosen_subgroup(group: Group, ranks: Iterable[Any], occasions: Counter[tuple[Rank, ...]]) -> SubgroupSpec | None:
+    """The part that these ranks make among themselves, without a word to the others; None if this one is not among
+    them. `occasions` counts how often each set of them has done so.
+    """
+    if not isinstance(ranks, Iterable):
+        raise UsageError(f"group({ranks!r}): give the ranks as a list, e.g. group([0, 1])")
+    listed = tuple(group.check(rank) for rank in ranks)
+    if len(set(listed)) != len(listed) or not listed:
+        raise UsageError(f"group({list(listed)}) is no list of different ranks; name each member once")
+    if group.rank not in listed:
+        return None
+    occasions[listed] += 1
+    return SubgroupSpec(subgroup_id(group, _GROUP, occasions[listed], listed), listed)
+
+
+def subgroup_id(group: Group, way: int, occasion: int, ranks: Sequence[Rank]) -> int:
+    """The same for all members, another for everybody else."""
+    facts = (group.communicator, group.matching.generation, way, occasion, *ranks)
+    digest = hashlib.sha256(np.array(facts, np.uint64).tobytes()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Communicator(MessageMethods, CollectiveMethods, RpcCallMethods, RpcServeMethods, RecoveryMethods, ElasticMethods):
     """Some nodes that talk to one another, each with a rank. May be used from several threads; those of one rank that
     call collectives must do so in the same order as on the other ranks.
 
@@ -46,22 +133,22 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     that was split off is only closed here; the node goes on.
     """
 
-    def __init__(self, branch: Branch, presence: Presence, close: Callable[[], None]) -> None:
+    def __init__(self, generation: Generation, runtime: NodeRuntime, close: Callable[[], None]) -> None:
         """`close` ends what it stands on."""
-        self._branch = branch
-        self._presence = presence
+        self._generation = generation
+        self._runtime = runtime
         self._can_retract = False
-        self._assembly = assembly = branch.assembly
-        self._group = assembly.group
+        self._context = context = generation.context
+        self._group = context.group
         self._close = close
         self._giver = 0
         self._agreements = itertools.count(1)  # numbers of agree(); next() is atomic
         self._closing = threading.Lock()  # taken by the first close, never given back
-        self._quick = Quick(assembly)
+        self._quick = FastAllReduce(context)
         self._groups: Counter[tuple[Rank, ...]] = Counter()  # made by group(); list of ranks → how often
-        self._remote_calls = RemoteCalls(assembly.group, VALUES, assembly.config, branch.registry)
-        branch.when_closed.append(self._remote_calls.close)
-        self.start: Final = Starter(assembly, self._seconds, self, self._remote_calls)
+        self._remote_calls = RemoteCalls(context.group, VALUES, context.config, generation.registry)
+        generation.when_closed.append(self._remote_calls.close)
+        self.start: Final = Starter(context, self._seconds, self, self._remote_calls)
         """Every verb once more: it returns a Request at once."""
 
     # -- facts -----------------------------------------------------------------------------------------
@@ -109,7 +196,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     @property
     def config(self) -> Config:
         """Its settings."""
-        return self._assembly.config
+        return self._context.config
 
     @property
     def topology(self) -> str:
@@ -119,7 +206,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     @property
     def neighbors(self) -> tuple[Rank, ...]:
         """The ranks that this one has a connection of its own to; the others are reached over them."""
-        is_neighbour = self._group.mesh.relaying.is_neighbour
+        is_neighbour = self._group.mesh.relay_routes.is_neighbour
         nodes = enumerate(self._group.membership.members)
         return tuple(rank for rank, member in nodes if rank != self.rank and is_neighbour(member.node))
 
@@ -156,7 +243,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         own, and may be used at the same time as this one.
         """
         seconds = self._seconds(timeout)
-        part = self._conduct(propose(self._assembly, color, key), seconds)
+        part = self._conduct(propose_split(self._context, color, key), seconds)
         return None if part is None else self._make(part, seconds)
 
     def group(self, ranks: Iterable[Rank], *, timeout: float | None = None) -> Communicator | None:
@@ -164,16 +251,16 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         get None at once.
         """
         seconds = self._seconds(timeout)
-        part = chosen(self._group, ranks, self._groups)
+        part = chosen_subgroup(self._group, ranks, self._groups)
         return None if part is None else self._make(part, seconds)
 
-    def _make(self, part: Part, seconds: float) -> Communicator:
+    def _make(self, part: SubgroupSpec, seconds: float) -> Communicator:
         membership = members_of(self.membership, part.ranks)
         try:
-            branch = self._presence.lineage.begin(membership, part.communicator, deadline_after(seconds))
+            generation = self._runtime.successors.begin(membership, part.communicator, deadline_after(seconds))
         except NexarError as error:
             raise self.judge(error) from None
-        made: Communicator = self._presence.lineage.wrap(branch)
+        made: Communicator = self._runtime.successors.wrap(generation)
         return made
 
     # -- counted ---------------------------------------------------------------------------------------
@@ -188,12 +275,12 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         links = {rank: link.stats() for rank, link in self._group.links().items()}
         buffers = self._group.router.pool.stats().facts()
         staging = {name: stats._asdict() for name, stats in ADAPTERS.stats().items()}
-        facts = {"links": links, "buffers": buffers, "staging": staging, "relay": self._group.mesh.relaying.stats()}
-        return {**self._assembly.journal.stats(), **facts}
+        facts = {"links": links, "buffers": buffers, "staging": staging, "relay": self._group.mesh.relay_routes.stats()}
+        return {**self._context.call_log.stats(), **facts}
 
     def stragglers(self) -> list[Straggler]:
         """Who keeps the others waiting in collectives, the worst first."""
-        return self._assembly.journal.stragglers()
+        return self._context.call_log.stragglers()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -204,7 +291,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
     def _leave(self, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._closing.acquire(blocking=False):
             if self.id == WORLD:
-                self._presence.say_goodbye(error, traceback)
+                self._runtime.say_goodbye(error, traceback)
             self._close()
 
     def __enter__(self) -> Self:
@@ -219,22 +306,22 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         clean = isinstance(error, SystemExit) and not error.code
         self._leave(None if clean else error, traceback)
 
-    def _call(self, work: Work, timeout: float) -> Any:
+    def _call(self, work: PendingCollective, timeout: float) -> Any:
         return self._conduct(work, timeout)
 
     def judge(self, error: BaseException) -> BaseException:
         """See request.Judge."""
-        return self._presence.lineage.judge(self._branch, error)
+        return self._runtime.successors.judge(self._generation, error)
 
-    def fate_after(self, error: BaseException) -> Operation | None:
+    def outcome_after(self, error: BaseException) -> Operation | None:
         """See request.Judge."""
-        return self._presence.lineage.fate_after(self._branch, error)
+        return self._runtime.successors.outcome_after(self._generation, error)
 
     def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Any:
         try:
             return run_to_end(self._group, run, deadline)
         except OperationTimeout as late:
-            raise self._assembly.journal.patience.explain(late) from None
+            raise self._context.call_log.progress_inquiry.explain(late) from None
         except NexarError as error:
             raise self._judged(error) from None
 
@@ -253,9 +340,9 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         except NexarError as error:
             raise self._judged(error) from None
 
-    def _conduct(self, work: Work, timeout: float) -> Any:
+    def _conduct(self, work: PendingCollective, timeout: float) -> Any:
         try:
-            return self._assembly.conductor.perform(work, timeout)
+            return self._context.runner.run_blocking(work, timeout)
         except NexarError as error:
             raise self._judged(error) from None
 
@@ -264,15 +351,15 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
         if final is not error:
             for note in getattr(error, "__notes__", ()):
                 final.add_note(note)
-            self._assembly.flight_recorder.failed(final)
+            self._context.flight_recorder.failed(final)
         return final
 
     def _check_serving(self) -> None:
         """Its functions are those of its successors, too: they have them in common."""
-        newest: Communicator = self._branch.successor or self
+        newest: Communicator = self._generation.successor or self
         newest._check_open()
-        if newest._branch.successor is None:
-            newest._branch.fate.check()
+        if newest._generation.successor is None:
+            newest._generation.outcome.check()
 
     def _deadline(self, timeout: Any) -> float:
         return deadline_after(self._allowed_seconds(timeout))
@@ -289,7 +376,7 @@ class Communicator(Messaging, Collecting, Calling, Serving, Surviving, Growing):
 
     def _allowed_seconds(self, timeout: Any) -> float:
         self._check_open()
-        self._branch.fate.check()
+        self._generation.outcome.check()
         if timeout is None:
             return self.config.collective_timeout
         return checked_timeout(timeout)

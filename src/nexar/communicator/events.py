@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
 
 _log = logging.getLogger(__name__)
-_PATIENCE: Final = 5.0  # seconds that a callback gets to return when its subscription is closed
+_CALLBACK_TIMEOUT: Final = 5.0  # seconds that a callback gets to return when its subscription is closed
 
 QUEUE_LENGTH: Final = 1024
 """Events that a listener may be behind."""
@@ -65,7 +65,7 @@ class MembershipEvent:
     """The successor."""
 
 
-class Feed(Generic[T]):
+class EventFeed(Generic[T]):
     """Events of one kind. Any thread. Close it with what it tells of: every subscription ends then."""
 
     def __init__(self, name: str) -> None:
@@ -126,7 +126,7 @@ class Feed(Generic[T]):
             return [*self._called, *self._iterated]
 
 
-class Failures(Feed[FailureEvent]):
+class FailureFeed(EventFeed[FailureEvent]):
     """What is noticed of members. One loss is told once, however many hints of it come: nothing more is said of who is
     gone, until it is back.
     """
@@ -158,7 +158,7 @@ class Subscription(Generic[T]):
     same. Also a context manager, which closes it.
     """
 
-    def __init__(self, feed: Feed[T], callback: Callable[[T], object] | None) -> None:
+    def __init__(self, feed: EventFeed[T], callback: Callable[[T], object] | None) -> None:
         self.dropped = 0
         """Events that the listener was too slow for: more than a queue full. Written by who publishes."""
         self._feed = feed
@@ -201,9 +201,11 @@ class Subscription(Generic[T]):
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        thread.join(_PATIENCE)
+        thread.join(_CALLBACK_TIMEOUT)
         if thread.is_alive():
-            _log.warning("the callback %r has not returned for %g s; it is not waited for", self._callback, _PATIENCE)
+            _log.warning(
+                "the callback %r has not returned for %g s; it is not waited for", self._callback, _CALLBACK_TIMEOUT
+            )
 
     # -- the listener's side -----------------------------------------------------------------------------
 

@@ -1,27 +1,88 @@
-"""n ranks as threads of this process, on memory: for notebooks and tests. The same code above the transport."""
+"""The seed's vote in a world of threads: the same machine, without a line in between.
+
+A world of one process cannot be cut in two, so whoever is left may always go on; with the witness it does so by the
+same rules as everywhere else.
+
+n ranks as threads of this process, on memory: for notebooks and tests. The same code above the transport.
+"""
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-from nexar.cluster.change import WORLD
-from nexar.cluster.membership import Member, Membership
-from nexar.cluster.mesh import Mesh
+from nexar.cluster.control_threads import SerialQueue
+from nexar.cluster.decisions.membership_events import (
+    MembershipAction,
+    MembershipInput,
+    MembershipMessage,
+    MessageReceived,
+    ProbeFinished,
+    SendMessage,
+    StartProbe,
+)
+from nexar.cluster.decisions.seed_voter import SeedVoter
+from nexar.cluster.membership import WORLD, Member, Membership, PinnedNode
+from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all
 from nexar.cluster.node import Node
-from nexar.cluster.opening import EAGER_WORLD, open_all
-from nexar.communicator.bootstrap import connected, wrapper
+from nexar.communicator.bootstrap import communicator_factory, open_mesh
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.local_witness import LocalWitness, local_seed
-from nexar.communicator.presence import Presence
+from nexar.communicator.runtime import NodeRuntime
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.security.invitation import FINGERPRINT_BYTES
 from nexar.transport.memory import MemoryNetwork
-from nexar.types import Rank, whole
+from nexar.types import MAX_NODE, NodeId, Rank, whole
+from nexar.wire.control import Message
+
+
+def local_seed() -> PinnedNode:
+    """As the membership names it."""
+    return PinnedNode(secrets.randbelow(MAX_NODE) + 1, bytes(FINGERPRINT_BYTES))
+
+
+class LocalSeedVoter:
+    """Of one world. Any thread."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._lock = threading.Lock()
+        self._machine = SeedVoter(membership)  # under the lock
+        self._receivers: dict[NodeId, Callable[[Message], None]] = {}  # those that are here; dict methods are atomic
+        self._queue = SerialQueue(self._do)  # filled under the lock
+
+    def introduce(self, node: NodeId, hear: Callable[[Message], None]) -> Callable[[Message], bool]:
+        """`hear` gets what it says to this node. Returns what tells it something."""
+        self._receivers[node] = hear
+
+        def tell(message: Message) -> bool:
+            if isinstance(message, MembershipMessage):
+                self._put(MessageReceived(node, message))
+            return True
+
+        return tell
+
+    def forget(self, node: NodeId) -> None:
+        """It has left: whoever asks is told so."""
+        self._receivers.pop(node, None)
+
+    def _put(self, event: MembershipInput) -> None:
+        with self._lock:
+            self._queue.add(self._machine.step(event, time.monotonic()))
+        self._queue.run()
+
+    def _do(self, action: MembershipAction) -> None:
+        if isinstance(action, SendMessage):
+            hear = self._receivers.get(action.node)
+            if hear is not None:
+                hear(action.message)
+        elif isinstance(action, StartProbe):
+            self._put(ProbeFinished(action.node, None if action.node in self._receivers else "it has left"))
+
 
 _CLUSTER: Final = "local"
 _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
@@ -30,7 +91,7 @@ _NO_KEY: Final = bytes(FINGERPRINT_BYTES)
 
 @contextmanager
 def local_communicators(
-    size: Any, config: Config, beside: Callable[[Presence, Rank], Callable[[], None]] | None = None
+    size: Any, config: Config, beside: Callable[[NodeRuntime, Rank], Callable[[], None]] | None = None
 ) -> Iterator[list[Communicator]]:
     """One communicator for each rank; give each to a thread of its own. All are closed at the end. `beside` is told of
     each node; what it returns is called first then.
@@ -43,16 +104,16 @@ def local_communicators(
         nodes = [undo.enter_context(Node(config, network)) for _ in range(number)]
         members = [Member(node.id, node.host, _NO_KEY, node.addresses(), node.capabilities) for node in nodes]
         membership = Membership(_CLUSTER, 1, tuple(members), seed=local_seed())
-        witness = LocalWitness(membership)
-        places = [_presence(node, membership, witness) for node in nodes]
-        made = [_communicator(presence, membership, witness) for presence in places]
+        seed_voter = LocalSeedVoter(membership)
+        places = [_runtime(node, membership, seed_voter) for node in nodes]
+        made = [_communicator(runtime, membership, seed_voter) for runtime in places]
         for communicator in made:
             undo.callback(communicator.close)
         if number <= EAGER_WORLD:
-            _open_all([presence.mesh for presence in places], time.monotonic() + config.formation_timeout)
+            _open_all([runtime.mesh for runtime in places], time.monotonic() + config.formation_timeout)
         if beside is not None:
-            for rank, presence in enumerate(places):
-                undo.callback(beside(presence, rank))
+            for rank, runtime in enumerate(places):
+                undo.callback(beside(runtime, rank))
         yield made
 
 
@@ -62,20 +123,20 @@ def _open_all(meshes: list[Mesh], deadline: float) -> None:
             opened.result()
 
 
-def _presence(node: Node, membership: Membership, witness: LocalWitness) -> Presence:
-    mesh, board = connected(node)
-    presence = Presence(node, mesh, board, membership)
-    presence.tell_seed = witness.introduce(node.id, presence.seed_said)
+def _runtime(node: Node, membership: Membership, seed_voter: LocalSeedVoter) -> NodeRuntime:
+    mesh, board = open_mesh(node)
+    runtime = NodeRuntime(node, mesh, board, membership)
+    runtime.send_to_seed = seed_voter.introduce(node.id, runtime.seed_message)
     mesh.adopt(membership)
-    return presence
+    return runtime
 
 
-def _communicator(presence: Presence, membership: Membership, witness: LocalWitness) -> Communicator:
+def _communicator(runtime: NodeRuntime, membership: Membership, seed_voter: LocalSeedVoter) -> Communicator:
     def close() -> None:
-        witness.forget(presence.node.id)
-        presence.close()
-        presence.mesh.close()
+        seed_voter.forget(runtime.node.id)
+        runtime.close()
+        runtime.mesh.close()
 
-    presence.lineage.wrap = wrapper(presence, close)
-    world = presence.lineage.begin(membership, WORLD, time.monotonic() + presence.node.config.formation_timeout)
-    return Communicator(world, presence, close)
+    runtime.successors.wrap = communicator_factory(runtime, close)
+    world = runtime.successors.begin(membership, WORLD, time.monotonic() + runtime.node.config.formation_timeout)
+    return Communicator(world, runtime, close)

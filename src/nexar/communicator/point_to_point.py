@@ -1,4 +1,12 @@
-"""Messages from one rank to another: each verb posts, says what it waits for, and returns its result in the end.
+"""A list of buffers as pieces of a message, and pieces as buffers that may be cut differently.
+
+A run of small buffers is one piece, copied together: a message each would cost more than the copy. A large buffer is a
+piece of its own. A piece that lies within one of the receiver's buffers flows straight into it; only one that reaches
+over an edge is received beside them and then copied.
+
+Arrays of the user as messages, and back.
+
+Messages from one rank to another: each verb posts, says what it waits for, and returns its result in the end.
 
 A verb is a generator (see parts.Run), so that a call can be waited for by the thread that made it (`run_to_end`) or be
 advanced by whoever drives the node. Arguments are checked before it waits for anything. A verb that fails or is closed
@@ -9,28 +17,249 @@ receives cannot be retracted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nexar.arrays.dtypes import dtype_of
-from nexar.communicator.buffers import Scatter, gathered
-from nexar.communicator.messages import Source, incoming, outgoing, received, space_and_tag, space_and_wanted_tag
-from nexar.communicator.objects import decode_object, encode_object
-from nexar.communicator.parts import Run, T, fresh, held, receive_parts, send_parts, sender_of, undo
-from nexar.communicator.values import ObjectError
-from nexar.errors import PeerMisbehaved
+from nexar.arrays.dtypes import code_of, dtype_of
+from nexar.arrays.operand import adapt, mirror_of
+from nexar.arrays.views import allocate, as_bytes, code_and_shape, copy, from_bytes
+from nexar.communicator.multipart import Run, T, new_memory, receive_parts, send_parts, sender_of, undo, wait_or_undo
+from nexar.communicator.serialization import ObjectError, decode_object, encode_object
+from nexar.errors import PeerMisbehaved, UsageError
 from nexar.group import Group
-from nexar.links.asking import BuffersReceive, ObjectReceive, Probe
-from nexar.links.form import BUFFERS, FORMS, OBJECT, OTHER_FORMS, PICKLE
-from nexar.links.message import Receive, room_for, row_of
-from nexar.links.moving import no_memory
+from nexar.links.messages import (
+    BUFFERS,
+    FORMS,
+    OBJECT,
+    OTHER_FORMS,
+    PICKLE,
+    BuffersReceive,
+    ObjectReceive,
+    Probe,
+    Receive,
+    out_of_memory,
+    room_for,
+    row_of,
+)
 from nexar.links.operation import FINISHED
-from nexar.links.sending import About
-from nexar.types import Rank
+from nexar.links.sending import MessageHeader
+from nexar.types import ANY_TAG, Rank, whole
 from nexar.wire.frame import Space
+
+_SMALL_BYTES: Final = 16 << 10
+_RUN_BYTES: Final = 256 << 10
+
+
+def pieces_of(buffers: Sequence[object]) -> list[memoryview]:
+    """The pieces to send. UsageError for what holds no contiguous memory."""
+    pieces: list[memoryview] = []
+    run: list[memoryview] = []
+    length = 0
+    for row in [row_of(buffer, "a send needs contiguous memory") for buffer in buffers]:
+        small = len(row) <= _SMALL_BYTES
+        if run and (not small or length + len(row) > _RUN_BYTES):
+            pieces.append(_joined(run))
+            run, length = [], 0
+        if small:
+            run.append(row)
+            length += len(row)
+        else:
+            pieces.append(row)
+    return [*pieces, _joined(run)] if run else pieces
+
+
+def _joined(rows: list[memoryview]) -> memoryview:
+    return rows[0] if len(rows) == 1 else memoryview(b"".join(rows))
+
+
+class BufferSlice(NamedTuple):
+    """Bytes of a receiver's buffer."""
+
+    buffer: int
+    start: int
+    stop: int
+
+
+def cut_pieces(sizes: Sequence[int], lengths: Sequence[int]) -> list[list[BufferSlice]]:
+    """Where each piece lies in buffers of these lengths, which are as long in all."""
+    cuts: list[list[BufferSlice]] = []
+    buffer = start = 0
+    for size in sizes:
+        stretches: list[BufferSlice] = []
+        while size:
+            if start == lengths[buffer]:
+                buffer, start = buffer + 1, 0
+                continue
+            stop = min(lengths[buffer], start + size)
+            stretches.append(BufferSlice(buffer, start, stop))
+            size -= stop - start  # noqa: PLW2901 - what is left of this piece
+            start = stop
+        cuts.append(stretches)
+    return cuts
+
+
+class BufferScatter:
+    """Buffers of a receiver, filled from pieces."""
+
+    def __init__(self, buffers: Sequence[object]) -> None:
+        """UsageError for what cannot be filled."""
+        self._rows = [room_for(buffer) for buffer in buffers]
+        self.total = sum(len(row) for row in self._rows)
+        self._cuts: list[list[BufferSlice]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def room(self, sizes: tuple[int, ...]) -> list[memoryview]:
+        """The memory for each piece."""
+        self._cuts = self._cut(sizes)
+        return [
+            self._row(stretches[0]) if len(stretches) == 1 else allocate(size)
+            for size, stretches in zip(sizes, self._cuts, strict=True)
+        ]
+
+    def settle(self, pieces: Sequence[memoryview]) -> None:
+        """Bring what was received beside the buffers into them. The pieces are all of the message."""
+        direct = bool(self._cuts)
+        cuts = self._cuts or self._cut([len(piece) for piece in pieces])
+        for piece, stretches in zip(pieces, cuts, strict=True):
+            if direct and len(stretches) == 1:
+                continue  # it is there
+            at = 0
+            for stretch in stretches:
+                row = self._row(stretch)
+                copy(piece[at : at + len(row)], row)
+                at += len(row)
+
+    def _cut(self, sizes: Sequence[int]) -> list[list[BufferSlice]]:
+        return cut_pieces(sizes, [len(row) for row in self._rows])
+
+    def _row(self, stretch: BufferSlice) -> memoryview:
+        return self._rows[stretch.buffer][stretch.start : stretch.stop]
+
+
+_MEMORY: Final = ("__array_interface__", "__array__", "__dlpack__")  # what shares its memory with NumPy, beside buffers
+
+
+class Source(NamedTuple):
+    """Where a message came from."""
+
+    rank: Rank
+    tag: int | None
+    """None: it was sent without a tag."""
+
+
+class SendPayload(NamedTuple):
+    """A message that can be posted."""
+
+    data: memoryview
+    shape: tuple[int, ...]
+    about: MessageHeader
+
+
+def send_payload(array: object, tag: int | None) -> SendPayload:
+    """The message that carries this array; a copy if it is not contiguous. UsageError for what is no array."""
+    held = as_array(array)
+    if not held.flags.c_contiguous:
+        held = np.ascontiguousarray(held)
+    code, shape = _describe(held)
+    space, number = space_and_tag(tag)
+    return SendPayload(as_bytes(held), shape, MessageHeader(space=space, tag=number, dtype=code))
+
+
+class ReceiveTarget(NamedTuple):
+    """Where a message is to go."""
+
+    memory: memoryview | None
+    """Contiguous; None: memory is made for what comes."""
+    code: int
+    """The dtype's number."""
+    commit: Callable[[], None]
+    """Call it when the message is here: brings it from `memory` to the caller's array, where they are not the same."""
+
+
+def receive_target(into: object) -> ReceiveTarget:
+    """Of a receive buffer; None for "make one". UsageError for what cannot be filled."""
+    if into is None:
+        return ReceiveTarget(None, 0, _nothing)
+    if not _has_memory(into) and mirror_of(into) is None:
+        hint = f"; for the message of a rank, write source={into!r}" if whole(into) is not None else ""
+        raise UsageError(
+            f"nothing can be received into {type(into).__name__}; receive without a buffer, or into an array{hint}"
+        )
+    _refuse_masked(into)
+    operand = adapt(into, writable=True, read=False)
+    return ReceiveTarget(as_bytes(operand.array), code_of(operand.array.dtype), operand.commit)
+
+
+def _nothing() -> None:
+    """The message is where it belongs."""
+
+
+def _has_memory(into: object) -> bool:
+    """Whether an array made of it shares its memory. Of a list or a number NumPy makes a copy: what is received there
+    would be lost without a word.
+    """
+    if isinstance(into, np.generic):
+        return False
+    try:
+        memoryview(into)  # type: ignore[arg-type]  # whether it is one is the question
+    except (TypeError, ValueError):  # ValueError: NumPy shows no buffer of a dtype such as bfloat16
+        return any(hasattr(into, name) for name in _MEMORY)
+    return True
+
+
+def received_array(receive: Receive, source: Rank) -> NDArray[Any]:
+    """The array of a receive that brought no buffer. PeerMisbehaved if what came is none."""
+    assert receive.into is not None
+    try:
+        return from_bytes(receive.into, receive.frame.dtype, receive.shape)
+    except ValueError as error:
+        raise PeerMisbehaved(rank=source, what=f"it sent an array that is none: {error}") from error
+
+
+def space_and_tag(tag: object) -> tuple[int, int]:
+    """Of a send. UsageError for a tag that is none."""
+    if tag is None:
+        return Space.UNTAGGED, 0
+    number = whole(tag)
+    if number is None or not 0 <= number < 1 << 64:
+        raise UsageError(f"{tag!r} is not a tag; tags are whole numbers from 0 to 2**64 - 1")
+    return Space.TAGGED, number
+
+
+def space_and_wanted_tag(tag: object) -> tuple[int, int]:
+    """Of a receive, which may take any."""
+    return (Space.TAGGED, ANY_TAG) if whole(tag) == ANY_TAG else space_and_tag(tag)
+
+
+def as_array(array: object) -> NDArray[Any]:
+    """A plain NumPy array on the same memory, where there is any. UsageError names what it is instead."""
+    if type(array) is np.ndarray:
+        return array
+    _refuse_masked(array)
+    if not isinstance(array, list | tuple):
+        return adapt(array).array
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"this {type(array).__name__} is not an array: {error}") from error
+
+
+def _refuse_masked(array: object) -> None:
+    if isinstance(array, np.ndarray) and isinstance(array, np.ma.MaskedArray):  # in this order: np.ma loads when asked
+        raise UsageError("a masked array is two arrays; use its .data and its .mask, each by itself, or send .filled()")
+
+
+def _describe(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
+    try:
+        return code_and_shape(array)
+    except TypeError as error:
+        raise UsageError(str(error)) from error
 
 
 def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
@@ -51,22 +280,22 @@ def run_to_end(group: Group, run: Run[T], deadline: float) -> T:
 
 def send(group: Group, array: object, dest: Rank, tag: int | None, deadline: float) -> Run[None]:
     """Done when the array may be changed again."""
-    message = outgoing(array, tag)
+    message = send_payload(array, tag)
     sent = group.post_send(dest, message.data, deadline, shape=message.shape, about=message.about)
     if sent is not FINISHED:  # the way of every small message is short
-        yield from held((sent,))
+        yield from wait_or_undo((sent,))
 
 
 def recv(
     group: Group, into: Any, source: Rank, tag: int | None, *, return_source: bool, taken: list[Receive] | None = None
 ) -> Run[Any]:
     """`into`, filled, or a new array; with where it came from if that was asked for."""
-    target = incoming(into)
+    target = receive_target(into)
     receive = _ask(group, source, tag, target.memory, target.code, retractable=taken is not None)
     if not receive.done or receive.error is not None:
-        yield from held((receive,))
+        yield from wait_or_undo((receive,))
     if into is None:
-        result: Any = received(receive, sender_of(group, receive))
+        result: Any = received_array(receive, sender_of(group, receive))
     else:
         target.commit()
         result = into
@@ -89,7 +318,7 @@ def sendrecv(
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
     """Both at once. `into` may be `array` itself: then a copy is sent."""
-    message, target = outgoing(array, sendtag), incoming(into)
+    message, target = send_payload(array, sendtag), receive_target(into)
     data = message.data
     if target.memory is not None and np.may_share_memory(_as_row(data), _as_row(target.memory)):
         data = memoryview(bytes(data))
@@ -100,9 +329,9 @@ def sendrecv(
     except BaseException:
         receive.undo()
         raise
-    yield from held((receive, sent))
+    yield from wait_or_undo((receive, sent))
     if into is None:
-        result: Any = received(receive, sender_of(group, receive))
+        result: Any = received_array(receive, sender_of(group, receive))
     else:
         target.commit()
         result = into
@@ -114,7 +343,7 @@ def sendrecv(
 # ---------------------------------------------------------------- looking
 
 
-class Probed(NamedTuple):
+class MessageInfo(NamedTuple):
     """A message that is here and was not taken."""
 
     source: Rank
@@ -128,17 +357,17 @@ class Probed(NamedTuple):
     size_bytes: int
 
 
-def probe(group: Group, source: Rank, tag: int | None) -> Run[Probed]:
+def probe(group: Group, source: Rank, tag: int | None) -> Run[MessageInfo]:
     """Done when a message is here that such a receive would take. It stays."""
     space, wanted = space_and_wanted_tag(tag)
     seen = group.post_receive(source, None, space=space, tag=wanted, ask=Probe)
-    yield from held((seen,))
+    yield from wait_or_undo((seen,))
     frame = seen.frame
     dtype = dtype_of(frame.dtype)
     other = frame.dtype >= FORMS
     kind = OTHER_FORMS[frame.dtype][0] if frame.dtype in OTHER_FORMS else "bytes" if dtype is None else "array"
     place = _source_of(group, seen)
-    return Probed(place.rank, place.tag, kind, dtype, seen.shape, frame.count if other else frame.length)
+    return MessageInfo(place.rank, place.tag, kind, dtype, seen.shape, frame.count if other else frame.length)
 
 
 # ---------------------------------------------------------------- bytes and buffers
@@ -148,7 +377,7 @@ def send_bytes(group: Group, data: object, dest: Rank, tag: int | None, deadline
     """Whatever holds contiguous memory."""
     row = row_of(data, "a send needs contiguous memory")
     space, number = space_and_tag(tag)
-    yield from held((group.post_send(dest, row, deadline, about=About(space=space, tag=number)),))
+    yield from wait_or_undo((group.post_send(dest, row, deadline, about=MessageHeader(space=space, tag=number)),))
 
 
 def recv_bytes(
@@ -157,7 +386,7 @@ def recv_bytes(
     """`into`, filled, or new bytes."""
     memory = None if into is None else room_for(into)
     receive = _ask(group, source, tag, memory, 0, retractable=taken is not None)
-    yield from held((receive,))
+    yield from wait_or_undo((receive,))
     result = _bytes_of(receive) if into is None else into
     if taken is not None:
         taken.append(receive)
@@ -171,14 +400,16 @@ def _bytes_of(receive: Receive) -> bytes:
         return bytes(receive.into)
     except MemoryError:
         receive.undo()
-        raise no_memory(receive, len(receive.into)) from None
+        raise out_of_memory(receive, len(receive.into)) from None
 
 
 def send_iov(group: Group, buffers: Sequence[object], dest: Rank, tag: int | None, deadline: float) -> Run[None]:
     """One message of all their bytes."""
-    pieces = gathered(buffers)
+    pieces = pieces_of(buffers)
     space, number = space_and_tag(tag)
-    yield from send_parts(group, group.check(dest), pieces, About(space=space, tag=number, dtype=BUFFERS), deadline)
+    yield from send_parts(
+        group, group.check(dest), pieces, MessageHeader(space=space, tag=number, dtype=BUFFERS), deadline
+    )
 
 
 def recv_iov(
@@ -191,7 +422,7 @@ def recv_iov(
     taken: list[Receive] | None = None,
 ) -> Run[Any]:
     """The buffers, filled one after the other."""
-    scatter = Scatter(buffers)
+    scatter = BufferScatter(buffers)
     space, wanted = space_and_wanted_tag(tag)
 
     def ask(owner: Any, key: Any, _into: object, _dtype: int) -> Receive:
@@ -212,7 +443,7 @@ def send_object(
     """Its large arrays are sent from where they are."""
     space, number = space_and_tag(tag)
     dest = group.check(dest)
-    about = About(space=space, tag=number, dtype=PICKLE if pickle else OBJECT)
+    about = MessageHeader(space=space, tag=number, dtype=PICKLE if pickle else OBJECT)
     yield from send_parts(group, dest, encode_object(value, pickle=pickle), about, deadline)
 
 
@@ -232,14 +463,14 @@ def recv_object(
         source, None, space=space, tag=wanted, dtype=form, ask=ObjectReceive, retractable=taken is not None
     )
     taken = [] if taken is None else taken
-    parts = yield from receive_parts(group, first, fresh, taken)
+    parts = yield from receive_parts(group, first, new_memory, taken)
     try:
         value = decode_object(parts, pickle=pickle)
     except ObjectError as error:
         raise PeerMisbehaved(rank=sender_of(group, first), what=f"it sent something that is {error}") from error
     except MemoryError:
         _give_back_parts(taken)
-        raise no_memory(first, first.frame.count) from None
+        raise out_of_memory(first, first.frame.count) from None
     except BaseException:  # an interrupt: nobody has the value
         _give_back_parts(taken)
         raise

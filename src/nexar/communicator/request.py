@@ -1,29 +1,37 @@
-"""The handle of an operation in flight."""
+"""The handle of an operation in flight.
+
+Waits for messages whose sends were started and have not ended. For a node that is about to leave.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
 from copy import copy
 from time import monotonic
 from typing import Any, Protocol
 
-from nexar.collectives.conductor import DECLARE, Conductor
-from nexar.collectives.work import Running
+from nexar.collectives.requests import DECLARE_AFTER, BackgroundCall, CallRunner
 from nexar.errors import Cancelled, NexarError, RpcCancelled, UsageError
 from nexar.group import checked_timeout, deadline_after
+from nexar.links.link import Link
+from nexar.links.link_state import PostedSend
 from nexar.links.operation import Operation
+from nexar.links.progress import Progress
+from nexar.types import NodeId
+from nexar.wire.frame import Space
 
 _log = logging.getLogger(__name__)
 
 
-class Judge(Protocol):
+class ErrorResolver(Protocol):
     """Knows what an error means to the communicator that it came from."""
 
     def judge(self, error: BaseException) -> BaseException:
         """What is to be raised. May wait until the survivors have agreed."""
 
-    def fate_after(self, error: BaseException) -> Operation | None:
+    def outcome_after(self, error: BaseException) -> Operation | None:
         """What to wait for before that is known; None: the error is to be raised as it is."""
 
 
@@ -37,12 +45,12 @@ class Request:
     dropped before that gives its message back, and the next receive takes it.
     """
 
-    __slots__ = ("__weakref__", "_conductor", "_delivered", "_judge", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_runner", "_delivered", "_judge", "_running", "_timeout")
 
-    def __init__(self, conductor: Conductor, running: Running, timeout: float, judge: Judge) -> None:
+    def __init__(self, runner: CallRunner, running: BackgroundCall, timeout: float, judge: ErrorResolver) -> None:
         """`timeout`: the operation's own. `judge` knows what its error means to the communicator."""
         self._judge = judge
-        self._conductor = conductor
+        self._runner = runner
         self._running = running
         self._timeout = timeout
         self._delivered = False  # somebody knows its result, or that it is there
@@ -85,9 +93,9 @@ class Request:
         running = self._running
         if not running.done:
             if seconds is not None:
-                self._conductor.wait(running, seconds)
+                self._runner.wait(running, seconds)
             else:
-                self._conductor.attend(running, self._timeout, waited=self._waited())
+                self._runner.wait_until_done(running, self._timeout, waited=self._waited())
         if running.error is None:
             return running.value()
         raise self._judge.judge(copy(running.error))
@@ -108,7 +116,7 @@ class Request:
         """
         running = self._running
         if not self._delivered and not running.retract():
-            self._conductor.attend(running, self._timeout)
+            self._runner.wait_until_done(running, self._timeout)
         return isinstance(running.error, Cancelled | RpcCancelled)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -123,15 +131,15 @@ class Request:
             if not running.done:
                 loop.run_in_executor(None, self._attend)
 
-        timers = loop.call_later(DECLARE, self._declare), loop.call_later(self._timeout, watch)
+        timers = loop.call_later(DECLARE_AFTER, self._declare), loop.call_later(self._timeout, watch)
         try:
             result = yield from running.__await__()
             self._deliver()
         except NexarError as error:
-            fate = self._judge.fate_after(error)
-            if fate is None:
+            outcome = self._judge.outcome_after(error)
+            if outcome is None:
                 raise
-            yield from fate.__await__()  # raises it
+            yield from outcome.__await__()  # raises it
             raise
         except BaseException:
             if not self._delivered:  # the task was cancelled, perhaps after the message had come
@@ -144,10 +152,10 @@ class Request:
 
     def _declare(self) -> None:
         if not self._running.done:
-            self._conductor.declare(self._running.entry)
+            self._runner.declare(self._running.entry)
 
     def _attend(self) -> None:
-        self._conductor.attend(self._running, self._timeout, waited=self._timeout)
+        self._runner.wait_until_done(self._running, self._timeout, waited=self._timeout)
 
     def __del__(self) -> None:
         running = getattr(self, "_running", None)
@@ -198,3 +206,42 @@ def _first(errors: list[Exception]) -> Exception:
     for other in others:
         first.add_note(f"also: {type(other).__name__}: {other}")
     return first
+
+
+_Message = tuple[NodeId, int, int, int]
+"""Destination, communicator, and what tells messages of one communicator apart."""
+
+
+def deliver_sends(
+    links: Callable[[], Mapping[NodeId, Link]], progress: Progress, deadline: float
+) -> Mapping[NodeId, int]:
+    """Wait until every message is delivered, or the deadline (time.monotonic) is over.
+
+    Returns how many messages each node did not take. Sends that are not done by then are left as they are. A message in
+    parts posts one part after the other, so links are looked at again until none has an unfinished send.
+    """
+    failed: set[_Message] = set()
+    while sends := [send for link in links().values() for send in link.unfinished_sends()]:
+        late = False
+        for send in sends:
+            _wait(send, progress, deadline)
+            late = late or not send.done
+            if send.error is not None or not send.done:
+                failed.add(_message_of(send))
+        if late:
+            break
+    return Counter(node for node, *_ in failed)
+
+
+def _wait(send: PostedSend, progress: Progress, deadline: float) -> None:
+    try:
+        progress.wait((send,), deadline, keep=True)
+    except NexarError:
+        return  # the deadline, or the error of the send: the caller looks at the send
+
+
+def _message_of(send: PostedSend) -> _Message:
+    """All parts of a message have the tag that its first part gave; other messages have a number each."""
+    frame = send.frame
+    number = frame.tag if frame.space == Space.PART else frame.message
+    return frame.destination, frame.communicator, frame.space, number

@@ -7,34 +7,38 @@ from copy import copy
 from time import monotonic
 from typing import Any
 
-from nexar.collectives.assembly import Assembly
-from nexar.collectives.work import Work
-from nexar.communicator.calling import Calling, CallRequest
-from nexar.communicator.collecting import Collecting
-from nexar.communicator.messaging import Messaging
-from nexar.communicator.parts import Run
-from nexar.communicator.request import Judge, Request
+from nexar.collectives.context import CollectiveContext
+from nexar.collectives.requests import PendingCollective
+from nexar.communicator.collective_methods import CollectiveMethods
+from nexar.communicator.message_methods import MessageMethods
+from nexar.communicator.multipart import Run
+from nexar.communicator.request import ErrorResolver, Request
+from nexar.communicator.rpc_methods import CallRequest, RpcCallMethods
 from nexar.errors import NexarError, UsageError
 from nexar.group import deadline_after
-from nexar.links.message import Receive
+from nexar.links.messages import Receive
 from nexar.rpc.remote_calls import RemoteCalls
 from nexar.types import ANY_SOURCE, Rank
 
 
-class Starter(Messaging, Collecting, Calling):
+class Starter(MessageMethods, CollectiveMethods, RpcCallMethods):
     """The verbs of a communicator: each takes its number now, and returns a Request at once.
 
     Only a link that is not open yet is waited for: what runs in the background must not have to.
     """
 
     def __init__(
-        self, assembly: Assembly, seconds: Callable[[Any], float], judge: Judge, remote_calls: RemoteCalls
+        self,
+        context: CollectiveContext,
+        seconds: Callable[[Any], float],
+        judge: ErrorResolver,
+        remote_calls: RemoteCalls,
     ) -> None:
         """`seconds(timeout)` checks a timeout, and that the communicator is open; `judge`: see Request."""
         self._judge = judge
         self._can_retract = True
-        self._assembly = assembly
-        self._group = assembly.group
+        self._context = context
+        self._group = context.group
         self._seconds_of = seconds
         self._remote_calls = remote_calls
         self._linked = False  # to all ranks; any thread writes it, once they are
@@ -57,7 +61,7 @@ class Starter(Messaging, Collecting, Calling):
 
     def _open_links(self, deadline: float) -> None:
         """To those who are still there: what others have sent before they left needs none."""
-        find, members = self._group.mesh.circle.find, enumerate(self._group.membership.members)
+        find, members = self._group.mesh.directory.find, enumerate(self._group.membership.members)
         try:
             self._group.open_links([rank for rank, each in members if find(each.node) is not None], deadline)
         except NexarError as error:
@@ -72,20 +76,20 @@ class Starter(Messaging, Collecting, Calling):
             raise UsageError("start.probe(timeout=0) would give up at once; to only look, call comm.probe(timeout=0)")
         return super().probe(source, tag, timeout=timeout)
 
-    def _conduct(self, work: Work, timeout: float) -> Request:
-        conductor = self._assembly.conductor
-        running = conductor.start(work if self._finish is None else work.then(self._finish))
+    def _conduct(self, work: PendingCollective, timeout: float) -> Request:
+        runner = self._context.runner
+        running = runner.start(work if self._finish is None else work.map_result(self._finish))
         self._group.progress.leave_behind()
-        return Request(conductor, running, timeout, self._judge)
+        return Request(runner, running, timeout, self._judge)
 
-    def _call(self, work: Work, timeout: float) -> Request:
-        conductor = self._assembly.conductor
-        running = conductor.start(work)
+    def _call(self, work: PendingCollective, timeout: float) -> Request:
+        runner = self._context.runner
+        running = runner.start(work)
         self._group.progress.leave_behind()
-        return CallRequest(conductor, running, timeout, self._judge)
+        return CallRequest(runner, running, timeout, self._judge)
 
     def _carry_out(self, run: Run[Any], deadline: float, taken: list[Receive] | None = None) -> Request:
-        work = Work(run, None, _as_it_is)
+        work = PendingCollective(run, None, _as_it_is)
         if taken is not None:
             work.taken = taken
         return self._conduct(work, deadline - monotonic())

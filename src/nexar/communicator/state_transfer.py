@@ -21,24 +21,22 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.probe import Pings, probe
-from nexar.cluster.recall import Recall
-from nexar.communicator.objects import decode_object, encode_object
-from nexar.communicator.parts import Run, fresh, held, receive_parts, send_parts
+from nexar.cluster.peer_probe import PingTable, probe_peer
+from nexar.communicator.multipart import Run, new_memory, receive_parts, send_parts, wait_or_undo
 from nexar.communicator.point_to_point import run_to_end
-from nexar.communicator.values import ObjectError
+from nexar.communicator.serialization import ObjectError, decode_object, encode_object
 from nexar.errors import NexarError, UsageError
 from nexar.group import Group, deadline_after
-from nexar.links.asking import ObjectReceive
-from nexar.links.form import OBJECT
 from nexar.links.link import Link
-from nexar.links.sending import About
+from nexar.links.messages import OBJECT, ObjectReceive
+from nexar.links.sending import MessageHeader
 from nexar.types import NodeId
+from nexar.wire.control import Message, StateOffer
 from nexar.wire.frame import Space
-from nexar.wire.messages import Message, Offer
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +53,13 @@ _GLANCE: Final = 1.0  # seconds in which a joiner's system has to say that nobod
 
 
 def give(
-    node: Node, mesh: Mesh, state: Any, joiners: Sequence[Member], timeout: float, *, recall: Recall | None = None
+    node: Node,
+    mesh: Mesh,
+    state: Any,
+    joiners: Sequence[Member],
+    timeout: float,
+    *,
+    cancel_token: CancelToken | None = None,
 ) -> tuple[NodeId, ...]:
     """Send the state to all of them; those that have it, in the order given. Who does not take it in time is left out.
 
@@ -63,27 +67,27 @@ def give(
     """
     parts = encode_object(state)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nexar-state") as pool:
-        task = partial(_give, node, mesh, parts, deadline_after(timeout), recall=recall or Recall())
+        task = partial(_give, node, mesh, parts, deadline_after(timeout), cancel_token=cancel_token or CancelToken())
         given = list(pool.map(task, joiners))
     return tuple(joiner.node for joiner, fine in zip(joiners, given, strict=True) if fine)
 
 
 def _give(
-    node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, joiner: Member, *, recall: Recall
+    node: Node, mesh: Mesh, parts: Sequence[memoryview], deadline: float, joiner: Member, *, cancel_token: CancelToken
 ) -> bool:
-    membership = mesh.circle.membership
-    me = membership.members[mesh.circle.rank]
+    membership = mesh.directory.membership
+    me = membership.members[mesh.directory.rank]
     two = Membership(membership.cluster, next(_attempts), (me, joiner))
-    if recall.made:  # while others were served
+    if cancel_token.made:  # while others were served
         return False
     cause = _certain_end(node, joiner, deadline)
     if cause is not None:
         _log.warning("a joiner is left out: %s", cause)
         return False
     try:
-        with _between(node, mesh, two) as group, recall.waking(group.close):
+        with _between(node, mesh, two) as group, cancel_token.waking(group.close):
             mesh.link(joiner.node, min(deadline, time.monotonic() + _LONGEST_DIAL)).send_control(
-                Offer(group.communicator, two.epoch)
+                StateOffer(group.communicator, two.epoch)
             )
             told = run_to_end(group, _sent(group, parts, deadline), deadline)
     except NexarError as error:
@@ -95,15 +99,15 @@ def _give(
 def _certain_end(node: Node, joiner: Member, deadline: float) -> str | None:
     """Why nobody is there any more, if its system says so: QUIC would dial for long. Its silence says nothing."""
     until = min(deadline, time.monotonic() + _GLANCE)
-    cause = probe(node, joiner, None, Pings(), until)
+    cause = probe_peer(node, joiner, None, PingTable(), until)
     return cause if time.monotonic() < until else None
 
 
 def _sent(group: Group, parts: Sequence[memoryview], deadline: float) -> Run[int]:
-    about = About(space=Space.TAGGED, tag=_VALUE, dtype=OBJECT)
+    about = MessageHeader(space=Space.TAGGED, tag=_VALUE, dtype=OBJECT)
     answer = group.post_receive(_JOINER, None, space=Space.TAGGED, tag=_CHECK)
     yield from send_parts(group, _JOINER, parts, about, deadline)
-    yield from held((answer,))
+    yield from wait_or_undo((answer,))
     return int.from_bytes(bytes(answer.into or b""), "little")
 
 
@@ -121,15 +125,15 @@ class StateReceiver:
 
     def offered(self, link: Link, message: Message) -> None:
         """A member has it. The driving thread."""
-        assert isinstance(message, Offer)
-        self._node.dialer.aside(partial(self._take, link.peer, message))
+        assert isinstance(message, StateOffer)
+        self._node.dialer.run_in_thread(partial(self._take, link.peer, message))
 
-    def _take(self, peer: NodeId, offer: Offer) -> None:
-        circle, me = self._mesh.circle, self._me()
-        member = circle.find(peer)
+    def _take(self, peer: NodeId, offer: StateOffer) -> None:
+        directory, me = self._mesh.directory, self._me()
+        member = directory.find(peer)
         if member is None or offer.generation < 1 or offer.communicator != _id_of(peer, self._node.id):
             return
-        two = Membership(circle.membership.cluster, offer.generation, (member, me))
+        two = Membership(directory.membership.cluster, offer.generation, (member, me))
         deadline = deadline_after(self._node.config.elastic_checkpoint_timeout)
         try:
             with _between(self._node, self._mesh, two) as group:
@@ -139,12 +143,12 @@ class StateReceiver:
 
     def _taken(self, group: Group, deadline: float) -> Run[None]:
         first = group.post_receive(_MEMBER, None, space=Space.TAGGED, tag=_VALUE, dtype=OBJECT, ask=ObjectReceive)
-        parts = yield from receive_parts(group, first, fresh)
+        parts = yield from receive_parts(group, first, new_memory)
         total = checksum(parts)
         self.state = decode_object(parts)
         check = memoryview(total.to_bytes(_SUM_BYTES, "little"))
-        about = About(space=Space.TAGGED, tag=_CHECK)
-        yield from held((group.post_send(_MEMBER, check, deadline, about=about),))
+        about = MessageHeader(space=Space.TAGGED, tag=_CHECK)
+        yield from wait_or_undo((group.post_send(_MEMBER, check, deadline, about=about),))
 
     def _me(self) -> Member:
         node = self._node

@@ -3,7 +3,7 @@
 Nothing here reads the environment or a file: `nexar.environment` does, at the edge, and hands a `Config` in.
 """
 
-from nexar.config.config import Config, Setting, agreed_settings, settings
-from nexar.config.kinds import Kind, Refused
+from nexar.config.settings import Config, Setting, agreed_settings, settings
+from nexar.config.value_types import ValueRefused, ValueType
 
-__all__ = ["Config", "Kind", "Refused", "Setting", "agreed_settings", "settings"]
+__all__ = ["Config", "Setting", "ValueRefused", "ValueType", "agreed_settings", "settings"]

@@ -1,4 +1,8 @@
-"""Which launcher started this process? Answered from its environment alone, so that recorded ones can be tested. Pure.
+"""What a launcher tells a process about its place in the world. Pure.
+
+Slurm's two compressed notations: lists of hosts (`node[001-004,7],x`) and tasks per node (`2(x3),1`). Pure.
+
+Which launcher started this process? Answered from its environment alone, so that recorded ones can be tested. Pure.
 
 The first launcher that left its marks wins: ours, torchrun (or whoever sets torch's names), Slurm, Open MPI, PMI
 (MPICH, Intel MPI, Cray), a Kubernetes indexed job. Half a set of marks is a mistake and refused: guessing the other
@@ -7,12 +11,97 @@ half would put two processes on one rank, or wait for ranks that nobody starts.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from nexar.errors import ConfigError
-from nexar.launch.slurm import first_host, tasks_on
-from nexar.launch.start import Start
-from nexar.types import NodeId, parse_node
+from nexar.types import UNKNOWN_NODE, NodeId, Rank, parse_node
+
+LauncherKind: TypeAlias = Literal["nexar", "torch", "slurm", "openmpi", "pmi", "kubernetes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInfo:
+    """How this process was started. A start that exists is consistent: 0 <= rank < size, and so on inside the host.
+
+    What the launcher did not say is None.
+    """
+
+    kind: LauncherKind
+    rank: Rank
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    group_rank: int | None = None
+    """Which host, counted in the order of ranks."""
+    master_addr: str | None = None
+    """Where rank 0 runs, as a name or number of a host."""
+    master_port: int | None = None
+    """The port the launcher gave to torch; ours are derived from it."""
+    launcher: NodeId = UNKNOWN_NODE
+    """The launcher's own node id, where it is ours."""
+    job: str | None = None
+    """What all ranks of this start, and no others on their hosts, have in common; None: only the parent process."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that contradict one another."""
+        _check_place("rank", self.rank, "size", self.size)
+        if self.local_size is not None:
+            _check_place("local rank", self.local_rank or 0, "local size", self.local_size)
+            if self.local_size > self.size:
+                raise ConfigError(
+                    variable="local size", value=self.local_size, allowed=f"at most the size of the world ({self.size})"
+                )
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all ranks are known to share this host."""
+        return self.size in (1, self.local_size)
+
+
+def _check_place(name: str, place: int, whole_name: str, whole: int) -> None:
+    if whole < 1:
+        raise ConfigError(variable=whole_name, value=whole, allowed="a whole number, 1 or more")
+    if place >= whole:
+        raise ConfigError(variable=name, value=place, allowed=f"0 to {whole - 1}: below the {whole_name} ({whole})")
+
+
+_HOSTS_VARIABLE = "SLURM_STEP_NODELIST"
+_TASKS_VARIABLE = "SLURM_STEP_TASKS_PER_NODE"
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+
+
+def first_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
+    """The first host of a list. Each bracket gives the first of what it holds; digits keep their leading zeros."""
+    name = _first_item(hosts.strip())
+    expanded = re.sub(r"\[([^\[\]]*)\]", lambda bracket: re.split(r"[-,]", bracket[1], maxsplit=1)[0], name)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", expanded):
+        raise ConfigError(variable=variable, value=hosts, allowed="a list of hosts such as node[001-004,7],x")
+    return expanded
+
+
+def _first_item(hosts: str) -> str:
+    """Everything before the first comma that is outside brackets."""
+    inside = 0
+    for position, character in enumerate(hosts):
+        inside += (character == "[") - (character == "]")
+        if character == "," and not inside:
+            return hosts[:position]
+    return hosts
+
+
+def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
+    """How many tasks run on the node of this index."""
+    passed = 0
+    for part in tasks.strip().split(","):
+        found = _TASKS.fullmatch(part.strip())
+        if found is None:
+            raise ConfigError(variable=variable, value=tasks, allowed="counts such as 2(x3),1")
+        passed += int(found[2] or 1)
+        if node < passed:
+            return int(found[1])
+    raise ConfigError(variable=variable, value=tasks, allowed=f"counts for at least {node + 1} nodes (SLURM_NODEID)")
+
 
 LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
 """The node id of the launcher of ours that started the process."""
@@ -23,7 +112,7 @@ JOINER_VARIABLE = "NEXAR_JOINER"
 Environment: TypeAlias = Mapping[str, str]
 
 
-def detect(environ: Environment) -> Start | None:
+def detect(environ: Environment) -> LaunchInfo | None:
     """Who started this process and as which rank; None: nobody who says. ConfigError for marks that make no sense."""
     present = {name: text.strip() for name, text in environ.items() if text.strip()}
     if JOINER_VARIABLE in present:
@@ -34,21 +123,23 @@ def detect(environ: Environment) -> Start | None:
 # -- one function per launcher: None where its marks are missing -------------------------------------------------------
 
 
-def _nexar(environ: Environment) -> Start | None:
+def _nexar(environ: Environment) -> LaunchInfo | None:
     if LAUNCHER_VARIABLE not in environ:
         return None
-    return _with_torch_names(environ, Start(kind="nexar", rank=0, size=1, launcher=_node(environ, LAUNCHER_VARIABLE)))
+    return _with_torch_names(
+        environ, LaunchInfo(kind="nexar", rank=0, size=1, launcher=_node(environ, LAUNCHER_VARIABLE))
+    )
 
 
-def _torch(environ: Environment) -> Start | None:
+def _torch(environ: Environment) -> LaunchInfo | None:
     if "RANK" in environ:
-        return _with_torch_names(environ, Start(kind="torch", rank=0, size=1, job=_torch_job(environ)))
+        return _with_torch_names(environ, LaunchInfo(kind="torch", rank=0, size=1, job=_torch_job(environ)))
     if "WORLD_SIZE" in environ and not _anybody(environ):
         raise _missing("RANK", "WORLD_SIZE")
     return None
 
 
-def _slurm(environ: Environment) -> Start | None:
+def _slurm(environ: Environment) -> LaunchInfo | None:
     if "SLURM_PROCID" not in environ or _is_batch_script(environ) or _overruled(environ):
         return None
     size_variable = _first_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID")
@@ -57,7 +148,7 @@ def _slurm(environ: Environment) -> Start | None:
     node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else None
     knows_tasks = tasks_variable in environ and node is not None
     rank, size = _place(environ, "SLURM_PROCID", size_variable)
-    return Start(
+    return LaunchInfo(
         kind="slurm",
         rank=rank,
         size=size,
@@ -70,22 +161,22 @@ def _slurm(environ: Environment) -> Start | None:
     )
 
 
-def _openmpi(environ: Environment) -> Start | None:
+def _openmpi(environ: Environment) -> LaunchInfo | None:
     return _mpi(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "openmpi")
 
 
-def _pmi(environ: Environment) -> Start | None:
+def _pmi(environ: Environment) -> LaunchInfo | None:
     return _mpi(environ, "PMI_RANK", "PMI_SIZE", "pmi")
 
 
-def _kubernetes(environ: Environment) -> Start | None:
+def _kubernetes(environ: Environment) -> LaunchInfo | None:
     """Kubernetes tells the index and nothing else: the manifest has to give WORLD_SIZE and MASTER_ADDR."""
     if "JOB_COMPLETION_INDEX" not in environ:
         return None
     if "WORLD_SIZE" not in environ:
         raise _missing("WORLD_SIZE", "JOB_COMPLETION_INDEX", "set it to the job's completions in the manifest")
     rank, size = _place(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
-    return Start(
+    return LaunchInfo(
         kind="kubernetes",
         rank=rank,
         size=size,
@@ -94,20 +185,27 @@ def _kubernetes(environ: Environment) -> Start | None:
     )
 
 
-_LAUNCHERS: tuple[Callable[[Environment], Start | None], ...] = (_nexar, _torch, _slurm, _openmpi, _pmi, _kubernetes)
+_LAUNCHERS: tuple[Callable[[Environment], LaunchInfo | None], ...] = (
+    _nexar,
+    _torch,
+    _slurm,
+    _openmpi,
+    _pmi,
+    _kubernetes,
+)
 
 
 # -- what several of them share ----------------------------------------------------------------------------------------
 
 
-def _with_torch_names(environ: Environment, known: Start) -> Start:
+def _with_torch_names(environ: Environment, known: LaunchInfo) -> LaunchInfo:
     if "RANK" not in environ:
         raise _missing("RANK", LAUNCHER_VARIABLE)
     if "WORLD_SIZE" not in environ:
         raise _missing("WORLD_SIZE", "RANK")
     rank, size = _place(environ, "RANK", "WORLD_SIZE")
     local_rank, local_size = _local_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return Start(
+    return LaunchInfo(
         kind=known.kind,
         rank=rank,
         size=size,
@@ -136,13 +234,13 @@ _JOB_NAMES = {
 }
 
 
-def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str) -> Start | None:
+def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str) -> LaunchInfo | None:
     if rank_variable not in environ and size_variable not in environ:
         return None
     rank, size = _place(environ, rank_variable, size_variable)
     names = next((pair for pair in _LOCAL_NAMES[kind] if pair[0] in environ), _LOCAL_NAMES[kind][0])
     local_rank, local_size = _local_place(environ, *names)
-    return Start(
+    return LaunchInfo(
         kind="openmpi" if kind == "openmpi" else "pmi",
         rank=rank,
         size=size,

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.launch.dump_signal import listen
-from nexar.launch.init import choose_config
+from nexar.launch.init import choose_config, install_dump_handler
 from nexar.types import Rank
 
 if TYPE_CHECKING:
-    from nexar.communicator.presence import Presence
+    from nexar.communicator.runtime import NodeRuntime
 
 
 def local(n: int, config: Config | None = None, **settings: Any) -> AbstractContextManager[list[Communicator]]:
@@ -26,13 +25,13 @@ def local(n: int, config: Config | None = None, **settings: Any) -> AbstractCont
     metrics, each rank serves its own, as in a process of its own.
     """
     chosen = choose_config(config, settings)
-    listen()
-    return local_communicators(n, chosen, None if chosen.metrics_port is None else partial(_measured, chosen))
+    install_dump_handler()
+    return local_communicators(n, chosen, None if chosen.metrics_port is None else partial(_serve_metrics, chosen))
 
 
-def _measured(config: Config, presence: Presence, rank: Rank) -> Callable[[], None]:
+def _serve_metrics(config: Config, runtime: NodeRuntime, rank: Rank) -> Callable[[], None]:
     from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # only who wants metrics pays for them
 
     metrics = open_metrics(config, config.metrics_port or 0, rank)
-    metrics.collector.source = NodeSource(presence)
+    metrics.collector.source = NodeSource(runtime)
     return metrics.close

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
-from nexar.launch.lines import LineSplitter, Tail, TracebackHold
+from nexar.launch.output_lines import LineSplitter, Tail, TracebackHold
 from nexar.launch.plan import RankPlan
 
 Stream: TypeAlias = Literal["stdout", "stderr"]

@@ -37,7 +37,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class HostBlock:
     """The ranks of one host: `count` of them from `first_rank`, in a world of `size`. None: all are to join later."""
 
     count: int
@@ -93,14 +93,20 @@ class RankPlan:
 
 
 def plan_ranks(
-    block: Block, command: Command, *, python: str, inherited: Mapping[str, str], entrance: Mapping[str, str], mark: str
+    block: HostBlock,
+    command: Command,
+    *,
+    python: str,
+    inherited: Mapping[str, str],
+    entry: Mapping[str, str],
+    mark: str,
 ) -> list[RankPlan]:
     """Everything to start, in the order of ranks.
 
     `inherited`: the launcher's own environment; `entrance`: the variables that let a rank in, which replace inherited
     ones of all other ways in.
     """
-    base = {name: text for name, text in inherited.items() if name not in _WAYS_IN} | dict(entrance)
+    base = {name: text for name, text in inherited.items() if name not in _WAYS_IN} | dict(entry)
     return [_plan_rank(block, command.line(python), base, mark, local_rank) for local_rank in range(block.count)]
 
 
@@ -111,7 +117,9 @@ _PLACES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", LAUNCHER_VARI
 """What only those have that form the cluster."""
 
 
-def _plan_rank(block: Block, line: tuple[str, ...], base: Mapping[str, str], mark: str, local_rank: int) -> RankPlan:
+def _plan_rank(
+    block: HostBlock, line: tuple[str, ...], base: Mapping[str, str], mark: str, local_rank: int
+) -> RankPlan:
     rank = None if block.first_rank is None else block.first_rank + local_rank
     names = {
         "RANK": rank,

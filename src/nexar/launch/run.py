@@ -16,41 +16,40 @@ from typing import TYPE_CHECKING
 
 from nexar.config import Config
 from nexar.errors import ConfigError
-from nexar.launch.door import needed_token
-from nexar.launch.mailbox import Mailbox
+from nexar.launch.entry import needed_token
+from nexar.launch.event_sources import Mailbox
 from nexar.launch.output import Console
-from nexar.launch.plan import Block, Command, plan_ranks
-from nexar.launch.stop_policy import Failure
-from nexar.launch.supervisor import Supervisor, Wishes
-from nexar.launch.verdict import Ending, Verdict
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import parse_ticket
+from nexar.launch.plan import Command, HostBlock, plan_ranks
+from nexar.launch.run_result import LaunchResult, RankExit
+from nexar.launch.stop_policy import RankFailure
+from nexar.launch.supervisor import Supervisor, SupervisorOptions
+from nexar.security.invitation import Invitation, invitation_from_token, parse_ticket
 from nexar.transport.address import parse_address
 from nexar.types import Rank
 
 if TYPE_CHECKING:
-    from nexar.cluster.seed import Seed
-    from nexar.wire.joining import RunFailed
+    from nexar.cluster.seed import SeedService
+    from nexar.wire.join import RunFailed
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """What `nexar run` was asked for, checked."""
 
     count: int
     command: Command
     config: Config
-    wishes: Wishes
+    wishes: SupervisorOptions
     inherited: Mapping[str, str] = field(repr=False)
     first_rank: Rank | None = None
-    when_open: Callable[["Seed"], AbstractContextManager[None]] = lambda _: nullcontext()
+    when_open: Callable[["SeedService"], AbstractContextManager[None]] = lambda _: nullcontext()
     """Entered with the seed of a cluster that is opened here, and left before it closes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class ClusterEntry:
     """How the ranks get in: what it means to us, and the variables that tell them."""
 
     invitation: Invitation
@@ -59,27 +58,27 @@ class Entrance:
     """The cluster is on this host only, and ours."""
 
 
-def run_host(order: Order, console: Console) -> int:
+def run_host(request: RunRequest, console: Console) -> int:
     """Run the ranks and wait for them. The exit code of it all; the reasons are on the console."""
-    from nexar.cluster.attendant import Attendant  # noqa: PLC0415  # what is wrong with the order is said at once
+    from nexar.cluster.seed_session import LauncherSession  # noqa: PLC0415  # what is wrong with the order is said at once
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
 
-    failures: Mailbox[Failure] = Mailbox()
+    failures: Mailbox[RankFailure] = Mailbox()
     with (
         failures,
-        _opened(order) as entrance,
-        Attendant(
-            entrance.invitation,
-            order.count,
-            order.config,
-            first_rank=order.first_rank,
+        _opened(request) as entry,
+        LauncherSession(
+            entry.invitation,
+            request.count,
+            request.config,
+            first_rank=request.first_rank,
             tell=tell_on_stderr,
             on_run_failed=lambda message: failures.put(_failure(message)),
         ) as attendant,
     ):
-        host, port = _master(entrance, order.inherited)
-        block = Block(
-            count=order.count,
+        host, port = _master(entry, request.inherited)
+        block = HostBlock(
+            count=request.count,
             first_rank=attendant.first_rank,
             size=attendant.size,
             group_rank=attendant.group_rank or 0,
@@ -90,62 +89,62 @@ def run_host(order: Order, console: Console) -> int:
         mark = secrets.token_hex(8)
         plans = plan_ranks(
             block,
-            order.command,
+            request.command,
             python=sys.executable,
-            inherited=order.inherited,
-            entrance=entrance.variables,
+            inherited=request.inherited,
+            entry=entry.variables,
             mark=mark,
         )
         supervisor = Supervisor(
             plans,
-            order.wishes,
+            request.wishes,
             console=console,
             cluster=attendant,
             mark=mark,
             failures=failures,
-            alone=entrance.own,
-            stops=(order.wishes.on_failure or ("continue" if attendant.elastic else "stop")) == "stop",
+            alone=entry.own,
+            stops=(request.wishes.on_failure or ("continue" if attendant.elastic else "stop")) == "stop",
         )
-        verdict = supervisor.run()
-    _explain(verdict, supervisor, console)
-    return verdict.exit_code
+        result = supervisor.run()
+    _explain(result, supervisor, console)
+    return result.exit_code
 
 
-def _failure(message: "RunFailed") -> Failure:
-    return Failure(
+def _failure(message: "RunFailed") -> RankFailure:
+    return RankFailure(
         message.rank, f"rank {message.rank}", message.cause, message.code, message.consequence, host=message.host
     )
 
 
 @contextmanager
-def _opened(order: Order) -> Iterator[Entrance]:
-    config = order.config
+def _opened(request: RunRequest) -> Iterator[ClusterEntry]:
+    config = request.config
     if config.ticket is not None:
-        yield Entrance(parse_ticket(config.ticket), {"NEXAR_TICKET": config.ticket})
+        yield ClusterEntry(parse_ticket(config.ticket), {"NEXAR_TICKET": config.ticket})
     elif config.seed is not None:
         token = needed_token(config, "NEXAR_SEED")
         variables = {"NEXAR_SEED": config.seed, "NEXAR_CLUSTER_TOKEN": token}
-        yield Entrance(invitation_from_token(token, [config.seed]), variables)
+        yield ClusterEntry(invitation_from_token(token, [config.seed]), variables)
     else:
-        from nexar.cluster.seed import Seed  # noqa: PLC0415  # only the host that opens the cluster needs it
+        from nexar.cluster.seed import SeedService  # noqa: PLC0415  # only the host that opens the cluster needs it
 
         # Who may come later may come from elsewhere. Otherwise what is advertised concerns the ranks, not the seed.
         listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"
         seen = config if config.elastic_enabled else dataclasses.replace(config, advertise=None)
-        with Seed(listen, order.count, config=seen) as seed, order.when_open(seed):
-            yield Entrance(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
+        with SeedService(listen, request.count, config=seen) as seed, request.when_open(seed):
+            yield ClusterEntry(parse_ticket(seed.ticket), {"NEXAR_TICKET": seed.ticket}, own=True)
 
 
-def _master(entrance: Entrance, inherited: Mapping[str, str]) -> tuple[str, int]:
+def _master(entry: ClusterEntry, inherited: Mapping[str, str]) -> tuple[str, int]:
     """What MASTER_ADDR and MASTER_PORT say: a place for a store of torch on the host of rank 0, the same for all hosts.
 
     What the launcher inherited is passed on. Otherwise it is this host, or the seed's host, which is right
     where the seed runs beside rank 0. nexar itself does not use it.
     """
-    if entrance.own:
+    if entry.own:
         host, port = _LOOPBACK, _free_port()
     else:
-        host, seed_port = parse_address(entrance.invitation.addresses[0])
+        host, seed_port = parse_address(entry.invitation.addresses[0])
         port = min(seed_port + 1, 65535)
     return inherited.get("MASTER_ADDR") or host, _port(inherited.get("MASTER_PORT"), port)
 
@@ -165,17 +164,17 @@ def _free_port() -> int:
         return port
 
 
-def _explain(verdict: Verdict, supervisor: Supervisor, console: Console) -> None:
+def _explain(result: LaunchResult, supervisor: Supervisor, console: Console) -> None:
     """Losses first, the failure last: the last lines are what people read."""
-    for ending in verdict.lost:
-        console.write("stderr", f"nexar: warning: {ending.who} {_fate(ending)}\n".encode())
-    if verdict.failed is not None:
-        errors = supervisor.errors_of(verdict.failed)
-        words = f"nexar: {verdict.failed.who} {verdict.failed}"
+    for ending in result.lost:
+        console.write("stderr", f"nexar: warning: {ending.who} {_describe_exit(ending)}\n".encode())
+    if result.failed is not None:
+        errors = supervisor.errors_of(result.failed)
+        words = f"nexar: {result.failed.who} {result.failed}"
         console.write(
             "stderr", f"{words}, the first to fail:\n{errors}\n".encode() if errors else f"{words}\n".encode()
         )
 
 
-def _fate(ending: Ending) -> str:
+def _describe_exit(ending: RankExit) -> str:
     return "came too late: nobody was left to let it in" if ending.came_too_late else f"{ending} and is lost"

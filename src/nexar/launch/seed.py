@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nexar.cluster.decisions.admission_events import Note
-from nexar.cluster.seed import Seed as ConfiguredSeed
+from nexar.cluster.decisions.admission_events import SeedEvent
+from nexar.cluster.seed import SeedService as ConfiguredSeed
 from nexar.config import Config
 from nexar.launch.init import choose_config
 
 
 class Seed(ConfiguredSeed):
-    """Opens the door of a cluster of `size` members. See `nexar.cluster.seed.Seed`, which this is; only its settings
+    """Opens the door of a cluster of `size` members. See `nexar.cluster.seed.SeedService`, which this is; only its settings
     come from everywhere: arguments, then `config`, then the environment and the file it names.
     """
 
@@ -24,7 +24,7 @@ class Seed(ConfiguredSeed):
         *,
         config: Config | None = None,
         state_dir: str | Path | None = None,
-        on_event: Callable[[Note], None] | None = None,
+        on_event: Callable[[SeedEvent], None] | None = None,
         **settings: Any,
     ) -> None:
         """ConfigError for a setting that there is not, or that cannot have its value."""

@@ -16,19 +16,19 @@ import msgspec
 
 from nexar.config import Config
 from nexar.errors import NexarError
-from nexar.launch.seed_terms import SeedFailed, SeedReady, SeedTerms
+from nexar.launch.seed_process import SeedFailed, SeedReady, SeedTerms
 
 
 def main() -> int:
     """Leave the parent, open, say so, attend."""
     if os.fork():  # nothing was imported yet that has threads
         os._exit(0)
-    from nexar.cluster.seed import Seed  # noqa: PLC0415  # an import that fails is told like any other failure
+    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # an import that fails is told like any other failure
 
     terms = msgspec.json.decode(sys.stdin.buffer.readline(), type=SeedTerms)
     config = Config(**terms.settings)
     try:
-        seed = Seed(terms.listen, terms.size, config=config)
+        seed = SeedService(terms.listen, terms.size, config=config)
     except NexarError as error:
         _say(SeedFailed(str(error)))
         return 1

@@ -1,20 +1,62 @@
-"""Rank 0's side of the seed it starts."""
+"""What rank 0 and the seed process it starts tell each other: one line each way. Pure.
+
+Rank 0's side of the seed it starts.
+
+A ticket passed from rank 0 to the other ranks of its host, through a file that only this user can reach.
+
+The folder is the user's own (0700) and checked to be; the file (0600) appears whole. It names the process of the seed:
+a file that an earlier run left behind after a crash names one that is gone, and is not believed.
+"""
 
 import os
 import select
 import signal
+import stat
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from nexar.config import Config
+from nexar.cluster.wait_notice import Tell, WaitNotice, seconds_left
+from nexar.config import Config, settings
 from nexar.environment import inherited
 from nexar.errors import OperationTimeout, UsageError
-from nexar.launch.seed_terms import SeedFailed, SeedReady, SeedTerms, changed_settings
+from nexar.security.storage import read_secret_file, write_secret_file
+
+
+class SeedTerms(msgspec.Struct, frozen=True):
+    """To the seed: what to open. It travels through a pipe: the settings hold the secret."""
+
+    size: int
+    listen: str
+    settings: Mapping[str, Any]
+
+
+class SeedReady(msgspec.Struct, frozen=True, tag="ready"):
+    """From the seed: it is open."""
+
+    ticket: str
+    address: str
+    pid: int
+
+
+class SeedFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """From the seed: it cannot open, and why."""
+
+    reason: str
+
+
+def changed_settings(config: Config) -> dict[str, Any]:
+    """The settings that differ from their defaults: what makes the same `Config` on the other side."""
+    values = {setting.name: (getattr(config, setting.name), setting.default) for setting in settings()}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
 
 _MODULE = "nexar.launch.seed_main"
 _NOTICE_TIMEOUT = 5.0  # seconds that a seed has to tell the other ranks that the cluster does not form
@@ -126,3 +168,86 @@ def _read_line(pipe: int, deadline: float) -> bytes | None:
             return line
         line += piece
     return line
+
+
+_LOOK_INTERVAL = 0.02
+
+
+class _TicketFile(msgspec.Struct, frozen=True):
+    ticket: str
+    seed: int
+    """The process id of the seed."""
+    started: str
+    """When that process started, as far as the system tells: ids are given out again."""
+
+
+@contextmanager
+def offered_ticket(name: str, ticket: str, seed: int) -> Iterator[None]:
+    """Offer the ticket for as long as the block takes."""
+    path = _folder() / name
+    write_secret_file(path, msgspec.json.encode(_TicketFile(ticket, seed, _started(seed))))
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None) -> str:
+    """Wait for the ticket that rank 0 offers, and `tell` the user so. OperationTimeout if it does not."""
+    path, deadline = _folder() / name, time.monotonic() + timeout
+    waiting_for = "rank 0, which opens the cluster on this host"
+    with WaitNotice(tell, lambda: f"waiting for {waiting_for}{seconds_left(deadline)}"):
+        while (ticket := _look(path)) is None:
+            if time.monotonic() > deadline:
+                raise OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=timeout)
+            time.sleep(_LOOK_INTERVAL)
+    return ticket
+
+
+def folder_identity() -> str:
+    """The same for processes of one host that offer and take in one folder, and for no others there. UsageError if the
+    folder of this user is not private.
+    """
+    status = _folder().stat()
+    return f"{status.st_dev:x}.{status.st_ino:x}"
+
+
+def _look(path: Path) -> str | None:
+    try:
+        note = msgspec.json.decode(read_secret_file(path), type=_TicketFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return note.ticket if _started(note.seed) == note.started != "" else None
+
+
+def _folder() -> Path:
+    """The private folder of this user. UsageError if somebody else has made it or can look into it."""
+    path = Path(tempfile.gettempdir()) / f"nexar-{os.geteuid()}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(
+            f"{path} is not a folder of this user alone, so no ticket is put there; remove it, or set TMPDIR to "
+            "another place for all ranks, or start a seed and set NEXAR_TICKET"
+        )
+    return path
+
+
+def _started(pid: int) -> str:
+    """A text that tells this process from others that had or will have its id; empty if there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return "" if Path("/proc/self/stat").exists() else _alive(pid)
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _alive(pid: int) -> str:
+    """Where there is no /proc: at least whether it is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    return "alive"

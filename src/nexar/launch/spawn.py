@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nexar.config import Config
 from nexar.errors import PeerLost, RemoteError, UsageError
-from nexar.launch.dump_signal import listen
-from nexar.launch.init import choose_config
-from nexar.launch.seed_terms import changed_settings
-from nexar.launch.verdict import Ending
+from nexar.launch.init import choose_config, install_dump_handler
+from nexar.launch.run_result import RankExit
+from nexar.launch.seed_process import changed_settings
 from nexar.types import Rank, whole
 
 if TYPE_CHECKING:
@@ -42,15 +41,15 @@ def spawn(
     returns or raises, the processes have ended.
     """
     _check(fn, n)
-    from nexar.cluster.seed import Seed  # noqa: PLC0415  # a wrong call is refused without it
+    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # a wrong call is refused without it
 
     chosen = choose_config(config, {**settings, "ticket": None, "seed": None})  # this cluster is its own
     if chosen.metrics_port is not None:
         from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # only who wants metrics pays for them
 
         check_metrics(chosen, n)
-    with Seed("127.0.0.1:0", n, config=chosen) as seed:
-        team = _Team(fn, n, seed.ticket, chosen)
+    with SeedService("127.0.0.1:0", n, config=chosen) as seed:
+        team = _RankProcesses(fn, n, seed.ticket, chosen)
         try:
             return team.results()
         finally:
@@ -82,7 +81,7 @@ class _Task:
     settings: dict[str, Any] = field(repr=False)
 
 
-class _Team:
+class _RankProcesses:
     """The processes of one spawn."""
 
     def __init__(self, fn: Callable[..., Any], n: int, ticket: str, config: Config) -> None:
@@ -134,7 +133,7 @@ class _Team:
     def _lost(self, rank: Rank) -> PeerLost | UsageError:
         process = self._processes[rank]
         process.join(_GRACE)  # its line closes a moment before it has ended
-        ending = "closed its line" if process.exitcode is None else str(Ending(rank, process.exitcode))
+        ending = "closed its line" if process.exitcode is None else str(RankExit(rank, process.exitcode))
         if rank in self._started or (process.exitcode or 0) < 0:
             return PeerLost(rank=rank, cause=ending, operation=self._name)
         return UsageError(
@@ -175,12 +174,12 @@ def _work(line: Connection, task: _Task) -> None:
 
 
 def _run(line: Connection, task: _Task) -> Any:
-    from nexar.launch.joining import join  # noqa: PLC0415  # a failing import is told like any other
-    from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
+    from nexar.launch.create import join_cluster  # noqa: PLC0415  # a failing import is told like any other
+    from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
     config, invitation = Config(**task.settings), parse_ticket(task.ticket)
-    listen()
-    with join(config, invitation, rank=task.rank, size=task.size, local_rank=task.rank) as communicator:
+    install_dump_handler()
+    with join_cluster(config, invitation, rank=task.rank, size=task.size, local_rank=task.rank) as communicator:
         try:
             return task.fn(communicator)
         except BaseException:

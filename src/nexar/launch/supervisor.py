@@ -1,4 +1,8 @@
-"""Starts the ranks of this host, passes their output on, watches them, starts some again, and ends with them.
+"""A process that ends the ranks if this one cannot: after kill -9 no handler of ours runs, but the kernel closes pipes.
+
+It is started without the site machinery and imports nothing of ours, so it costs a few milliseconds.
+
+Starts the ranks of this host, passes their output on, watches them, starts some again, and ends with them.
 
 One loop in the main thread waits for everything at once: output, ends, signals, failures on other hosts, and the moment
 when asking turns into killing. Whatever way it is left, every process it started has ended and was reaped.
@@ -6,6 +10,8 @@ when asking turns into killing. Whatever way it is left, every process it starte
 
 import selectors
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,25 +19,86 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self, TypeAlias
 
-from nexar.launch.escalation import GRACE, Escalation
+from nexar.errors import UsageError
+from nexar.launch.event_sources import ASKING, CONTINUED, STOPPING, Mailbox, SignalInbox
 from nexar.launch.exit_report import ExitReport
-from nexar.launch.failure_report import FailureReport
-from nexar.launch.guard import Guard
-from nexar.launch.lines import TRACEBACK_SECONDS, exception_name, last_traceback
-from nexar.launch.mailbox import Mailbox
 from nexar.launch.output import STREAMS, Console, Stream
+from nexar.launch.output_lines import TRACEBACK_SECONDS, exception_name, last_traceback
 from nexar.launch.plan import RankPlan
-from nexar.launch.process import RankProcess
-from nexar.launch.signals import ASKING, CONTINUED, STOPPING, SignalInbox
-from nexar.launch.standard_input import StandardInput
-from nexar.launch.stop_policy import Action, Failure, Report, StopPolicy
-from nexar.launch.verdict import Ending, Verdict, judge, signal_name
+from nexar.launch.process import RankProcess, StandardInput
+from nexar.launch.run_result import FailureReport, LaunchResult, RankExit, judge_run, signal_name
+from nexar.launch.stop_policy import GRACE, Escalation, RankFailure, ReportFailure, StopAction, StopPolicy
 from nexar.types import Rank
 
+_SCRIPT = Path(__file__).with_name("guard_main.py")
+_GUARD_END_TIMEOUT = 5.0
 
-class Cluster(Protocol):
+
+class Guard:
+    """Knows the process groups of the ranks. Context manager; leaving it sends the guard away, nobody is ended."""
+
+    def __init__(self, mark: str) -> None:
+        command = [sys.executable, "-I", "-S", "-E", str(_SCRIPT), mark]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # what ends this process's group or terminal does not end the guard
+            )
+        except OSError as error:
+            raise UsageError(
+                f"no process can be started to watch over the ranks ({error.strerror or error}); "
+                "see the limits of this shell with `ulimit -a`, and raise the one that is too low"
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id."""
+        return self._process.pid
+
+    def watch(self, group: int) -> None:
+        """End this group if we die. Call `forget` before its leader is reaped."""
+        self._say(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """The group has ended; its number may be given to strangers from now on."""
+        self._say(f"-{group}\n")
+
+    def close(self) -> None:
+        """Send it away. It has ended when this returns. Idempotent."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            self._say("bye\n")
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GUARD_END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+        except BrokenPipeError:
+            return  # somebody killed the guard; the ranks lose nothing but their insurance
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DeathReports(Protocol):
     """What a supervisor has to do with the cluster of its ranks."""
 
     @property
@@ -55,7 +122,7 @@ _RAISED_SECONDS: Final = TRACEBACK_SECONDS / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class SupervisorOptions:
     """What the user wants of a run, besides the ranks."""
 
     shown: frozenset[int]
@@ -80,30 +147,30 @@ class Supervisor:
     def __init__(
         self,
         plans: Sequence[RankPlan],
-        wishes: Wishes,
+        wishes: SupervisorOptions,
         *,
         console: Console,
-        cluster: Cluster,
+        cluster: DeathReports,
         mark: str,
-        failures: Mailbox[Failure],
+        failures: Mailbox[RankFailure],
         alone: bool,
         stops: bool,
     ) -> None:
         """`failures`: those that the seed chose. `alone`: there is no other launcher. `stops`: the first failure stops
         the run.
         """
-        self._plans, self._wishes, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
+        self._plans, self._options, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
         self._failures, self._stops_run, self._alone = failures, stops, alone
         self._policy = StopPolicy(alone=alone, grace=wishes.grace)
         self._report = FailureReport(console)
         self._running: dict[int, RankProcess] = {}
-        self._endings: list[Ending] = []
+        self._exits: list[RankExit] = []
         self._errors: dict[str, str] = {}
         self._restarts = 0
         self._escalation = Escalation(wishes.grace)
         self._interrupted: int | None = None
 
-    def run(self) -> Verdict:
+    def run(self) -> LaunchResult:
         """Start all, wait for all. UsageError if a rank cannot be started; then none is left."""
         with ExitStack() as stack:
             self._signals = stack.enter_context(SignalInbox())
@@ -119,9 +186,9 @@ class Supervisor:
                 self._turn()
         self._do(self._policy.finish())
         culprit = self._policy.culprit
-        return judge(self._endings, interrupted=self._interrupted) if culprit is None else Verdict(culprit.code)
+        return judge_run(self._exits, interrupted=self._interrupted) if culprit is None else LaunchResult(culprit.code)
 
-    def errors_of(self, ending: Ending) -> str:
+    def errors_of(self, ending: RankExit) -> str:
         """The traceback, or the last lines, that a rank wrote to standard error before it ended."""
         return self._errors[ending.who]
 
@@ -185,13 +252,13 @@ class Supervisor:
         if overdue is not None:
             self._send(overdue)
 
-    def _do(self, actions: Sequence[Action]) -> None:
+    def _do(self, actions: Sequence[StopAction]) -> None:
         for action in actions:
-            if isinstance(action, Report):
+            if isinstance(action, ReportFailure):
                 self._report.report(action.failure)
             elif self._running and not self._escalation.asked:
                 names = [process.plan.name for process in self._running.values()]
-                self._report.stopping(names, self._wishes.grace)
+                self._report.stopping(names, self._options.grace)
                 self._stop(signal.SIGTERM)
 
     def _read(self, process: RankProcess, stream: Stream) -> None:
@@ -199,8 +266,8 @@ class Supervisor:
             self._selector.unregister(process.pipes[stream])
 
     def _start(self, plan: RankPlan) -> None:
-        console = self._console if self._wishes.shows(plan) else None
-        process = RankProcess(plan, console, self._wishes.log_dir, self._input.descriptor_for(plan))
+        console = self._console if self._options.shows(plan) else None
+        process = RankProcess(plan, console, self._options.log_dir, self._input.descriptor_for(plan))
         self._running[process.pid] = process
         self._guard.watch(process.pid)
         for stream in STREAMS:
@@ -221,7 +288,7 @@ class Supervisor:
         """Running ranks that told of an exception until then, and do not count as failed. Empty where that does not
         stop the run, or ranks are started again, which have to end first.
         """
-        if not self._stops or self._wishes.max_restarts:
+        if not self._stops or self._options.max_restarts:
             return []
         waiting = (each for each in self._running.values() if not each.failed and each.raised_at < inf)
         return [each for each in waiting if each.raised_at <= until]
@@ -241,7 +308,7 @@ class Supervisor:
         errors, held, report = last_traceback(output.tail()), output.take_held(), process.exit_report()
         replacement = self._replacement(process)
         ending = self._ending(process, report, replaced=replacement is not None)
-        self._endings.append(ending)
+        self._exits.append(ending)
         self._errors[ending.who] = errors
         if ending.code != 0 and replacement is None and self._stops and not process.failed:
             for first in self._raised(until=process.raised_at):
@@ -268,7 +335,7 @@ class Supervisor:
         known = self._policy.culprit is not None and not self._policy.culprit.consequence
         consequence = report.origin == "consequence" or (known and report.origin == "perhaps_consequence")
         errors = last_traceback(output.tail())
-        failure = Failure(plan.rank, plan.name, cause, code, consequence)
+        failure = RankFailure(plan.rank, plan.name, cause, code, consequence)
         if known and not consequence:
             output.show(held)
             held = []
@@ -278,10 +345,10 @@ class Supervisor:
             self._cluster.report_failure(failure.rank, failure.cause, failure.code, consequence=failure.consequence)
         self._do(self._policy.failed(failure, time.monotonic()))
 
-    def _ending(self, process: RankProcess, report: ExitReport, *, replaced: bool) -> Ending:
+    def _ending(self, process: RankProcess, report: ExitReport, *, replaced: bool) -> RankExit:
         assert process.returncode is not None
         plan = process.plan
-        return Ending(
+        return RankExit(
             plan.local_rank if plan.rank is None else plan.rank,
             process.returncode,
             stopped=self._escalation.asked,
@@ -289,25 +356,25 @@ class Supervisor:
             interrupted=report.origin == "interrupted" or process.returncode == -signal.SIGINT,
             name=plan.name,
             replaced=replaced,
-            given_up=not replaced and 0 < self._wishes.max_restarts <= self._restarts,
+            given_up=not replaced and 0 < self._options.max_restarts <= self._restarts,
             came_too_late=plan.restart > 0 and report.origin == "too_late",
         )
 
     def _replacement(self, process: RankProcess) -> RankPlan | None:
         """What to start in its place, if anything. A joiner needs somebody who lets it in."""
         unwanted = process.returncode == 0 or self._escalation.asked
-        if unwanted or self._restarts >= self._wishes.max_restarts:
+        if unwanted or self._restarts >= self._options.max_restarts:
             return None
         formed = self._cluster.formed
         return process.plan.again(as_joiner=formed) if self._running or not formed else None
 
-    def _start_again(self, ending: Ending, plan: RankPlan) -> None:
+    def _start_again(self, ending: RankExit, plan: RankPlan) -> None:
         self._restarts += 1
-        how = f"restart {self._restarts} of {self._wishes.max_restarts}"
+        how = f"restart {self._restarts} of {self._options.max_restarts}"
         self._console.write("stderr", f"nexar: {ending.who} {ending}; started again, {how}\n".encode())
         self._start(plan)
 
-    def _tell(self, plan: RankPlan, ending: Ending, replacement: RankPlan | None) -> None:
+    def _tell(self, plan: RankPlan, ending: RankExit, replacement: RankPlan | None) -> None:
         """Tell the cluster of a death. Who is started again before the cluster has formed is not missed, and of who
         joined later the cluster knows no rank that we know. When the user stops a run on one host, every rank ends, and
         a cluster that does not form is no news.
@@ -340,7 +407,7 @@ class Supervisor:
         """The launcher was asked to stop. Asked again, it makes haste."""
         if self._interrupted is None:
             self._interrupted = number
-            self._report.interrupted(signal_name(number), self._wishes.grace)
+            self._report.interrupted(signal_name(number), self._options.grace)
             self._stop_other_hosts(f"its launcher got {signal_name(number)}", number)
         self._stop(number)
 

@@ -18,26 +18,29 @@ from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
 
-from nexar.arrays.view import allocate, copy
+from nexar.arrays.views import allocate, copy
 from nexar.errors import Cancelled, NexarError, Revoked, UsageError
-from nexar.links.early import EarlyStore
-from nexar.links.ledger import Ledger
-from nexar.links.message import (
+from nexar.links.flow_control import UnexpectedBuffers
+from nexar.links.messages import (
     ANY,
     NOTHING_TAKEN,
-    Asking,
+    FifoByKey,
+    Key,
     Message,
+    MessageState,
     NewestTaken,
     Origin,
+    PostedReceives,
     Receive,
-    State,
+    ReceiveKind,
     key_of,
+    make_room,
+    move_message,
+    out_of_memory,
     room_for,
 )
-from nexar.links.moving import make_room, move, no_memory
-from nexar.links.outbox import Outbox
-from nexar.links.posted import Posted
-from nexar.links.shelf import Key, Shelf
+from nexar.links.mismatch_detector import MismatchDetector
+from nexar.links.operation import DeferredIO
 from nexar.transport.base import Redirected
 from nexar.types import AwaitedPeer
 from nexar.wire.frame import Frame, Space
@@ -57,8 +60,8 @@ class Matching:
         communicator: int,
         generation: int,
         lock: threading.Lock,
-        early: EarlyStore,
-        outbox: Outbox,
+        early: UnexpectedBuffers,
+        deferred_io: DeferredIO,
         *,
         members: frozenset[int] | None = None,
     ) -> None:
@@ -67,11 +70,11 @@ class Matching:
         self.generation = generation
         self.members = members
         self.lock = lock
-        self._early = early
-        self._outbox = outbox
+        self._unexpected_buffers = early
+        self._deferred_io = deferred_io
         self._order = 0  # of arrivals and postings
-        self._posted = Posted()
-        self._waiting: Shelf[Message] = Shelf()  # messages nobody has asked for yet
+        self._posted = PostedReceives()
+        self._waiting: FifoByKey[Message] = FifoByKey()  # messages nobody has asked for yet
         # Only conversations with a receive that can be retracted: an entry goes with the last of them.
         self._newest_taken: WeakValueDictionary[Key, NewestTaken] = WeakValueDictionary()
         self._follows = False  # there may be such conversations: every message that is taken must be noted
@@ -80,7 +83,7 @@ class Matching:
         self._closed: NexarError | None = None
         self._somebody_is_gone = False  # a source is lost or has left, or all is closed
         self.peers: dict[int, AwaitedPeer] = {}  # what is known of each source, for error messages
-        self.ledger = Ledger(self._discard)  # of the collectives
+        self.mismatch_detector = MismatchDetector(self._discard)  # of the collectives
 
     # -- the receiver's side: any thread, without the lock ---------------------------------------------------
 
@@ -92,7 +95,7 @@ class Matching:
         space: int,
         tag: int,
         dtype: int = 0,
-        ask: Asking = Receive,
+        ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
         """Ask for a message; `ask` makes a receive of another kind (see asking.py). `retractable`: see Receive.retract.
@@ -122,7 +125,7 @@ class Matching:
         if message is not None:
             if moves:
                 self._move_in(receive, message)
-            self._outbox.flush()
+            self._deferred_io.flush()
         return receive
 
     def probe(self, *, source: int, space: int, tag: int) -> Message | None:
@@ -134,7 +137,7 @@ class Matching:
         """See Receive.cancel."""
         while not self._cancelled(receive):
             continue
-        self._outbox.flush()
+        self._deferred_io.flush()
 
     def _cancelled(self, receive: Receive, *, in_order: bool = False) -> bool:
         """One attempt. False: its message was being moved; that is over now, so look again. `in_order`: a receive that
@@ -148,7 +151,7 @@ class Matching:
                 self._posted.remove(receive)
                 receive.finish(Cancelled(operation=receive.name))
                 return True
-            if message.state is State.MOVING:
+            if message.state is MessageState.MOVING:
                 message.settled = message.settled or threading.Event()
                 settled = message.settled
             else:
@@ -176,7 +179,7 @@ class Matching:
             with self.lock:
                 if _has_its_message(receive) and not (in_order and self._is_overtaken(receive)):
                     self._restore(receive, data)
-        self._outbox.flush()
+        self._deferred_io.flush()
         return receive.error is not None
 
     def _restore(self, receive: Receive, data: memoryview) -> None:
@@ -184,10 +187,10 @@ class Matching:
         if self._closed is not None:
             return
         key = receive.key
-        origin = _Here(self.peers[key[0]].rank if key[0] in self.peers else None)
+        origin = _LocalOrigin(self.peers[key[0]].rank if key[0] in self.peers else None)
         message = Message(origin, key, receive.frame, receive.shape, receive.order)
         message.credited = True  # when it was received
-        self._early.keep_back(message, data)
+        self._unexpected_buffers.keep_back(message, data)
         self._waiting.put(key, message)
         self._rematch(key)
 
@@ -241,7 +244,7 @@ class Matching:
             self._leave(source)
             return True
         message = self._register(origin, key, frame, shape)
-        self._early.keep(message, data)
+        self._unexpected_buffers.keep(message, data)
         self._rematch(key)
         return False
 
@@ -250,22 +253,22 @@ class Matching:
         key = key_of(source, frame)
         message = self._register(origin, key, frame, shape)
         self._rematch(key)
-        if message.state is State.ANNOUNCED:
-            self._early.admit(message)
+        if message.state is MessageState.ENVELOPE:
+            self._unexpected_buffers.admit(message)
         return message
 
     def land(self, message: Message) -> None:
         """The whole payload of a granted message is in its place."""
-        if message.state is State.DIRECT and message.receive is not None:
+        if message.state is MessageState.DIRECT and message.receive is not None:
             self._complete(message.receive, message)
-        elif message.state is State.EARLY:
-            message.state = State.WHOLE
+        elif message.state is MessageState.BUFFERING:
+            message.state = MessageState.COMPLETE
         else:
             message.arrived = True
 
     def withdraw(self, message: Message) -> None:
         """The sender takes an unfinished message back: as if it had never been sent."""
-        if message.state is State.MOVING:
+        if message.state is MessageState.MOVING:
             message.withdrawn = True
             return
         receive = message.receive
@@ -275,7 +278,7 @@ class Matching:
 
     def abandon(self, message: Message, error: NexarError) -> None:
         """The rest of this unfinished message will never come."""
-        if message.state is State.MOVING:
+        if message.state is MessageState.MOVING:
             message.error = error
             return
         receive = message.receive
@@ -362,11 +365,11 @@ class Matching:
             if not receive.accepts(message.frame):
                 receive.finish(receive.mismatch(message))
             elif self._pair(receive, message):
-                self._outbox.add(self._move_in, receive, message)
+                self._deferred_io.add(self._move_in, receive, message)
 
     def _pair(self, receive: Receive, message: Message) -> bool:
         """This receive takes this message, which is on the shelf. True: it must be moved in."""
-        announced = message.state is State.ANNOUNCED
+        announced = message.state is MessageState.ENVELOPE
         if announced and receive.into is None and not make_room(receive, message):
             return False
         self._waiting.remove(message.key, message)
@@ -378,13 +381,13 @@ class Matching:
         if self._follows or receive.newest_taken is not None:
             self._note_taken(receive, message.key, message.order)
         if not announced:
-            message.arrived = message.state is State.WHOLE
-            message.state = State.MOVING
+            message.arrived = message.state is MessageState.COMPLETE
+            message.state = MessageState.MOVING
             return True
         assert receive.into is not None
-        message.state = State.DIRECT
+        message.state = MessageState.DIRECT
         message.data = receive.into
-        self._early.free(message)
+        self._unexpected_buffers.free(message)
         message.origin.grant(message, receive.into)
         return False
 
@@ -423,28 +426,28 @@ class Matching:
         receive.key = message.key
         receive.order = message.order
         receive.message = None
-        message.state = State.GONE
+        message.state = MessageState.FINISHED
         message.receive = message.data = None
         receive.finish()
 
     def _drop(self, message: Message) -> None:
         """Nothing is to be done for it any more. First the carrier must let go of its memory, then it is freed."""
-        if message.state in (State.EARLY, State.DIRECT):
+        if message.state in (MessageState.BUFFERING, MessageState.DIRECT):
             message.origin.redirect(message, None)
-        if message.state is not State.DIRECT:
+        if message.state is not MessageState.DIRECT:
             self._waiting.remove(message.key, message)
         if not message.credited:
             message.credited = True
             message.origin.consumed(message)
-        message.state = State.GONE
+        message.state = MessageState.FINISHED
         message.receive = message.data = None
-        self._early.free(message)
+        self._unexpected_buffers.free(message)
 
     def _discard(self, sequence: int, reason: str) -> None:
         """Nobody will ask for the messages of this collective. Who waits for a grant, or sends, is told."""
         for message in self._waiting.everything():
             if message.key[1] == _COLLECTIVE and message.frame.sequence == sequence:
-                if message.state is not State.WHOLE:
+                if message.state is not MessageState.COMPLETE:
                     message.origin.refuse(message, reason)
                 self._drop(message)
 
@@ -457,14 +460,14 @@ class Matching:
         try:
             if receive.into is None:
                 receive.into = allocate(message.frame.length)
-            whole = move(message, receive.into)
+            whole = move_message(message, receive.into)
         except (MemoryError, ValueError):
-            fault = no_memory(receive, message.frame.length)
+            fault = out_of_memory(receive, message.frame.length)
         with self.lock:
             if fault is not None:
                 self._return_unmoved(receive, message, fault)
             else:
-                self._early.free(message)
+                self._unexpected_buffers.free(message)
                 self._end_move_in(receive, message, whole=whole)
             message.end_move()
 
@@ -473,7 +476,7 @@ class Matching:
             self._complete(receive, message)
         elif message.error is not None or message.withdrawn:
             message.origin.redirect(message, None)  # the carrier may live on: the rest must not land here any more
-            message.state = State.GONE
+            message.state = MessageState.FINISHED
             message.receive = message.data = None
             receive.message = None
             if message.error is not None:
@@ -481,7 +484,7 @@ class Matching:
             else:
                 self._wait_again(receive)
         else:
-            message.state = State.DIRECT
+            message.state = MessageState.DIRECT
             message.data = receive.into
 
     def _return_unmoved(self, receive: Receive, message: Message, fault: MemoryError) -> None:
@@ -502,7 +505,7 @@ class Matching:
             elif receive.into is not None or make_room(receive, message):
                 receive.message = message
                 message.receive = receive
-                message.state = State.MOVING
+                message.state = MessageState.MOVING
                 self._note_taken(receive, message.key, message.order)
                 return receive
         return None
@@ -510,7 +513,7 @@ class Matching:
     def _move_over(self, receive: Receive, message: Message, following: Receive) -> None:
         """From the buffer of a cancelled receive into that of the next one."""
         assert following.into is not None
-        whole = move(message, following.into)
+        whole = move_message(message, following.into)
         with self.lock:
             receive.message = None
             receive.finish(Cancelled(operation=receive.name))
@@ -523,20 +526,20 @@ class Matching:
         Without memory the sender is told, and None returned.
         """
         try:
-            room = self._early.take_over(message)
+            room = self._unexpected_buffers.take_over(message)
         except MemoryError:
             message.origin.refuse(message, f"{receive.name} was cancelled, and there is no memory to keep the message")
         else:
-            message.state = State.MOVING
+            message.state = MessageState.MOVING
             return room
-        message.state = State.GONE
+        message.state = MessageState.FINISHED
         message.receive = message.data = receive.message = None
         receive.finish(Cancelled(operation=receive.name))
         return None
 
     def _move_out(self, receive: Receive, message: Message, room: memoryview) -> None:
         """From the buffer of a cancelled receive into early memory."""
-        whole = move(message, room)
+        whole = move_message(message, room)
         with self.lock:
             receive.message = message.receive = None
             receive.finish(Cancelled(operation=receive.name))
@@ -546,7 +549,7 @@ class Matching:
 
     def _back_to_shelf(self, message: Message, *, whole: bool) -> None:
         message.arrived = False
-        message.state = State.WHOLE if whole else State.EARLY
+        message.state = MessageState.COMPLETE if whole else MessageState.BUFFERING
         self._waiting.put(message.key, message)
         if not whole and (message.error is not None or message.withdrawn or self._closed is not None):
             self._drop(message)
@@ -554,7 +557,7 @@ class Matching:
             self._rematch(message.key)
 
 
-class _Here:
+class _LocalOrigin:
     """The `Origin` of a message that was received and given back: all of it is here, and its sender knows."""
 
     def __init__(self, rank: int | None) -> None:

@@ -1,23 +1,75 @@
-"""Something posted that will be done later.
+"""One thread that waits: how many of its operations are not done yet, and the sleep that their end ends.
+
+Something posted that will be done later.
 
 Law: an operation is done exactly once, under the node's lock (`Progress.lock`), and from then on nothing
 touches its buffers. Whoever finishes it also tells its waiter; who drives has nothing else to announce.
+
+I/O that a change of state asks for. Filled under the node's lock, done after it was released, by whoever comes
+first.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from nexar.links.waiter import Waiter
+from nexar.transport.base import CarrierLost
 from nexar.types import AwaitedPeer
 
 if TYPE_CHECKING:
     import asyncio
+
+
+class Waiter:
+    """Counts down to zero, or falls to zero at the first error: a wait that has failed waits for nothing more.
+
+    Written under the node's lock, but for the sleep itself, which is a lock that whoever wakes us releases.
+    """
+
+    __slots__ = ("_signal", "asleep", "keeps", "pending")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.keeps = False  # at its deadline the operations go on without it; set before it waits
+        self.asleep = False
+        self._signal: threading.Lock | None = None
+
+    def count(self, error: BaseException | None) -> None:
+        """One operation has ended. Those that end after an error find zero, and leave it so."""
+        if error is None and self.pending > 1:
+            self.pending -= 1
+        else:
+            self.pending = 0
+            if self.asleep:
+                self.wake()
+
+    def prepare(self) -> None:
+        """The next wake() ends the next sleep(), also if it comes first."""
+        if self._signal is None:
+            self._signal = threading.Lock()
+            self._signal.acquire()
+        self.asleep = True
+
+    def sleep(self, timeout: float) -> None:
+        """Until woken or timed out; at times for no reason, when two woke the sleep before."""
+        signal = self._signal
+        if signal is not None:
+            signal.acquire(timeout=timeout)
+
+    def wake(self) -> None:
+        """At most one release for each prepare(). Under the lock, or in a signal handler of the waiting thread."""
+        if self.asleep and self._signal is not None:
+            self.asleep = False
+            try:
+                self._signal.release()
+            except RuntimeError:  # a signal handler and a finished operation woke it at the same moment
+                return
 
 
 class Operation(ABC):
@@ -143,7 +195,7 @@ class Operation(ABC):
         return self.result()
 
 
-class Finished(Operation):
+class FinishedOperation(Operation):
     """An operation that was done when it was posted."""
 
     __slots__ = ()
@@ -172,4 +224,33 @@ class Finished(Operation):
         yield from ()
 
 
-FINISHED = Finished()
+FINISHED = FinishedOperation()
+
+
+class DeferredIO:
+    """Calls to make, in order. A deque's append and popleft are atomic, so no lock is needed to empty it."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+
+    def add(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """`call` must not block."""
+        self.calls.append((call, arguments))
+
+    def flush(self) -> None:
+        """Make the calls.
+
+        A carrier that is lost reports that to its link by itself, once; what it was to send is void.
+        """
+        calls = self.calls
+        while calls:
+            try:
+                call, arguments = calls.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                call(*arguments)
+            except CarrierLost:
+                continue

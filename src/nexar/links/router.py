@@ -1,4 +1,13 @@
-"""Where the links of one node meet its communicators: arriving frames find the matching they belong to.
+"""Control messages about one generation of one communicator find whoever keeps it on this node.
+
+A peer may have opened a communicator a moment before us. What says that one of its calls came to nothing must not be
+lost then: it is kept until the communicator opens here, within a bound. Questions are not: who asks does not wait that
+long.
+
+What a peer writes stands in our errors, and is passed on: so each text is cut to a line of a bounded length, and so are
+the lists. An honest peer writes no more than that.
+
+Where the links of one node meet its communicators: arriving frames find the matching they belong to.
 
 A peer may have opened a communicator a moment before us, so frames of a generation that is not open *yet* are kept
 until it is, within a bound; frames of one that is over are dropped and counted.
@@ -6,20 +15,146 @@ until it is, within a bound; frames of one that is over are dropped and counted.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from nexar.config import Config
 from nexar.errors import NexarError, Revoked, UsageError
-from nexar.links.early import EarlyStore
+from nexar.links.flow_control import UnexpectedBuffers
 from nexar.links.matching import Matching
-from nexar.links.notices import Notices
-from nexar.links.outbox import Outbox
+from nexar.links.operation import DeferredIO
 from nexar.links.progress import Progress
 from nexar.transport.buffer_pool import BufferPool
 from nexar.types import NodeId
+from nexar.wire.control import (
+    Blamed,
+    CallAborted,
+    CallMismatch,
+    CommunicatorClosed,
+    Message,
+    ProgressQuery,
+    ProgressReply,
+)
 from nexar.wire.frame import HEADER_BYTES, Frame
+from nexar.wire.text import foreign_line
+
+Notice: TypeAlias = CallMismatch | CallAborted | ProgressQuery | ProgressReply | CommunicatorClosed
+
+_CLOSED_KEPT: Final = 1024  # generations that were closed, and about which questions are still answered: the newest
+_KEPT: Final = 256  # for communicators that are not open yet
+_LONGEST: Final = 1000  # characters of a text
+_MOST: Final = 64  # entries of a list
+
+
+class NoticeTarget(Protocol):
+    """Who said it, and can be answered: a link."""
+
+    @property
+    def peer(self) -> NodeId:
+        """Its node."""
+
+    def send_control(self, message: Message) -> bool:
+        """See Link.send_control."""
+
+
+ReceiveNotice: TypeAlias = Callable[[NoticeTarget, Notice], None]
+AnswerQuery: TypeAlias = Callable[[ProgressQuery], Notice]
+
+
+class NoticeDispatch:
+    """The communicators of one node, as far as control messages need to know them."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock  # the node's, over all below
+        self._open: dict[tuple[int, int], ReceiveNotice] = {}  # by communicator and generation
+        self._over: dict[int, int] = {}  # communicator → first generation that may still open
+        self._answers: dict[tuple[int, int], AnswerQuery] = {}  # of generations that are over
+        self._kept: list[tuple[NoticeTarget, Notice]] = []
+        self.dropped = 0
+        """About generations that are over, or too many to be kept."""
+
+    def open(self, communicator: int, generation: int, receive: ReceiveNotice) -> None:
+        """`receive` gets what comes for this generation, on the driving thread and without the lock; now, what came
+        before. It must not block.
+        """
+        key = communicator, generation
+        with self._lock:
+            self._open[key] = receive
+            early = [each for each in self._kept if (each[1].communicator, each[1].generation) == key]
+            self._kept = [each for each in self._kept if (each[1].communicator, each[1].generation) != key]
+        for speaker, notice in early:
+            receive(speaker, notice)
+
+    def close(self, communicator: int, generation: int, answer: AnswerQuery | None = None) -> None:
+        """The generation is over: what comes for it, or for those before, is dropped. `answer`: but for questions,
+        which it answers, for as long as others ask. Idempotent.
+        """
+        with self._lock:
+            if answer is not None:
+                self._answers[communicator, generation] = answer
+                while len(self._answers) > _CLOSED_KEPT:
+                    del self._answers[next(iter(self._answers))]
+            self._open.pop((communicator, generation), None)
+            self._over[communicator] = max(generation + 1, self._over.get(communicator, 0))
+            self._kept = [each for each in self._kept if not self._is_over(each[1])]
+
+    def arrived(self, speaker: NoticeTarget, message: Message) -> None:
+        """Any control message of a link; those that are about no communicator are dropped."""
+        if not isinstance(message, (CallMismatch, CallAborted, ProgressQuery, ProgressReply, CommunicatorClosed)):
+            self.dropped += 1
+            return
+        message = _bounded(message)
+        with self._lock:
+            receive = self._open.get((message.communicator, message.generation))
+            answer = self._answers.get((message.communicator, message.generation))
+            if receive is None and (answer is None or not isinstance(message, ProgressQuery)):
+                self._keep(speaker, message)
+        if receive is not None:
+            receive(speaker, message)
+        elif answer is not None and isinstance(message, ProgressQuery):
+            with suppress(NexarError):  # the link is lost: who asked hears of that
+                speaker.send_control(answer(message))
+
+    def _keep(self, speaker: NoticeTarget, notice: Notice) -> None:
+        if isinstance(notice, (CallMismatch, CallAborted)) and not self._is_over(notice) and len(self._kept) < _KEPT:
+            self._kept.append((speaker, notice))
+        else:
+            self.dropped += 1
+
+    def _is_over(self, notice: Notice) -> bool:
+        return notice.generation < self._over.get(notice.communicator, 0)
+
+
+def _bounded(notice: Notice) -> Notice:
+    if isinstance(notice, CallAborted):
+        culprits = tuple(_bounded_culprit(each) for each in notice.culprits[:_MOST])
+        return replace(notice, reason=_line(notice.reason), culprits=culprits)
+    if isinstance(notice, ProgressReply):
+        return replace(notice, doing=_line(notice.doing), finished=notice.finished and _line(notice.finished))
+    if isinstance(notice, CallMismatch) and len(notice.calls) > _MOST:
+        return replace(notice, calls=dict(islice(notice.calls.items(), _MOST)))
+    return notice
+
+
+def _bounded_culprit(culprit: Blamed) -> Blamed:
+    last, current = culprit.last_operation, culprit.current_operation
+    return replace(
+        culprit,
+        missing=_line(culprit.missing),
+        last_operation=last and _line(last),
+        current_operation=current and _line(current),
+    )
+
+
+def _line(text: str) -> str:
+    return foreign_line(text[:_LONGEST])
+
 
 _UNOPENED_CREDITS = 16  # of each peer this many credits' worth of frames is kept for communicators not opened yet
 
@@ -40,10 +175,10 @@ class Router:
         self.config = config
         self.progress = progress
         self.lock = progress.lock
-        self.outbox = Outbox()
-        self.notices = Notices(self.lock)
+        self.deferred_io = DeferredIO()
+        self.notices = NoticeDispatch(self.lock)
         self.pool = BufferPool.of_profile(config.buffer_profile)
-        self.early = EarlyStore(config.early_bytes, self.pool)
+        self.early = UnexpectedBuffers(config.early_bytes, self.pool)
         self.relay: Callable[[Any, Frame, memoryview], bool] = _relays_nothing
         """Takes frames of a link that are about relaying, on the driving thread; False: they are not. Written before
         the first link."""
@@ -82,7 +217,7 @@ class Router:
                 self._end(
                     previous, Revoked(communicator=str(communicator), reason=f"generation {generation} has begun")
                 )
-            matching = make(communicator, generation, self.lock, self.early, self.outbox, members=members)
+            matching = make(communicator, generation, self.lock, self.early, self.deferred_io, members=members)
             self._open[communicator] = matching
             self._over[communicator] = generation
             early = self._unopened.pop((communicator, generation), [])
@@ -90,14 +225,14 @@ class Router:
             self._drop_superseded(communicator, generation)
         for kept in early:
             kept.deliver()
-        self.outbox.flush()
+        self.deferred_io.flush()
         return matching
 
     def close(self, matching: Matching, error: NexarError) -> None:
         """End a generation: its receives raise `error`, its later frames are dropped. Idempotent."""
         with self.lock:
             self._end(matching, error)
-        self.outbox.flush()
+        self.deferred_io.flush()
 
     def _end(self, matching: Matching, error: NexarError) -> None:
         if self._open.get(matching.communicator) is not matching:

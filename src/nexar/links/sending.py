@@ -9,20 +9,18 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from nexar.errors import Cancelled, NexarError, UsageError
-from nexar.links.flow import Flow
-from nexar.links.lanes import admits
-from nexar.links.line import Line
+from nexar.links.flow_control import admits
+from nexar.links.link_state import Flow, LinkState, PostedSend
 from nexar.links.matching import Matching
-from nexar.links.message import row_of
+from nexar.links.messages import row_of
 from nexar.links.operation import FINISHED, Operation
-from nexar.links.send import Send
 from nexar.transport.base import CarrierLost
 from nexar.types import AwaitedPeer
 from nexar.wire.frame import (
     HEADER_BYTES,
     VERSION,
     Frame,
-    Kind,
+    FrameKind,
     Lane,
     Space,
     encode,
@@ -31,8 +29,8 @@ from nexar.wire.frame import (
     unpack_header,
 )
 
-_EAGER: Final = int(Kind.EAGER)
-_ENVELOPE: Final = int(Kind.ENVELOPE)
+_EAGER: Final = int(FrameKind.EAGER)
+_ENVELOPE: Final = int(FrameKind.ENVELOPE)
 _DATA: Final = Lane.DATA
 _RPC: Final = Lane.RPC
 _CALL: Final = int(Space.CALL)  # from here on, messages of remote calls
@@ -40,7 +38,7 @@ _COLLECTIVE: Final = int(Space.COLLECTIVE)
 _MESSAGES: Final = frozenset({int(Space.TAGGED), int(Space.UNTAGGED), int(Space.PART)})
 
 
-class About(NamedTuple):
+class MessageHeader(NamedTuple):
     """What a message says of itself besides its bytes. The last seven fields are a collective's."""
 
     space: int = Space.UNTAGGED
@@ -55,19 +53,19 @@ class About(NamedTuple):
     way: int = 0
 
 
-PLAIN: Final = About()
+PLAIN: Final = MessageHeader()
 
 
 class Sending:
     """Posts sends and follows them until they are done."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self.lock = line.router.lock
-        self._outbox = line.router.outbox
-        self._eager_limit = line.router.config.eager_limit_bytes
+    def __init__(self, state: LinkState) -> None:
+        self._state = state
+        self.lock = state.router.lock
+        self._deferred_io = state.router.deferred_io
+        self._eager_limit = state.router.config.eager_limit_bytes
         self._transfers = counter(1)
-        self._announced: dict[int, Send] = {}  # by transfer; under the lock
+        self._announced: dict[int, PostedSend] = {}  # by transfer; under the lock
         self.messages = 0  # posted; under the lock
         self.bytes = 0
         self.envelopes = 0
@@ -79,7 +77,7 @@ class Sending:
         data: memoryview,
         *,
         shape: tuple[int, ...] = (),
-        about: About = PLAIN,
+        about: MessageHeader = PLAIN,
         matching: Matching | None = None,
     ) -> Operation:
         """Send one message. See Link.post_send, which is this."""
@@ -91,17 +89,17 @@ class Sending:
         whole = length <= self._eager_limit
         lane = _DATA if space < _CALL else _RPC
         body = len(extents) + length if whole else len(extents)  # an array may be longer than the field of a body
-        line = self._line
+        state = self._state
         try:
             with self.lock:
-                carrier = line.carrier if line.failure is None and line.carrier is not None else line.connected()
-                flow = line.flows.get(communicator)
+                carrier = state.carrier if state.failure is None and state.carrier is not None else state.connected()
+                flow = state.flows.get(communicator)
                 if flow is None or (matching is not None and flow.matching is not matching):
-                    flow = line.flow(communicator, matching)
+                    flow = state.flow(communicator, matching)
                 # Packed before anything is counted: a number taken and not sent would be waited for.
                 header = pack_header(
-                    VERSION, _EAGER, lane, line.number, space, dtype, len(shape), operation, reduce_op, way,
-                    flow.generation, step, root, communicator, line.node, line.peer, tag, sequence, flow.message, 0,
+                    VERSION, _EAGER, lane, state.number, space, dtype, len(shape), operation, reduce_op, way,
+                    flow.generation, step, root, communicator, state.node, state.peer, tag, sequence, flow.message, 0,
                     length, elements, body,
                 )  # fmt: skip
                 if space != _COLLECTIVE:  # collectives are matched by sequence and step, and need no number
@@ -110,38 +108,38 @@ class Sending:
                 self.bytes += length
                 whole = whole and not flow.waiting and flow.take_whole(HEADER_BYTES + body)
                 if not whole:
-                    send = self._post_large(flow, Send(self, Frame(*unpack_header(header)), extents, data))
+                    send = self._post_large(flow, PostedSend(self, Frame(*unpack_header(header)), extents, data))
             if not whole:
-                self._outbox.flush()
+                self._deferred_io.flush()
                 return send
             if extents:
                 carrier.send_frame(lane, communicator, header, extents, data)
             else:
                 carrier.send_frame(lane, communicator, header, data)
         except CarrierLost as loss:
-            raise line.explain(loss) from loss
+            raise state.explain(loss) from loss
         except struct.error as error:
             raise _unfit(error) from error
         return FINISHED
 
-    def _post_large(self, flow: Flow, send: Send) -> Send:
+    def _post_large(self, flow: Flow, send: PostedSend) -> PostedSend:
         if flow.waiting or not self._announce(flow, send):
             self.stalls += 1
             flow.waiting.append(send)
         return send
 
-    def _announce(self, flow: Flow, send: Send) -> bool:
+    def _announce(self, flow: Flow, send: PostedSend) -> bool:
         """Let the envelope leave, if there is credit for it."""
         if not flow.sent.take_envelope(HEADER_BYTES + len(send.shape)):
             return False
-        transfer, carries = next(self._transfers), self._line.number_for(send.frame.length)
+        transfer, carries = next(self._transfers), self._state.number_for(send.frame.length)
         send.frame = replace(send.frame, kind=_ENVELOPE, carrier=carries, transfer=transfer, body=len(send.shape))
         send.announced = True
         self._announced[transfer] = send
         self.envelopes += 1
-        carrier = self._line.connected()
+        carrier = self._state.connected()
         lane = Lane(send.frame.lane)
-        self._outbox.add(carrier.send_frame, lane, send.frame.communicator, encode(send.frame), send.shape)
+        self._deferred_io.add(carrier.send_frame, lane, send.frame.communicator, encode(send.frame), send.shape)
         return True
 
     # -- what the peer says, under the lock --------------------------------------------------------------
@@ -159,19 +157,19 @@ class Sending:
 
     def _may_answer(self) -> bool:
         """A peer that asks again and again, and reads none of the answers, gets no more of them."""
-        carrier = self._line.carrier
+        carrier = self._state.carrier
         try:
             return carrier is not None and admits(Lane.CONTROL, carrier.queued_bytes(_DATA), HEADER_BYTES)
         except CarrierLost:
             return False  # the link is told by the carrier itself
 
-    def _begin_payload(self, send: Send, number: int) -> None:
+    def _begin_payload(self, send: PostedSend, number: int) -> None:
         """Under the lock, like all that lends or takes back memory: what was cancelled must not be lent again.
 
         Where the receiver expects it is the receiver's word: the sidecar on which it was announced, or flows, may be
         lost there and not here yet. It starts again then; the receiver has forgotten what came on the other one.
         """
-        carrier = self._line.carrier_of(number)
+        carrier = self._state.carrier_of(number)
         if carrier is None or (send.flowing and send.frame.carrier == number):
             return
         if send.frame.carrier != number:
@@ -184,7 +182,7 @@ class Sending:
             return  # the link is told by the carrier itself
 
     def _withdraw(self, frame: Frame) -> None:
-        self._line.notice(Kind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
+        self._state.notice(FrameKind.WITHDRAW, frame.communicator, frame.generation, transfer=frame.transfer)
 
     def delivered(self, frame: Frame) -> None:
         """The peer's transport has all of it."""
@@ -201,7 +199,7 @@ class Sending:
 
     def credited(self, frame: Frame) -> bool:
         """Credit came back: sends that waited go on, in order. False: the peer gave back more than it got."""
-        flow = self._line.flows.get(frame.communicator)
+        flow = self._state.flows.get(frame.communicator)
         if flow is None or flow.generation != frame.generation:
             return True
         if not flow.sent.give_back(frame.length):
@@ -214,22 +212,22 @@ class Sending:
 
         They must, for nothing else would wake them: what it was sent so far may be too little for it to give back.
         """
-        self._line.raise_credit(frame.length)
-        for flow in self._line.flows.values():
+        self._state.raise_credit(frame.length)
+        for flow in self._state.flows.values():
             self._go_on(flow)
 
     def _go_on(self, flow: Flow) -> None:
         while flow.waiting and (flow.waiting[0].done or self._announce(flow, flow.waiting[0])):
             flow.waiting.popleft()
 
-    def unfinished(self) -> list[Send]:
+    def unfinished(self) -> list[PostedSend]:
         """Messages of users that wait for credit, for a grant or for delivery. Under the lock."""
-        waiting = (send for flow in self._line.flows.values() for send in flow.waiting)
+        waiting = (send for flow in self._state.flows.values() for send in flow.waiting)
         return [send for send in (*waiting, *self._announced.values()) if send.frame.space in _MESSAGES]
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    def cancel_send(self, send: Send) -> None:
+    def cancel_send(self, send: PostedSend) -> None:
         """See Send.cancel."""
         with self.lock:
             if send.done:
@@ -241,24 +239,24 @@ class Sending:
             else:
                 self._forget_waiting(send)
             send.finish(Cancelled(operation=send.name))
-        self._outbox.flush()
+        self._deferred_io.flush()
 
     def fail(self, error: NexarError) -> None:
         """The link is over: every send raises.
 
         Under the lock. A carrier that goes on (a polite close) stops reading, and the peer is told.
         """
-        self._end([send for flow in self._line.flows.values() for send in flow.waiting], error)
+        self._end([send for flow in self._state.flows.values() for send in flow.waiting], error)
         self._end(list(self._announced.values()), error)
 
     def close(self, communicator: int, generation: int, error: NexarError) -> None:
         """A generation is over: its sends raise. Under the lock."""
-        flow = self._line.flows.get(communicator)
+        flow = self._state.flows.get(communicator)
         waiting = list(flow.waiting) if flow is not None and flow.generation == generation else []
         announced = [send for send in self._announced.values() if send.belongs_to(communicator, generation)]
         self._end([*waiting, *announced], error)
 
-    def _end(self, sends: list[Send], error: NexarError) -> None:
+    def _end(self, sends: list[PostedSend], error: NexarError) -> None:
         for send in sends:
             if self._announced.pop(send.frame.transfer, None) is not None:
                 self._stop(send)
@@ -267,22 +265,22 @@ class Sending:
 
     def awaited(self, missing: str) -> AwaitedPeer:
         """The peer."""
-        return self._line.awaited(missing)
+        return self._state.awaited(missing)
 
-    def _stop(self, send: Send) -> None:
+    def _stop(self, send: PostedSend) -> None:
         """No byte of its memory is read any more."""
-        carrier = self._line.carrier_of(send.frame.carrier)
+        carrier = self._state.carrier_of(send.frame.carrier)
         if carrier is not None and send.flowing:
             try:
                 carrier.withdraw_payload(send.frame.transfer)
             except CarrierLost:
                 return  # it has ended, so it reads nothing; the link is told by the carrier itself
 
-    def _forget_waiting(self, send: Send) -> None:
+    def _forget_waiting(self, send: PostedSend) -> None:
         """A send that never left takes its number along: the messages behind it move up, or the receiver would wait
         for it.
         """
-        flow = self._line.flows.get(send.frame.communicator)
+        flow = self._state.flows.get(send.frame.communicator)
         if flow is None or send not in flow.waiting:
             return
         position = flow.waiting.index(send)

@@ -13,13 +13,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nexar.cluster.membership import Membership
-from nexar.collectives.journal import Journal
-from nexar.collectives.lateness import Straggler
-from nexar.communicator.bulletin import Line
-from nexar.communicator.presence import Presence
+from nexar.collectives.call_log import CallLog
+from nexar.collectives.statistics import Straggler
+from nexar.communicator.runtime import NodeRuntime
+from nexar.communicator.status import LinkInfo
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
-from nexar.observe.service import TEXT, Answer, Served, Service, check_place
+from nexar.observe.http_service import TEXT, HttpResponse, HttpService, ServedPage, check_place
 from nexar.types import NodeId, Rank, format_node
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HERE: Final = "127.0.0.1"
 _NAME: Final = "metrics"
 _REMEDY: Final = "set NEXAR_METRICS_PORT to another one (each rank of a host has the next), or to 0 for any"
-_MISSING: Final = Answer(b"The metrics are at /metrics.\n", TEXT, HTTPStatus.NOT_FOUND)
+_MISSING: Final = HttpResponse(b"The metrics are at /metrics.\n", TEXT, HTTPStatus.NOT_FOUND)
 _OPERATION: Final = {
     "calls": ("nexar_collective_calls", "Collectives that have ended."),
     "bytes": ("nexar_collective_bytes", "Bytes of their arrays."),
@@ -44,7 +44,7 @@ _LINK: Final = {
 }
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """Whose metrics they are."""
 
     @property
@@ -54,38 +54,38 @@ class Source(Protocol):
     def membership(self) -> Membership:
         """Who is here now."""
 
-    def journals(self) -> Iterable[Journal]:
+    def call_logs(self) -> Iterable[CallLog]:
         """Of its communicators, the world's first."""
 
-    def links(self) -> Mapping[NodeId, Line]:
+    def links(self) -> Mapping[NodeId, LinkInfo]:
         """By node."""
 
 
 class NodeSource:
     """A node of this process."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
-        self.me: Final = presence.node.id
+    def __init__(self, runtime: NodeRuntime) -> None:
+        self._runtime = runtime
+        self.me: Final = runtime.node.id
 
     def membership(self) -> Membership:
         """See Source."""
-        return self._presence.recovery.membership
+        return self._runtime.membership_service.membership
 
-    def journals(self) -> list[Journal]:
+    def call_logs(self) -> list[CallLog]:
         """See Source."""
-        return [branch.assembly.journal for branch in self._presence.lineage.branches()]
+        return [generation.context.call_log for generation in self._runtime.successors.generations()]
 
-    def links(self) -> Mapping[NodeId, Line]:
+    def links(self) -> Mapping[NodeId, LinkInfo]:
         """See Source."""
-        return self._presence.mesh.links()
+        return self._runtime.mesh.links()
 
 
 class Collector:
     """What is counted, as metrics. Any thread."""
 
     def __init__(self) -> None:
-        self.source: Source | None = None
+        self.source: MetricsSource | None = None
         """Written once, when this node has joined; before that there is nothing to tell."""
 
     def describe(self) -> list[Metric]:
@@ -99,15 +99,15 @@ class Collector:
         rank = None if source is None or membership is None else membership.rank_of(source.me)
         if source is None or membership is None or rank is None:
             return  # it has not joined yet, or is no member any more
-        yield from _place(source, membership, rank)
-        journals = list(source.journals())
-        yield from _operations(journals, rank)
-        yield from _now(journals, rank)
-        yield from _peers(journals[0] if journals else None, membership, rank)
+        yield from _position(source, membership, rank)
+        call_logs = list(source.call_logs())
+        yield from _operations(call_logs, rank)
+        yield from _now(call_logs, rank)
+        yield from _peers(call_logs[0] if call_logs else None, membership, rank)
         yield from _links(source.links(), membership, rank)
 
 
-def _place(source: Source, membership: Membership, rank: Rank) -> Iterator[Metric]:
+def _position(source: MetricsSource, membership: Membership, rank: Rank) -> Iterator[Metric]:
     labels = {
         "rank": str(rank),
         "node": format_node(source.me),
@@ -120,10 +120,10 @@ def _place(source: Source, membership: Membership, rank: Rank) -> Iterator[Metri
     yield _gauge("nexar_epoch", "Grows with each change of the members.", [({"rank": str(rank)}, membership.epoch)])
 
 
-def _operations(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
+def _operations(call_logs: Iterable[CallLog], rank: Rank) -> Iterator[Metric]:
     sums: dict[str, dict[str, float]] = {}
-    for journal in journals:
-        for operation, facts in journal.stats()["operations"].items():
+    for call_log in call_logs:
+        for operation, facts in call_log.stats()["operations"].items():
             into = sums.setdefault(operation, dict.fromkeys(_OPERATION, 0.0))
             for name in _OPERATION:
                 into[name] += facts[name]
@@ -131,21 +131,21 @@ def _operations(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
         yield _counter(metric, text, [({"rank": str(rank), "operation": each}, sums[each][name]) for each in sums])
 
 
-def _now(journals: Iterable[Journal], rank: Rank) -> Iterator[Metric]:
-    calls = [entry for journal in journals for entry in journal.in_flight()]
+def _now(call_logs: Iterable[CallLog], rank: Rank) -> Iterator[Metric]:
+    calls = [entry for call_log in call_logs for entry in call_log.in_flight()]
     now, labels = monotonic(), {"rank": str(rank)}
     longest = max((now - entry.began for entry in calls), default=0.0)
     yield _gauge("nexar_collectives_in_flight", "Collectives that this rank is in.", [(labels, len(calls))])
     yield _gauge("nexar_collective_age_seconds", "How long the oldest of them has taken; 0: none.", [(labels, longest)])
 
 
-def _peers(journal: Journal | None, membership: Membership, rank: Rank) -> Iterator[Metric]:
-    waited: dict[Rank, float] = {} if journal is None else journal.stats()["waiting_for"]
-    late: list[Straggler] = [] if journal is None else journal.stragglers()
+def _peers(call_log: CallLog | None, membership: Membership, rank: Rank) -> Iterator[Metric]:
+    waited: dict[Rank, float] = {} if call_log is None else call_log.stats()["waiting_for"]
+    late: list[Straggler] = [] if call_log is None else call_log.stragglers()
 
     def of_members(values: Iterable[tuple[Rank, float]]) -> _Samples:
         """From ranks of the journal's communicator to those of now, by node; who is no member any more has none."""
-        nodes = () if journal is None else journal.nodes
+        nodes = () if call_log is None else call_log.nodes
         ranked = [(membership.rank_of(nodes[peer]), value) for peer, value in values]
         return [({"rank": str(rank), "peer": str(peer)}, value) for peer, value in ranked if peer is not None]
 
@@ -166,7 +166,7 @@ def _peers(journal: Journal | None, membership: Membership, rank: Rank) -> Itera
     )
 
 
-def _links(links: Mapping[NodeId, Line], membership: Membership, rank: Rank) -> Iterator[Metric]:
+def _links(links: Mapping[NodeId, LinkInfo], membership: Membership, rank: Rank) -> Iterator[Metric]:
     ranked = {peer: link for node, link in links.items() if (peer := membership.rank_of(node)) is not None}
     stats = {peer: link.stats() for peer, link in ranked.items()}
     for name, (metric, text) in _LINK.items():
@@ -207,7 +207,7 @@ def _filled(family: Any, samples: _Samples) -> Metric:
     return filled
 
 
-class Metrics(Served):
+class Metrics(ServedPage):
     """`/metrics`, served from its making on: empty until there is a source. Close it, or leave its `with` block."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -220,10 +220,10 @@ class Metrics(Served):
         registry = CollectorRegistry()
         registry.register(self.collector)
 
-        def respond(path: str, _: Mapping[str, str]) -> Answer:
-            return Answer(generate_latest(registry), CONTENT_TYPE_LATEST) if path == "/metrics" else _MISSING
+        def respond(path: str, _: Mapping[str, str]) -> HttpResponse:
+            return HttpResponse(generate_latest(registry), CONTENT_TYPE_LATEST) if path == "/metrics" else _MISSING
 
-        self._service = Service(host, port, respond, name=_NAME, remedy=_REMEDY)
+        self._service = HttpService(host, port, respond, name=_NAME, remedy=_REMEDY)
         self.url: Final = f"{self._service.url}/metrics"
 
 
@@ -231,7 +231,7 @@ def open_metrics(config: Config, port: int, local_rank: int) -> Metrics:
     """Each rank of a host has the next port; 0: any. To this host only, unless NEXAR_BIND says more. ConfigError,
     UsageError.
     """
-    return Metrics(*_place_of(config, port, local_rank))
+    return Metrics(*_listen_address(config, port, local_rank))
 
 
 def check_metrics(config: Config, count: int) -> None:
@@ -242,10 +242,10 @@ def check_metrics(config: Config, count: int) -> None:
         return
     _check_installed()
     for local_rank in range(count):
-        check_place(*_place_of(config, config.metrics_port, local_rank), name=_NAME, remedy=_REMEDY)
+        check_place(*_listen_address(config, config.metrics_port, local_rank), name=_NAME, remedy=_REMEDY)
 
 
-def _place_of(config: Config, port: int, local_rank: int) -> tuple[str, int]:
+def _listen_address(config: Config, port: int, local_rank: int) -> tuple[str, int]:
     if port and port + local_rank > 65535:
         allowed = f"at most {65535 - local_rank}: each rank of a host has the next port"
         raise ConfigError(variable="NEXAR_METRICS_PORT", value=port, allowed=allowed)

@@ -22,16 +22,15 @@ from nexar.errors import (
     UsageError,
 )
 from nexar.links.operation import Operation
-from nexar.rpc.exchange import CALL
-from nexar.rpc.post import Post
-from nexar.transport.foreign_text import several_lines
+from nexar.rpc.call_channel import CALL, CallSender
 from nexar.types import AwaitedPeer, NodeId, Rank
-from nexar.wire.calls import Body, What, call, decode, encode
+from nexar.wire.rpc import Body, BodyKind, call, decode, encode
+from nexar.wire.text import foreign_lines
 
-_WITHDRAW: Final = encode(Body(What.WITHDRAW))
+_WITHDRAW: Final = encode(Body(BodyKind.WITHDRAW))
 
 
-class Values(Protocol):
+class ValueCodec(Protocol):
     """How arguments and results become bytes."""
 
     def encode(self, value: object, *, pickle: bool) -> Sequence[memoryview]:
@@ -41,7 +40,7 @@ class Values(Protocol):
         """ValueError for what is no value, UsageError for a pickled one where `pickle` is False."""
 
 
-class Whom(NamedTuple):
+class CallTarget(NamedTuple):
     """Whom a call is for, and how it is made."""
 
     rank: Rank
@@ -62,29 +61,29 @@ class Whom(NamedTuple):
         return f"remote call {self.function} on rank {self.rank}"
 
 
-class Pending(Operation):
+class OutstandingCall(Operation):
     """A call without an answer yet. Once it is done without error, `body` holds what came."""
 
-    __slots__ = ("_caller", "body", "number", "sent", "whom")
+    __slots__ = ("_caller", "body", "number", "sent", "target")
 
     body: memoryview
     """Set when it is done."""
 
-    def __init__(self, caller: Caller, lock: threading.Lock, number: int, whom: Whom) -> None:
+    def __init__(self, caller: Caller, lock: threading.Lock, number: int, target: CallTarget) -> None:
         super().__init__(lock)
         self._caller = caller
         self.number = number
-        self.whom = whom
+        self.target = target
         self.sent: Operation | None = None  # written by who makes the call
 
     @property
     def name(self) -> str:
         """As errors call it."""
-        return self.whom.name
+        return self.target.name
 
     def awaited(self) -> AwaitedPeer:
         """Who was called."""
-        return AwaitedPeer(rank=self.whom.rank, node=self.whom.node, missing="its answer")
+        return AwaitedPeer(rank=self.target.rank, node=self.target.node, missing="its answer")
 
     def cancel(self) -> None:
         """Whatever comes is dropped; and who runs the function is told that nobody waits for it."""
@@ -94,56 +93,56 @@ class Pending(Operation):
 class Caller:
     """Of one communicator. Any thread, but for what says otherwise."""
 
-    def __init__(self, lock: threading.Lock, post: Post, values: Values) -> None:
+    def __init__(self, lock: threading.Lock, post: CallSender, values: ValueCodec) -> None:
         """`lock`: the node's."""
         self._lock = lock
         self._post = post
         self._values = values
         self._numbers = count(1)  # next() is atomic
-        self._pending: dict[int, Pending] = {}  # under the lock
+        self._pending: dict[int, OutstandingCall] = {}  # under the lock
         self._over: NexarError | None = None  # why nothing can be called any more; under the lock
 
     def call(
-        self, whom: Whom, arguments: Sequence[Any], named: dict[str, Any], deadline: float
+        self, target: CallTarget, arguments: Sequence[Any], named: dict[str, Any], deadline: float
     ) -> Generator[Sequence[Operation], None, Any]:
         """What yields the operations that it waits for, and returns the function's result. Close it to give up.
 
         UsageError now for arguments that cannot be sent.
         """
-        pieces = self._values.encode([list(arguments), named], pickle=whom.pickle)
+        pieces = self._values.encode([list(arguments), named], pickle=target.pickle)
         try:
-            row = call(whom.function, whom.seconds, pieces, pickled=whom.pickle)
+            row = call(target.function, target.seconds, pieces, pickled=target.pickle)
         except ValueError as error:
             raise UsageError(
-                f"the arguments of {whom.name} take {error}; pass large arrays with send() and recv()"
+                f"the arguments of {target.name} take {error}; pass large arrays with send() and recv()"
             ) from error
-        return self._run(whom, row, deadline)
+        return self._run(target, row, deadline)
 
-    def _run(self, whom: Whom, row: memoryview, deadline: float) -> Generator[Sequence[Operation], None, Any]:
-        pending = self._begin(whom)
+    def _run(self, target: CallTarget, row: memoryview, deadline: float) -> Generator[Sequence[Operation], None, Any]:
+        pending = self._begin(target)
         try:
-            pending.sent = self._send(whom, pending.number, row, deadline)
+            pending.sent = self._send(target, pending.number, row, deadline)
             if not pending.done or pending.error is not None:
                 yield (pending,)
         finally:
             pending.cancel()
-        return self._result(whom, pending.body)
+        return self._result(target, pending.body)
 
-    def _send(self, whom: Whom, number: int, row: memoryview, deadline: float) -> Operation:
+    def _send(self, target: CallTarget, number: int, row: memoryview, deadline: float) -> Operation:
         try:
-            return self._post.send(whom.node, CALL, number, row, deadline)
+            return self._post.send(target.node, CALL, number, row, deadline)
         except (PeerLost, LinkClosed) as error:
-            raise _blamed(error, whom) from error
+            raise _blamed(error, target) from error
 
-    def _begin(self, whom: Whom) -> Pending:
-        pending = Pending(self, self._lock, next(self._numbers), whom)
+    def _begin(self, target: CallTarget) -> OutstandingCall:
+        pending = OutstandingCall(self, self._lock, next(self._numbers), target)
         with self._lock:
             if self._over is not None:
                 raise copy(self._over)
             self._pending[pending.number] = pending
         return pending
 
-    def withdraw(self, pending: Pending) -> None:
+    def withdraw(self, pending: OutstandingCall) -> None:
         """See Pending.cancel. Never blocks."""
         sent = pending.sent
         with self._lock:
@@ -153,7 +152,7 @@ class Caller:
                 pending.finish(Cancelled(operation=pending.name))
         if sent is not None:
             if waited:
-                self._post.answer(pending.whom.node, CALL, pending.number, _WITHDRAW)
+                self._post.answer(pending.target.node, CALL, pending.number, _WITHDRAW)
             sent.cancel()
 
     # -- under the node's lock -------------------------------------------------------------------------
@@ -161,7 +160,7 @@ class Caller:
     def expects(self, source: NodeId, number: int) -> bool:
         """Is an answer with this number waited for, from there?"""
         pending = self._pending.get(number)
-        return pending is not None and pending.whom.node == source
+        return pending is not None and pending.target.node == source
 
     def answered(self, source: NodeId, number: int, body: memoryview) -> None:
         """One that nobody waits for is dropped."""
@@ -179,14 +178,14 @@ class Caller:
         """The communicator was closed there before the call came."""
         if self.expects(source, number):
             pending = self._pending.pop(number)
-            pending.finish(RpcCancelled(**pending.whom.facts, reason="the communicator is closed there"))
+            pending.finish(RpcCancelled(**pending.target.facts, reason="the communicator is closed there"))
 
     def lost(self, source: NodeId, error: NexarError) -> None:
         """No answer comes from there any more."""
         for number, pending in list(self._pending.items()):
-            if pending.whom.node == source:
+            if pending.target.node == source:
                 del self._pending[number]
-                pending.finish(_blamed(error, pending.whom))
+                pending.finish(_blamed(error, pending.target))
 
     def end(self, error: NexarError) -> None:
         """No answer comes from anywhere any more."""
@@ -197,36 +196,38 @@ class Caller:
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def _result(self, whom: Whom, row: memoryview) -> Any:
+    def _result(self, target: CallTarget, row: memoryview) -> Any:
         try:
             body = decode(row)
-            if body.what == What.RETURNED:
-                return self._values.decode(body.pieces, pickle=whom.pickle)
+            if body.what == BodyKind.RETURNED:
+                return self._values.decode(body.pieces, pickle=target.pickle)
         except UsageError:  # a pickled value that this rank did not ask for: no fault of the sender
             raise
         except ValueError as error:
-            what = f"its answer to {whom.name} cannot be read: {error}"
-            raise PeerMisbehaved(rank=whom.rank, node=whom.node, what=what) from error
-        raise _error_of(whom, body)
+            what = f"its answer to {target.name} cannot be read: {error}"
+            raise PeerMisbehaved(rank=target.rank, node=target.node, what=what) from error
+        raise _error_of(target, body)
 
 
-def _error_of(whom: Whom, body: Body) -> NexarError:
-    if body.what == What.UNKNOWN:
-        return UnknownFunction(**whom.facts, registered=tuple(several_lines(body.text).splitlines()))
-    if body.what == What.OVERLOADED:
-        return RpcOverloaded(**whom.facts, limit=body.number)
-    if body.what == What.EXPIRED:
-        return RpcTimeout(**whom.facts, timeout=whom.seconds)
-    if body.what == What.CANCELLED:
-        return RpcCancelled(**whom.facts, reason=several_lines(body.text))
-    return RemoteError(**whom.facts, traceback=several_lines(body.text))
+def _error_of(target: CallTarget, body: Body) -> NexarError:
+    if body.what == BodyKind.UNKNOWN:
+        return UnknownFunction(**target.facts, registered=tuple(foreign_lines(body.text).splitlines()))
+    if body.what == BodyKind.OVERLOADED:
+        return RpcOverloaded(**target.facts, limit=body.number)
+    if body.what == BodyKind.EXPIRED:
+        return RpcTimeout(**target.facts, timeout=target.seconds)
+    if body.what == BodyKind.CANCELLED:
+        return RpcCancelled(**target.facts, reason=foreign_lines(body.text))
+    return RemoteError(**target.facts, traceback=foreign_lines(body.text))
 
 
-def _blamed(error: NexarError, whom: Whom) -> NexarError:
+def _blamed(error: NexarError, target: CallTarget) -> NexarError:
     """The same loss, with the rank that the peer has here, and what it interrupted."""
     if isinstance(error, PeerLost):
         cause, address = error.cause, error.address
-        return PeerLost(rank=whom.rank, node=whom.node, address=address, cause=cause, operation=whom.name)
+        return PeerLost(rank=target.rank, node=target.node, address=address, cause=cause, operation=target.name)
     if isinstance(error, LinkClosed):
-        return LinkClosed(rank=whom.rank, node=whom.node, address=error.address, operation=whom.name, owner=error.owner)
+        return LinkClosed(
+            rank=target.rank, node=target.node, address=error.address, operation=target.name, owner=error.owner
+        )
     return error

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from nexar.errors import UsageError
 from nexar.types import whole
-from nexar.wire.calls import MAX_IDENTIFIER
+from nexar.wire.rpc import MAX_IDENTIFIER
 
 MAX_NAME_BYTES: Final = 1024
 
 
-class Function(NamedTuple):
+class ServedFunction(NamedTuple):
     """A function that may be called."""
 
     name: str
@@ -28,8 +28,8 @@ class Registry:
     """Any thread: what is registered is replaced in one step, and read without a lock."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Function] = {}  # dict methods are atomic
-        self._by_number: dict[int, Function] = {}
+        self._by_name: dict[str, ServedFunction] = {}  # dict methods are atomic
+        self._by_number: dict[int, ServedFunction] = {}
 
     def add(self, run: Callable[..., Any], name: Any = None, number: Any = None, *, pickle: bool = False) -> None:
         """Serve it under its own name or this one, and under this number if there is one. Whatever was there before is
@@ -39,12 +39,12 @@ class Registry:
             raise UsageError(f"serve({run!r}): that is no function; give a function, or a name to decorate one with")
         name = _checked_name(name if name is not None else getattr(run, "__name__", None), run)
         identifier = None if number is None else _checked_number(number)
-        function = Function(name, run, _is_asynchronous(run), pickle)
+        function = ServedFunction(name, run, _is_asynchronous(run), pickle)
         self._by_name[name] = function
         if identifier is not None:
             self._by_number[identifier] = function
 
-    def find(self, name: str | int) -> Function | None:
+    def find(self, name: str | int) -> ServedFunction | None:
         """By name or number."""
         return self._by_number.get(name) if isinstance(name, int) else self._by_name.get(name)
 

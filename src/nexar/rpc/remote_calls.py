@@ -9,14 +9,13 @@ from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError
 from nexar.group import Group
 from nexar.links.matching import Matching
-from nexar.links.notices import Notice, Speaker
-from nexar.rpc.caller import Caller, Values
-from nexar.rpc.exchange import ANSWER, CALL, Exchange, exchange_id
-from nexar.rpc.post import Post
+from nexar.links.router import Notice, NoticeTarget
+from nexar.rpc.call_channel import ANSWER, CALL, CallChannel, CallSender, call_channel_id
+from nexar.rpc.caller import Caller, ValueCodec
 from nexar.rpc.registry import Registry
 from nexar.rpc.server import Server
 from nexar.types import NodeId
-from nexar.wire.messages import Unheard
+from nexar.wire.control import CommunicatorClosed
 
 
 class RemoteCalls:
@@ -26,25 +25,25 @@ class RemoteCalls:
     Ends with its group; `close` waits for its threads. It is the exchange's desk.
     """
 
-    def __init__(self, group: Group, values: Values, config: Config, registry: Registry | None = None) -> None:
+    def __init__(self, group: Group, values: ValueCodec, config: Config, registry: Registry | None = None) -> None:
         """`registry`: functions that are served from the start, and shared with whoever has it."""
         self.timeout: Final = config.rpc_timeout
         """Of calls that say none, in seconds."""
         router = group.router
         self._group = group
         self.registry: Final = Registry() if registry is None else registry
-        post = Post(group, self)
+        post = CallSender(group, self)
         self.caller: Final = Caller(router.lock, post, values)
         self._server: Final = Server(
-            router.lock, router.outbox, post, values, self.registry,
+            router.lock, router.deferred_io, post, values, self.registry,
             limit=config.rpc_concurrency, name=f"nexar-{group.communicator}",
         )  # fmt: skip
         matching = group.matching
-        self._exchange: Final = router.open(
-            exchange_id(group.communicator), matching.generation, matching.members, make=partial(Exchange, self)
+        self._channel: Final = router.open(
+            call_channel_id(group.communicator), matching.generation, matching.members, make=partial(CallChannel, self)
         )
-        post.exchange = self._exchange
-        router.notices.open(self._exchange.communicator, self._exchange.generation, self._noticed)
+        post.channel = self._channel
+        router.notices.open(self._channel.communicator, self._channel.generation, self._noticed)
         self._forget: Final = router.tell_of_ends(self._group_ended)
         with router.lock:
             over = group.router.find(group.communicator, matching.generation) is not matching
@@ -61,19 +60,19 @@ class RemoteCalls:
         """See Router.tell_of_ends. Callers are told first, so the exchange ends only after this."""
         if matching is self._group.matching:
             self._server.end(f"the communicator was closed there ({error})")
-            self._group.router.outbox.add(self._end, error)
+            self._group.router.deferred_io.add(self._end, error)
 
-    def _noticed(self, speaker: Speaker, notice: Notice) -> None:
+    def _noticed(self, speaker: NoticeTarget, notice: Notice) -> None:
         """See Notices.open."""
-        if isinstance(notice, Unheard):
+        if isinstance(notice, CommunicatorClosed):
             with self._group.router.lock:
                 self.caller.unheard(speaker.peer, notice.number)
 
     def _end(self, error: NexarError) -> None:
-        self._group.router.notices.close(self._exchange.communicator, self._exchange.generation)
-        self._group.router.close(self._exchange, error)
+        self._group.router.notices.close(self._channel.communicator, self._channel.generation)
+        self._group.router.close(self._channel, error)
         self._server.tell()
-        self._group.progress.kick()  # who waits for a call may lead, and sleep
+        self._group.progress.wake()  # who waits for a call may lead, and sleep
 
     # -- Desk: under the node's lock -------------------------------------------------------------------
 

@@ -5,6 +5,17 @@ authority answers with a certificate. Validity begins a little in the past, beca
 never ends after the authority's own, because nobody would believe the rest of it.
 
 Exported, an authority is its private key and its certificate, both PEM; the cluster's name stands in the certificate.
+
+What a node shows before the seed has certified it.
+
+A node listens before it joins, because it must tell the seed where; and nobody listens without a certificate. This one
+is signed by an authority that is forgotten as soon as it has signed, so nobody can ever believe it. A node replaces it
+by the real one, on the same endpoint, when the seed has answered.
+
+When a certificate is renewed. Pure: the moment and the chance come in.
+
+At two thirds of its life at the latest, so that a seed that is away for a while is no harm; and, so that the nodes of a
+cluster that formed together do not all come at once, each a little earlier by a number that it drew.
 """
 
 from __future__ import annotations
@@ -17,17 +28,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nexar.errors import UsageError
-from nexar.security.credentials import Credentials
-from nexar.security.identity import UNREADABLE, check_cluster, fingerprint, node_name
+from nexar.security.certificates import (
+    UNREADABLE,
+    Credentials,
+    ForeignCertificate,
+    check_cluster,
+    fingerprint,
+    node_name,
+)
 from nexar.types import NodeId
 
 CLOCK_SKEW: Final = timedelta(minutes=10)
@@ -188,3 +200,41 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+_NO_CLUSTER: Final = "provisional"
+
+
+def provisional_credentials(node: NodeId) -> Credentials:
+    """Credentials that are in good form and believed by nobody. The key is for nothing else: for the certificate it
+    asks for, a node makes another."""
+    return Authority.create(_NO_CLUSTER).admit(node)
+
+
+_LATEST: Final = 2 / 3
+_EARLIEST: Final = 1 / 2
+_LONGEST_PAUSE: Final = timedelta(minutes=1)
+
+
+def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
+    """From when and until when a certificate (PEM; of a chain, the first) is valid, in UTC. Raises NotOurs."""
+    try:
+        loaded = x509.load_pem_x509_certificate(certificate)
+        return loaded.not_valid_before_utc, loaded.not_valid_after_utc
+    except UNREADABLE as error:
+        raise ForeignCertificate(f"it cannot be decoded ({error})") from error
+
+
+def renew_at(not_before: datetime, not_after: datetime, now: datetime, spread: float) -> datetime:
+    """When to ask for the next certificate; `spread` is a number from 0 (latest) to 1 (earliest), drawn once per node.
+
+    Never in the past, and never at once: a twentieth of the life passes first, a minute at most. So even where the
+    clocks of node and seed disagree by more than a whole life, renewing does not become a busy loop. A certificate that
+    expired while nobody looked is renewed after that pause too. UsageError for a spread outside 0..1.
+    """
+    if not 0.0 <= spread <= 1.0:
+        raise UsageError(f"a spread of {spread} cannot be; draw it from 0 to 1")
+    issued = not_before + CLOCK_SKEW  # the authority dates its certificates back by that much
+    life = max(not_after - issued, timedelta(0))
+    due = issued + life * (_LATEST - spread * (_LATEST - _EARLIEST))
+    return max(due, now + min(life / 20, _LONGEST_PAUSE))

@@ -2,11 +2,34 @@
 
 There are two ways to an invitation. A ticket carries all of it. A token is a text that people made before there was a
 seed; whoever has it must be told the seed's addresses, and learns the seed's key only from the proof (`proof`).
+
+The ticket: an invitation as one text that survives being copied, mailed and typed into a shell.
+
+    nexar1_ … base32, lower case, without padding …
+      │        size       2 bytes   of all this, itself and the checksum included
+      │        addresses  1 byte how many, then each: 1 byte how long, and its characters
+      │        key        32 bytes  fingerprint of the seed's public key
+      │        secret     32 bytes
+      │        checksum    4 bytes  CRC-32 of all before it
+    format
+
+Base32 and the underscore, because a double click selects the whole of it in a terminal, no shell gives a meaning to any
+of it, and no two letters differ only in case. There is one text for one invitation: what `format_ticket` would not have
+written is refused, so a ticket that is read is the ticket that was made.
+
+The checksum is against accidents. CRC-32 finds every error that lies within 32 neighbouring bits: so every single wrong
+character (5 bits) and every swap of neighbours (10 bits) is found, not merely most. A character lost or added is found
+by the size. Against intent there is no checksum: whoever can write a ticket knows a secret, and the seed knows another.
+
+No error shows any part of the text: a mistyped ticket is still a secret.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+import secrets
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,8 +37,7 @@ from typing import Final
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from nexar.config.forms import Token
-from nexar.config.kinds import Refused
+from nexar.config.value_types import Token, ValueRefused
 from nexar.errors import UsageError
 
 SECRET_BYTES: Final = 32
@@ -60,7 +82,7 @@ def invitation_from_token(token: str, addresses: Sequence[str]) -> Invitation:
     everywhere. UsageError for a token that cannot hold 128 bits; the token is not shown."""
     try:
         accepted = Token().accept(token)
-    except Refused:
+    except ValueRefused:
         accepted = None
     if accepted is None:
         raise UsageError(f"the cluster token is too weak to keep anybody out; take {Token().allowed}")
@@ -71,3 +93,129 @@ def _derive(token: bytes) -> bytes:
     """Extract and expand, not stretch: a token has 128 bits, and against one that has not no amount of stretching that
     a start-up can afford would help. The label keeps the secret apart from whatever else the token is used for."""
     return HKDF(SHA256(), SECRET_BYTES, salt=None, info=_TOKEN_LABEL).derive(token)
+
+
+_FORMAT: Final = 1
+_PREFIX: Final = f"nexar{_FORMAT}_"
+_ANY_PREFIX: Final = re.compile(r"nexar([1-9][0-9]{0,2})_")
+_FOREIGN: Final = re.compile(r"[^a-z2-7]")
+
+_SIZE_BYTES: Final = 2
+_SIZE_CHARACTERS: Final = 4  # as many as hold the size
+_CHECKSUM_BYTES: Final = 4
+_FIXED_BYTES: Final = _SIZE_BYTES + 1 + FINGERPRINT_BYTES + SECRET_BYTES + _CHECKSUM_BYTES
+_MAX_BYTES: Final = _FIXED_BYTES + MAX_ADDRESSES * (1 + MAX_ADDRESS_CHARACTERS)
+
+
+def make_secret() -> bytes:
+    """A new secret, from the operating system's generator."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def format_ticket(invitation: Invitation) -> str:
+    """The one text of this invitation. UsageError without the seed's fingerprint: a ticket always pins the key."""
+    if invitation.fingerprint is None:
+        raise UsageError("a ticket needs the fingerprint of the seed's key; an invitation from a token has none")
+    addresses = b"".join(bytes([len(address)]) + address.encode("ascii") for address in invitation.addresses)
+    content = bytes([len(invitation.addresses)]) + addresses + invitation.fingerprint + invitation.secret
+    size = _SIZE_BYTES + len(content) + _CHECKSUM_BYTES
+    checked = size.to_bytes(_SIZE_BYTES, "big") + content
+    return _PREFIX + _to_base32(checked + _checksum(checked))
+
+
+def parse_ticket(text: str) -> Invitation:
+    """The invitation that `format_ticket` wrote; white space around it does not matter. UsageError says what is wrong
+    with any other text, without showing it."""
+    if not isinstance(text, str):
+        raise UsageError(f"a ticket is a text that begins with {_PREFIX}, not a {type(text).__name__}")
+    ticket = text.strip()
+    body = _from_base32(_check_size(_check_characters(_strip_prefix(ticket))))
+    if _checksum(body[:-_CHECKSUM_BYTES]) != body[-_CHECKSUM_BYTES:]:
+        raise _bad("its checksum is wrong: it was mistyped, or its parts do not belong together")
+    invitation = _read(body[_SIZE_BYTES:-_CHECKSUM_BYTES])
+    if format_ticket(invitation) != ticket:  # base32 has bits to spare at its end; only zeros are ours
+        raise _bad("its last character is wrong: it was mistyped")
+    return invitation
+
+
+def _bad(what: str) -> UsageError:
+    return UsageError(f"the ticket cannot be used: {what}; copy it again, whole, from where the seed showed it")
+
+
+def _strip_prefix(ticket: str) -> str:
+    found = _ANY_PREFIX.match(ticket)
+    if found is None:
+        raise _cut_off() if ticket and _PREFIX.startswith(ticket) else _bad(f"it does not begin with {_PREFIX}")
+    if int(found[1]) != _FORMAT:
+        raise UsageError(
+            f"the ticket is of format {found[1]}, this version of nexar reads format {_FORMAT}; "
+            "upgrade nexar here to the version of the seed"
+        )
+    return ticket[found.end() :]
+
+
+def _check_characters(body: str) -> str:
+    foreign = _FOREIGN.search(body)
+    if foreign is None:
+        return body
+    place = len(_PREFIX) + foreign.start() + 1
+    if foreign[0].isspace():
+        raise _bad(f"it is broken by white space at character {place}")
+    raise _bad(f"character {place} cannot be in a ticket, which has only a to z, in lower case, and 2 to 7")
+
+
+def _check_size(body: str) -> str:
+    """`body` if it has as many characters as it says."""
+    if len(body) < _SIZE_CHARACTERS:
+        raise _cut_off()
+    size = int.from_bytes(_from_base32(body[:_SIZE_CHARACTERS])[:_SIZE_BYTES], "big")
+    if not _FIXED_BYTES <= size <= _MAX_BYTES:
+        raise _bad("its beginning was mistyped")
+    missing = _base32_characters(size) - len(body)
+    if missing > 0:
+        raise _cut_off(f"{missing} of its {len(_PREFIX) + len(body) + missing} characters are missing")
+    if missing < 0:
+        raise _bad(f"it has {-missing} characters more than it should: something was added, or its beginning mistyped")
+    return body
+
+
+def _cut_off(how_much: str = "nearly all of it is missing") -> UsageError:
+    return _bad(f"it was cut off, {how_much}")
+
+
+def _read(content: bytes) -> Invitation:
+    """Whoever reads here has seen a good checksum: only a maker with other rules gets a refusal."""
+    try:
+        addresses, rest = _read_addresses(content)
+        secret = rest[FINGERPRINT_BYTES:]
+        return Invitation(addresses, secret, rest[:FINGERPRINT_BYTES])
+    except (ValueError, IndexError, UsageError):
+        raise _bad("it was not made by nexar") from None
+
+
+def _read_addresses(content: bytes) -> tuple[tuple[str, ...], bytes]:
+    count, rest = content[0], content[1:]
+    addresses = []
+    for _ in range(count):
+        end = 1 + rest[0]
+        addresses.append(rest[1:end].decode("ascii"))
+        rest = rest[end:]
+    return tuple(addresses), rest
+
+
+def _checksum(content: bytes) -> bytes:
+    """Low byte first: in that order bits that are neighbours in the text stay neighbours for the polynomial."""
+    return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def _to_base32(content: bytes) -> str:
+    return base64.b32encode(content).decode("ascii").rstrip("=").lower()
+
+
+def _from_base32(characters: str) -> bytes:
+    """The length must be one that `_to_base32` makes."""
+    return base64.b32decode(characters.upper() + "=" * (-len(characters) % 8))
+
+
+def _base32_characters(size: int) -> int:
+    return -(-size * 8 // 5)

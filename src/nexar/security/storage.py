@@ -54,7 +54,7 @@ def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
 def read_secret_file(path: Path) -> bytes:
     """What the file holds. UsageError, naming the remedy, if anybody but its owner can read or change it, or if its
     owner is neither this user nor root; OSError, such as FileNotFoundError, as from `open`."""
-    with open_at_once(path) as file:
+    with open_nonblocking(path) as file:
         _check_private(path, os.fstat(file.fileno()))  # of what is open: the name may have another file by now
         return file.read()
 
@@ -77,7 +77,7 @@ def check_directory(directory: Path) -> None:
         raise UsageError(f"{directory} belongs to user {status.st_uid}, who can replace its files; {remedy}")
 
 
-def open_at_once(path: Path) -> BinaryIO:
+def open_nonblocking(path: Path) -> BinaryIO:
     """To be read, and closed. A pipe without a writer holds nobody up: look what is open (fstat) before reading."""
 
     def opener(name: str, flags: int) -> int:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 
 
 def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from nexar.transport.memory import MemoryNetwork, Verdict, Way
+from nexar.transport.memory import DeliveryFault, Direction, MemoryNetwork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class Fault:
     source: int | None = None
     destination: int | None = None
 
-    def concerns(self, way: Way) -> bool:
+    def concerns(self, way: Direction) -> bool:
         """Whether it acts on that way."""
         return self.source in (None, way.source) and self.destination in (None, way.destination)
 
 
 @dataclass(frozen=True, slots=True)
-class Delay(Fault):
+class LinkDelay(Fault):
     """Everything arrives `seconds` later, in order. Several delays add up."""
 
     seconds: float
@@ -46,12 +46,12 @@ class _Counted(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall(_Counted):
+class LinkStall(_Counted):
     """Nothing arrives any more, and nobody is told: what a pulled cable looks like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut(_Counted):
+class LinkCut(_Counted):
     """The carrier breaks and both ends see it. With `after_payload_bytes`: in the middle of a payload."""
 
 
@@ -70,17 +70,17 @@ class DoubleDial(Fault):
     """The listener accepts two carriers for one dial; the dialer drops the first."""
 
 
-_DIALS: Final[dict[type[Fault], Verdict]] = {
-    RefuseDial: Verdict.CUT,
-    SilentDial: Verdict.HOLD,
-    DoubleDial: Verdict.DOUBLE,
+_DIALS: Final[dict[type[Fault], DeliveryFault]] = {
+    RefuseDial: DeliveryFault.CUT,
+    SilentDial: DeliveryFault.HOLD,
+    DoubleDial: DeliveryFault.DOUBLE,
 }
 
 
 def partition(one: Collection[int], other: Collection[int]) -> list[Fault]:
     """The faults that keep two sets of nodes from hearing of each other, dials included."""
     ways = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
-    return [kind(source=a, destination=b) for a, b in ways for kind in (Stall, SilentDial)]
+    return [kind(source=a, destination=b) for a, b in ways for kind in (LinkStall, SilentDial)]
 
 
 class Faults:
@@ -89,7 +89,7 @@ class Faults:
     def __init__(self, network: MemoryNetwork, *faults: Fault) -> None:
         self._network = network
         self._faults = faults  # replaced as a whole by add(), remove() and clear()
-        network.weather = self
+        network.fault_model = self
         network.changed()
 
     def add(self, *faults: Fault) -> None:
@@ -104,24 +104,24 @@ class Faults:
         """None any more: what was held back goes on."""
         self._replace(())
 
-    def delay(self, way: Way) -> float:
+    def delay(self, way: Direction) -> float:
         """See `Weather`."""
-        return sum(fault.seconds for fault in self._faults if isinstance(fault, Delay) and fault.concerns(way))
+        return sum(fault.seconds for fault in self._faults if isinstance(fault, LinkDelay) and fault.concerns(way))
 
-    def judge(self, way: Way, frames: int, payload_bytes: int) -> Verdict:
+    def judge(self, way: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
         """See `Weather`. A cut is stronger than a stall."""
-        verdict = Verdict.PASS
+        verdict = DeliveryFault.PASS
         for fault in self._faults:
-            if isinstance(fault, Stall | Cut) and fault.concerns(way) and fault.strikes(frames, payload_bytes):
-                if isinstance(fault, Cut):
-                    return Verdict.CUT
-                verdict = Verdict.HOLD
+            if isinstance(fault, LinkStall | LinkCut) and fault.concerns(way) and fault.strikes(frames, payload_bytes):
+                if isinstance(fault, LinkCut):
+                    return DeliveryFault.CUT
+                verdict = DeliveryFault.HOLD
         return verdict
 
-    def judge_dial(self, way: Way) -> Verdict:
+    def judge_dial(self, way: Direction) -> DeliveryFault:
         """See `Weather`. The first fault that concerns dials decides."""
         verdicts = (_DIALS[type(fault)] for fault in self._faults if type(fault) in _DIALS and fault.concerns(way))
-        return next(verdicts, Verdict.PASS)
+        return next(verdicts, DeliveryFault.PASS)
 
     def _replace(self, faults: tuple[Fault, ...]) -> None:
         self._faults = faults

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Final, Literal, Self
 
-from nexar.testing.peer_process import Place
+from nexar.testing.peer_protocol import HostSpec
 
 Protocol = Literal["any", "tcp", "udp"]
 
@@ -70,14 +70,14 @@ class NetworkNamespaces:
     # -- places ----------------------------------------------------------------------------------------
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[HostSpec, ...]:
         """Where processes run, by IPv4 where there is any."""
         return tuple(self.place(number, ipv6=not self._ipv4) for number in range(len(self.names)))
 
-    def place(self, number: int, *, ipv6: bool = False) -> Place:
+    def place(self, number: int, *, ipv6: bool = False) -> HostSpec:
         """Where processes of this namespace run: its address, and the command that enters it."""
         host = _ipv6(number) if ipv6 else _ipv4(number)
-        return Place(host, (_tool("ip"), "netns", "exec", self.names[number]))
+        return HostSpec(host, (_tool("ip"), "netns", "exec", self.names[number]))
 
     # -- weather ---------------------------------------------------------------------------------------
 

@@ -17,10 +17,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from nexar.config import Config
-from nexar.testing.peer_messages import Assembly, Dial, Leave, Order, Outcome, Ready, Report, Start
+from nexar.testing.peer_protocol import (
+    ConnectTo,
+    PeerOrder,
+    PeerReady,
+    PeerReport,
+    PeerResult,
+    PeerSetup,
+    PeerStart,
+    PeerStop,
+)
 
 _ORPHANED = 3
-_Wanted = TypeVar("_Wanted", Start, Dial, Leave)
+_Wanted = TypeVar("_Wanted", PeerStart, ConnectTo, PeerStop)
 
 
 class Parent:
@@ -29,7 +38,7 @@ class Parent:
     def __init__(self) -> None:
         self._reports = os.dup(1)
         os.dup2(2, 1)
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[PeerOrder] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="nexar-orders", daemon=True).start()
 
     def _listen(self) -> None:
@@ -39,8 +48,8 @@ class Parent:
         while news := os.read(0, 1 << 16):
             *lines, heard = (heard + news).split(b"\n")
             for line in lines:
-                order: Order = msgspec.json.decode(line, type=Order)
-                leaving = leaving or isinstance(order, Leave)
+                order: PeerOrder = msgspec.json.decode(line, type=PeerOrder)
+                leaving = leaving or isinstance(order, PeerStop)
                 self._orders.put(order)
         if not leaving:
             os._exit(_ORPHANED)
@@ -55,7 +64,7 @@ class Parent:
             raise TypeError(f"the parent said {type(order).__name__} when {wanted.__name__} was due")
         return order
 
-    def report(self, report: Report) -> None:
+    def report(self, report: PeerReport) -> None:
         """Tell the parent."""
         line = memoryview(msgspec.json.encode(report) + b"\n")
         while line:
@@ -65,39 +74,39 @@ class Parent:
 def main() -> None:
     """Run until told to leave. Exit code 1 if the function raised; its traceback was reported."""
     parent = Parent()
-    start = parent.next(Start)
+    start = parent.next(PeerStart)
     sys.path[:] = start.path
     try:
         result = _serve(parent, start)
     except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
-        parent.report(Outcome(failure=traceback.format_exc()))
+        parent.report(PeerResult(failure=traceback.format_exc()))
         sys.exit(1)
     sys.exit(result)
 
 
-def _serve(parent: Parent, start: Start) -> int:
+def _serve(parent: Parent, start: PeerStart) -> int:
     node = _make_node(start)
     try:
-        parent.report(Ready(node.addresses_for(start.peer)))
-        line = _connect(node, start, parent.next(Dial, start.timeout).addresses)
+        parent.report(PeerReady(node.addresses_for(start.peer)))
+        line = _connect(node, start, parent.next(ConnectTo, start.timeout).addresses)
         outcome = _call(start, node, line)
         parent.report(outcome)
         if outcome.failure is None:
-            parent.next(Leave)
+            parent.next(PeerStop)
         return 0 if outcome.failure is None else 1
     finally:
         node.close()
 
 
-def _make_node(start: Start) -> Assembly:
+def _make_node(start: PeerStart) -> PeerSetup:
     spin = {} if start.spin is None else {"spin": start.spin}
     make = _load(start.assembly)
     config = Config(**start.settings)
-    node: Assembly = make(start.credentials, start.trust, start.schemes, host=start.host, config=config, **spin)
+    node: PeerSetup = make(start.credentials, start.trust, start.schemes, host=start.host, config=config, **spin)
     return node
 
 
-def _connect(node: Assembly, start: Start, addresses: dict[str, str] | None) -> Any:
+def _connect(node: PeerSetup, start: PeerStart, addresses: dict[str, str] | None) -> Any:
     if addresses is not None:
         return node.connect(start.peer, addresses, start.timeout)
     line = node.accept(start.timeout)
@@ -116,13 +125,13 @@ def wait_for_carriers(line: Any, schemes: list[str], deadline: float) -> None:
         time.sleep(0.001)
 
 
-def _call(start: Start, node: Assembly, line: Any) -> Outcome:
+def _call(start: PeerStart, node: PeerSetup, line: Any) -> PeerResult:
     try:
         result = _load(start.function)(node, line, *start.arguments)
         msgspec.json.encode(result)
     except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
-        return Outcome(failure=traceback.format_exc())
-    return Outcome(result=result)
+        return PeerResult(failure=traceback.format_exc())
+    return PeerResult(result=result)
 
 
 def _load(reference: str) -> Any:

@@ -1,18 +1,34 @@
-"""The transports of a node that a test asks for by scheme."""
+"""Which transports can be used on this machine, for tests and examples that say why they leave one out.
+
+The transports of a node that a test asks for by scheme.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.base import Sleeper, Transport, Waker
 from nexar.transport.memory import MemoryNetwork
 from nexar.transport.registry import load
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 
 if TYPE_CHECKING:
-    from nexar.transport.quic.settings import QuicSettings
+    from nexar.transport.quic.transport import QuicSettings
+
+
+def why_unavailable(scheme: str) -> str | None:
+    """Why this transport cannot be used here; None if it can."""
+    if scheme == "quic":
+        from nexar.transport.quic import available  # noqa: PLC0415
+
+        return available()
+    if scheme == "shm":
+        from nexar.transport.shm.ring import missing_support  # noqa: PLC0415
+
+        return missing_support()
+    return None
 
 
 def make_transports(

@@ -6,6 +6,6 @@
 """
 
 from nexar.torch.creation import adopt, communicator_of
-from nexar.torch.gradients import CompressedGradients, compress
+from nexar.torch.ddp_hooks import CompressedGradients, compress
 
 __all__ = ["CompressedGradients", "adopt", "communicator_of", "compress"]

@@ -1,36 +1,97 @@
-"""Every call of torch's, as a method of a few lines: translated, and performed at once or in the background.
+"""What the process groups of this process stand on: nodes of clusters, each shared by groups that come and go.
+
+Every call of torch's, as a method of a few lines: translated, and performed at once or in the background.
 
 Both doors (`backend_door`, `group_door`) are this class and one of torch's.
+
+Groups of groups: some ranks of a communicator, and those that are left of one.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from nexar.arrays.compression.compressor import Compressor
+from nexar.arrays.compression.base import Compressor
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.request import Request
-from nexar.errors import UsageError
+from nexar.errors import MembershipChanged, UsageError
 from nexar.torch import translation
-from nexar.torch.completion import Completion
-from nexar.torch.ground import GROUND, Footing
-from nexar.torch.reductions import averages_integers, reduction_of
 from nexar.torch.tensors import values
-from nexar.torch.translation import Plan, Tensors
-from nexar.torch.work import DoneWork, PendingWork
+from nexar.torch.translation import Tensors, TorchPlan, averages_integers, reduction_of
+from nexar.torch.work import CompletionThreads, DoneWork, PendingWork
 from nexar.types import ANY_SOURCE
+
+
+class SharedNode:
+    """One node, and the groups that stand on it. The last of them to end leaves the cluster: torch ends a default group
+    that is shrunk while its successor, which stands on the same node, goes on.
+    """
+
+    def __init__(self, world: Communicator, leave: Callable[[], None]) -> None:
+        """`leave` ends the node; of one that belongs to somebody else it does nothing."""
+        self._world = world
+        self._leave = leave
+        self._lock = threading.Lock()
+        self._standing: set[Communicator] = set()  # under the lock
+        self._dropped = CompletionThreads()
+
+    def enter(self, communicator: Communicator) -> None:
+        """A group on this node begins."""
+        with self._lock:
+            self._standing.add(communicator)
+        self._dropped.open()
+
+    def hand_over(self, departure: Callable[[], None]) -> None:
+        """A group was dropped: let it leave, in another thread. Never blocks and takes no lock, so a finalizer may call
+        it wherever it runs.
+        """
+        self._dropped.hand_over(departure)
+
+    def end(self, communicator: Communicator) -> None:
+        """It has ended. Idempotent."""
+        with self._lock:
+            if communicator not in self._standing:
+                return
+            self._standing.discard(communicator)
+            last = not self._standing
+        if communicator is not self._world:
+            communicator.close()
+        if last:
+            self._leave()
+            self._dropped.close()
+
+
+class NodeTable:
+    """Written by whichever thread makes and ends process groups; torch makes one at a time."""
+
+    def __init__(self) -> None:
+        self.offered: Communicator | None = None
+        """For the next default group, by adopt()."""
+        self.world: Communicator | None = None
+        """Of the default group: others are made of its ranks."""
+        self.shared_node: SharedNode | None = None
+        """Of the same."""
+
+    def forget(self, communicator: Communicator) -> None:
+        """The default group has ended, if this is its communicator."""
+        if self.world is communicator:
+            self.world = self.shared_node = None
+
+
+NODES: Final = NodeTable()
 
 AnyWork = DoneWork | PendingWork
 
 
-class Calls:
+class GroupCalls:
     """What torch calls on a process group. Collectives that torch waits for at once are performed in the thread that
     calls: their errors are raised there. All others go on in the background.
 
@@ -38,29 +99,29 @@ class Calls:
     also where leaving would wait for itself. torch keeps the groups that it made until they are destroyed.
     """
 
-    def begin(self, communicator: Communicator, timeout: float, footing: Footing) -> None:
+    def begin(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
         """`timeout`: of calls that have none of their own."""
         self.communicator = communicator
         """The group, as nexar knows it."""
         self._limit_by(timeout)
-        self._footing = footing
+        self._shared_node = shared_node
         self._sequence = 0  # written by whichever thread calls; torch calls one at a time
-        self._completion = Completion()
+        self._completion = CompletionThreads()
         self._flying: set[Request] = set()  # nobody else may hold them, and one that is dropped is cancelled
-        footing.enter(communicator)
-        self._departure = partial(_leave, communicator, footing, self._completion)
-        self._when_dropped = weakref.finalize(self, footing.hand_over, self._departure)
+        shared_node.enter(communicator)
+        self._departure = partial(_leave, communicator, shared_node, self._completion)
+        self._when_dropped = weakref.finalize(self, shared_node.hand_over, self._departure)
         self._when_dropped.atexit = False  # the node itself leaves then
 
     # -- how calls are performed -----------------------------------------------------------------------
 
-    def _perform(self, plan: Plan, opts: Any) -> AnyWork:
+    def _perform(self, plan: TorchPlan, opts: Any) -> AnyWork:
         timeout = self._seconds(opts)
         if opts is not None and not getattr(opts, "asyncOp", True):
             return self._at_once(plan, timeout)
         return self._in_background(plan, timeout)
 
-    def _at_once(self, plan: Plan, timeout: float | None) -> DoneWork:
+    def _at_once(self, plan: TorchPlan, timeout: float | None) -> DoneWork:
         self._sequence += 1
         for verb, arguments, settings, finish in plan.steps:
             if timeout is not None:
@@ -70,7 +131,7 @@ class Calls:
                 finish(result)
         return DoneWork(plan.result, self._sequence)
 
-    def _in_background(self, plan: Plan, timeout: float | None) -> PendingWork:
+    def _in_background(self, plan: TorchPlan, timeout: float | None) -> PendingWork:
         self._sequence += 1
         requests = []
         for verb, arguments, settings, finish in plan.steps:
@@ -188,11 +249,11 @@ class Calls:
 
     def barrier(self, opts: Any = None) -> AnyWork:
         """Until every rank has called it."""
-        return self._perform(Plan("barrier", [translation.Step("barrier")], []), opts)
+        return self._perform(TorchPlan("barrier", [translation.Verb("barrier")], []), opts)
 
     def monitored_barrier(self, opts: Any, wait_all: bool = False) -> None:
         """As barrier. CollectiveTimeout names all ranks that have not come, whatever `wait_all` says."""
-        self._at_once(Plan("barrier", [translation.Step("barrier")], []), self._seconds(opts))
+        self._at_once(TorchPlan("barrier", [translation.Verb("barrier")], []), self._seconds(opts))
 
     # The names these had before torch 2.15; C++ may call either.
     _allgather_base = all_gather_single
@@ -244,22 +305,50 @@ class Calls:
         self._departure()
 
 
-def _leave(communicator: Communicator, footing: Footing, completion: Completion) -> None:
+def _leave(communicator: Communicator, shared_node: SharedNode, completion: CompletionThreads) -> None:
     """What a group does when it ends; idempotent. It refers to nothing that refers to the group."""
-    GROUND.forget(communicator)
-    footing.end(communicator)
+    NODES.forget(communicator)
+    shared_node.end(communicator)
     completion.close()
 
 
-def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> Calls:
+def calls_of(group: dist.ProcessGroup | None, device: torch.device) -> GroupCalls:
     """The group, None for the default one, as this module knows it. UsageError if it is not of nexar."""
     whole = dist.group.WORLD if group is None else group
-    if isinstance(whole, Calls):
+    if isinstance(whole, GroupCalls):
         return whole
     found = None if whole is None else whole._get_backend(device)
-    if not isinstance(found, Calls):
+    if not isinstance(found, GroupCalls):
         raise UsageError(
             'this process group is not of nexar: make it with init_process_group("nexar"), or with '
             'new_group(backend="nexar"), and not in the debug mode DETAIL, in which torch hides it'
         )
     return found
+
+
+def subgroup_of(communicator: Communicator, ranks: Sequence[int], timeout: float | None = None) -> Communicator | None:
+    """These ranks, in this order; None if this one is not among them. They all call it with the same list."""
+    return communicator.group([int(rank) for rank in ranks], timeout=timeout)
+
+
+def remaining_of(communicator: Communicator, ranks: Sequence[int]) -> Communicator:
+    """All but these ranks, which may be lost; the others call it with the same list. UsageError for one that is left
+    out itself.
+    """
+    left_out = set(ranks)
+    if communicator.rank in left_out:
+        raise UsageError(f"rank {communicator.rank} asked for a group without itself; only those that stay may ask")
+    members = communicator.membership.members
+    staying = [member.node for rank, member in enumerate(members) if rank not in left_out]
+    newest = communicator
+    while True:
+        present = [member.node for member in newest.membership.members]
+        try:
+            part = subgroup_of(newest, [present.index(node) for node in staying if node in present])
+        except MembershipChanged as change:
+            if change.communicator is None:
+                raise
+            newest = change.communicator
+        else:
+            assert part is not None  # this rank stays, so it is one of them
+            return part

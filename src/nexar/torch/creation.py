@@ -20,11 +20,9 @@ import torch.distributed as dist
 
 from nexar.communicator.communicator import Communicator
 from nexar.errors import FormationTimeout, SeedUnreachable, UsageError
-from nexar.launch.rendezvous import meet
-from nexar.torch.calls import calls_of
-from nexar.torch.gradients import amend_ddp
-from nexar.torch.ground import GROUND, Footing
-from nexar.torch.parts import part_of
+from nexar.launch.rendezvous import join_through_store
+from nexar.torch.calls import NODES, SharedNode, calls_of, subgroup_of
+from nexar.torch.ddp_hooks import patch_ddp
 
 NAME: Final = "nexar"
 OLDEST: Final = (2, 13)
@@ -42,16 +40,16 @@ def create(options: Any, _backend_options: object) -> Any:
             f"the backend nexar needs torch {'.'.join(map(str, OLDEST))} or a newer one, and this is "
             f"{torch.__version__}; install it with pip install 'nexar[torch]'"
         )
-    amend_ddp(NAME)
+    patch_ddp(NAME)
     timeout = options.timeout.total_seconds()
-    communicator, footing = _stand(options, timeout)
+    communicator, shared_node = _make_group(options, timeout)
     if torch.__version__ < (2, 14):
-        from nexar.torch.group_door import NexarProcessGroup  # noqa: PLC0415  # one of the two fits
+        from nexar.torch.process_group import NexarProcessGroup  # noqa: PLC0415  # one of the two fits
 
-        return NexarProcessGroup(communicator, timeout, footing)
-    from nexar.torch.backend_door import opened  # noqa: PLC0415
+        return NexarProcessGroup(communicator, timeout, shared_node)
+    from nexar.torch.backend import opened  # noqa: PLC0415
 
-    return opened(communicator, timeout, footing, options)
+    return opened(communicator, timeout, shared_node, options)
 
 
 def adopt(communicator: Communicator, timeout: float | None = None) -> None:
@@ -63,7 +61,7 @@ def adopt(communicator: Communicator, timeout: float | None = None) -> None:
     torch's; None: as the communicator's settings say.
     """
     seconds = communicator.config.collective_timeout if timeout is None else timeout
-    GROUND.offered = communicator
+    NODES.offered = communicator
     try:
         dist.init_process_group(
             "nexar",
@@ -73,7 +71,7 @@ def adopt(communicator: Communicator, timeout: float | None = None) -> None:
             timeout=timedelta(seconds=seconds),
         )
     finally:
-        GROUND.offered = None
+        NODES.offered = None
 
 
 def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu") -> Communicator:
@@ -83,26 +81,26 @@ def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu")
     return calls_of(group, torch.device(device)).communicator
 
 
-def _stand(options: Any, timeout: float) -> tuple[Communicator, Footing]:
+def _make_group(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
     ranks = list(options.global_ranks_in_group)
     if not ranks:
-        GROUND.world, GROUND.footing = _world(options, timeout)
-        return GROUND.world, GROUND.footing
-    if GROUND.world is not None and GROUND.footing is not None and dist.is_initialized():
-        part = part_of(GROUND.world, ranks, timeout)
+        NODES.world, NODES.shared_node = _world(options, timeout)
+        return NODES.world, NODES.shared_node
+    if NODES.world is not None and NODES.shared_node is not None and dist.is_initialized():
+        part = subgroup_of(NODES.world, ranks, timeout)
         if part is not None:
-            return part, GROUND.footing
+            return part, NODES.shared_node
     return _joined(options, timeout)
 
 
-def _world(options: Any, timeout: float) -> tuple[Communicator, Footing]:
-    offered, GROUND.offered = GROUND.offered, None
-    return _joined(options, timeout) if offered is None else (offered, Footing(offered, _nothing))
+def _world(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
+    offered, NODES.offered = NODES.offered, None
+    return _joined(options, timeout) if offered is None else (offered, SharedNode(offered, _nothing))
 
 
-def _joined(options: Any, timeout: float) -> tuple[Communicator, Footing]:
+def _joined(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
     try:
-        communicator = meet(
+        communicator = join_through_store(
             _Store(options.store),
             options.group_rank,
             options.group_size,
@@ -120,7 +118,7 @@ def _joined(options: Any, timeout: float) -> tuple[Communicator, Footing]:
         atexit.unregister(at_exit)  # it would keep the node of every cluster that has ended
         communicator.close()
 
-    return communicator, Footing(communicator, leave)
+    return communicator, SharedNode(communicator, leave)
 
 
 def _nothing() -> None:

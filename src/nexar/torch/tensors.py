@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nexar.arrays import torch_adapter
+from nexar.arrays import torch_tensors
 from nexar.errors import UsageError
 
 Array: TypeAlias = NDArray[Any] | torch.Tensor
@@ -36,9 +36,9 @@ def values(tensor: torch.Tensor) -> Array:
     """To reduce: an array in the tensor's memory, with its strides. UsageError where there is none."""
     dtype = _PLAIN.get(tensor.dtype)
     if dtype is not None and tensor.is_cpu and tensor.layout is torch.strided and not _is_lazy(tensor):
-        return torch_adapter.array_in_memory(tensor, dtype)
+        return torch_tensors.array_in_memory(tensor, dtype)
     _refuse_sparse(tensor)
-    return torch_adapter.array_of(tensor) if tensor.is_cpu else tensor.detach()
+    return torch_tensors.array_of(tensor) if tensor.is_cpu else tensor.detach()
 
 
 def content(tensor: torch.Tensor) -> Array:

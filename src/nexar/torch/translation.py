@@ -1,4 +1,6 @@
-"""What torch asks for, as verbs of a communicator. Every function here only says what is to be done.
+"""torch's ReduceOp as the names that a communicator knows.
+
+What torch asks for, as verbs of a communicator. Every function here only says what is to be done.
 
 torch calls backends with lists where one tensor would do, with lists of lists, and with options of many kinds; this is
 the one place that knows about it. A call becomes a few steps. What must be done with a step's result (filling the
@@ -10,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import ReduceOp
 
-from nexar.arrays.compression.compressor import Compressor
+from nexar.arrays.compression.base import Compressor
 from nexar.errors import UsageError
-from nexar.torch.amendments import Received
-from nexar.torch.reductions import Reduction, averages_integers, reduction_of
+from nexar.torch.backend import ReceivedTensors
 from nexar.torch.tensors import (
     PIECE_BYTES,
     Array,
@@ -33,10 +35,49 @@ from nexar.torch.tensors import (
     values,
 )
 
+# Compared with ==, one after the other: a ReduceOp that carries a factor has no hash, and no way to be printed.
+_NAMES: Final[tuple[tuple[Any, str], ...]] = (
+    (ReduceOp.SUM, "sum"),
+    (ReduceOp.AVG, "avg"),
+    (ReduceOp.MAX, "max"),
+    (ReduceOp.MIN, "min"),
+    (ReduceOp.PRODUCT, "prod"),
+    (ReduceOp.BAND, "band"),
+    (ReduceOp.BOR, "bor"),
+    (ReduceOp.BXOR, "bxor"),
+)
+
+
+class TorchReduction(NamedTuple):
+    """What a ReduceOp means: multiply by `factor`, where there is one, and reduce with `name`."""
+
+    name: str
+    factor: Any = None
+
+
+_KNOWN: Final = tuple((op, TorchReduction(name)) for op, name in _NAMES)
+
+
+def reduction_of(op: Any) -> TorchReduction:
+    """The meaning of `opts.reduceOp`. UsageError for one that torch has and we do not."""
+    for known, reduction in _KNOWN:
+        if op == known:
+            return reduction
+    if op == ReduceOp.PREMUL_SUM:
+        return TorchReduction("sum", op.__getstate__()[1])
+    raise UsageError("the backend nexar does not know this ReduceOp; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR, BXOR")
+
+
+def averages_integers(reduction: TorchReduction, tensor: torch.Tensor) -> bool:
+    """Whether the elements are integers to be averaged. Booleans are not: the communicator refuses to average them."""
+    kind = tensor.dtype
+    return reduction.name == "avg" and not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
+
+
 Tensors = Sequence[torch.Tensor]
 
 
-class Step(NamedTuple):
+class Verb(NamedTuple):
     """One call of a communicator: its verb, and what it is given."""
 
     verb: str
@@ -45,25 +86,25 @@ class Step(NamedTuple):
     finish: Callable[[Any], object] | None = None
 
 
-class Plan(NamedTuple):
+class TorchPlan(NamedTuple):
     """One call of torch's: what to do, and the tensors that hold the result afterwards."""
 
     name: str
-    steps: Sequence[Step]
+    steps: Sequence[Verb]
     result: Any
 
 
 # -- in place ------------------------------------------------------------------------------------------------------
 
 
-def all_reduce(tensors: Tensors, op: Any, size: int) -> Plan:
+def all_reduce(tensors: Tensors, op: Any, size: int) -> TorchPlan:
     """Each tensor in place."""
     reduction = reduction_of(op)
     steps = [_reduced(_scaled(each, reduction), *_performed(reduction, each, each, size)) for each in tensors]
-    return Plan("all_reduce", steps, tensors)
+    return TorchPlan("all_reduce", steps, tensors)
 
 
-def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> Plan:
+def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
     """All of them together, in place; where they are averaged, integers apart from the others."""
     reduction = reduction_of(op)
     integers = [each for each in tensors if averages_integers(reduction, each)]
@@ -73,44 +114,44 @@ def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> Plan:
         arrays = [_scaled(each, reduction) for each in some]
         name, _ = _performed(reduction, some[0], some[0], size)
         finish = on_stream(arrays[0], partial(_divide_all, arrays, size)) if some is integers else None
-        steps.append(Step("all_reduce_bucketed", (arrays, name), {}, finish))
-    return Plan("all_reduce_coalesced", steps, tensors)
+        steps.append(Verb("all_reduce_bucketed", (arrays, name), {}, finish))
+    return TorchPlan("all_reduce_coalesced", steps, tensors)
 
 
-def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None) -> Plan:
+def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: torch.Tensor | None) -> TorchPlan:
     """In place; the result is the tensor itself."""
     left = None if residual is None else values(residual)
-    step = Step("all_reduce_compressed", (values(tensor), compressor), {"residual": left, "op": "avg"})
-    return Plan("average_compressed", [step], tensor)
+    step = Verb("all_reduce_compressed", (values(tensor), compressor), {"residual": left, "op": "avg"})
+    return TorchPlan("average_compressed", [step], tensor)
 
 
-def broadcast(tensors: Tensors, root: int) -> Plan:
+def broadcast(tensors: Tensors, root: int) -> TorchPlan:
     """Each tensor in place."""
-    return Plan("broadcast", [Step("broadcast", (content(each), root)) for each in tensors], tensors)
+    return TorchPlan("broadcast", [Verb("broadcast", (content(each), root)) for each in tensors], tensors)
 
 
-def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) -> Plan:
+def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) -> TorchPlan:
     """Each tensor in place, at the root."""
     reduction = reduction_of(op)
     steps = []
     for each in tensors:
         name, finish = _performed(reduction, each, each, size)
-        steps.append(Step("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
-    return Plan("reduce", steps, tensors)
+        steps.append(Verb("reduce", (_scaled(each, reduction), name, root), {}, finish if at_root else None))
+    return TorchPlan("reduce", steps, tensors)
 
 
 # -- gathering -----------------------------------------------------------------------------------------------------
 
 
-def all_gather(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> Plan:
+def all_gather(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchPlan:
     """`outputs[i]` is one tensor for each rank, for what they have in `inputs[i]`."""
     for room in outputs:
         _check_length("all_gather", "the output list", room, size)
     steps = [_gathered(room, each) for room, each in zip(outputs, inputs, strict=True)]
-    return Plan("all_gather", steps, outputs)
+    return TorchPlan("all_gather", steps, outputs)
 
 
-def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> Plan:
+def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchPlan:
     """The other way round: `outputs[rank]` is that rank's whole list."""
     _check_length("all_gather_coalesced", "the output list", outputs, size, "one list")
     for room in outputs:
@@ -120,20 +161,20 @@ def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int)
                 "as many in each"
             )
     rooms = [[outputs[rank][place] for rank in range(size)] for place in range(len(inputs))]
-    return Plan(
+    return TorchPlan(
         "all_gather_coalesced", [_gathered(room, each) for room, each in zip(rooms, inputs, strict=True)], outputs
     )
 
 
-def all_gather_single(outputs: Tensors, inputs: Tensors) -> Plan:
+def all_gather_single(outputs: Tensors, inputs: Tensors) -> TorchPlan:
     """Into one tensor each, that has the parts of all ranks one after the other."""
     steps = [
-        Step("all_gather", (content(each),), {"out": to_fill(room)}) for room, each in zip(outputs, inputs, strict=True)
+        Verb("all_gather", (content(each),), {"out": to_fill(room)}) for room, each in zip(outputs, inputs, strict=True)
     ]
-    return Plan("all_gather_single", steps, outputs)
+    return TorchPlan("all_gather_single", steps, outputs)
 
 
-def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> Plan:
+def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> TorchPlan:
     """As all_gather, at the root; the others have no outputs."""
     for each in outputs:
         _check_length("gather", "gather_list", each, size)
@@ -141,31 +182,31 @@ def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) ->
     for place, each in enumerate(inputs):
         room = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
         finish = None if room is None else on_stream(room[0], partial(_spread, room))
-        steps.append(Step("gather", (content(each), root), {}, finish))
-    return Plan("gather", steps, outputs)
+        steps.append(Verb("gather", (content(each), root), {}, finish))
+    return TorchPlan("gather", steps, outputs)
 
 
-def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> Plan:
+def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> TorchPlan:
     """Into one tensor, at the root."""
     settings = {"out": to_fill(output)} if at_root else {}
-    return Plan("gather_single", [Step("gather", (content(given), root), settings)], [output])
+    return TorchPlan("gather_single", [Verb("gather", (content(given), root), settings)], [output])
 
 
 # -- scattering ----------------------------------------------------------------------------------------------------
 
 
-def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int, size: int) -> Plan:
+def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int, size: int) -> TorchPlan:
     """`inputs[i]` is one tensor for each rank, at the root; the others have no inputs."""
     for each in inputs:
         _check_length("scatter", "scatter_list", each, size)
     steps = []
     for place, room in enumerate(outputs):
         blocks = _rows([content(tensor) for tensor in inputs[place]]) if inputs else None
-        steps.append(Step("scatter", (blocks, root), {"out": to_fill(room)}))
-    return Plan("scatter", steps, outputs)
+        steps.append(Verb("scatter", (blocks, root), {"out": to_fill(room)}))
+    return TorchPlan("scatter", steps, outputs)
 
 
-def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: int) -> Plan:
+def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: int) -> TorchPlan:
     """`inputs[i]` is one tensor for each rank, which gets the reduction of those that are for it."""
     reduction = reduction_of(op)
     steps = []
@@ -176,67 +217,67 @@ def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: i
         name, finish = _performed(reduction, parts[0], room, size)
         settings: dict[str, Any] = {"op": name, "out": values(room)}
         if len(set(counts)) == 1:
-            steps.append(Step("reduce_scatter", (row(arrays),), settings, finish))
+            steps.append(Verb("reduce_scatter", (row(arrays),), settings, finish))
         else:
-            steps.append(Step("reduce_scatter_v", (row(arrays), counts), settings, finish))
-    return Plan("reduce_scatter", steps, outputs)
+            steps.append(Verb("reduce_scatter_v", (row(arrays), counts), settings, finish))
+    return TorchPlan("reduce_scatter", steps, outputs)
 
 
-def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int) -> Plan:
+def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int) -> TorchPlan:
     """Of one tensor each, which has the parts of all ranks one after the other."""
     reduction = reduction_of(op)
     steps = []
     for room, each in zip(outputs, inputs, strict=True):
         array = flat(_fresh(each, reduction))
         name, finish = _performed(reduction, each, room, size)
-        steps.append(Step("reduce_scatter", (array,), {"op": name, "out": values(room)}, finish))
-    return Plan("reduce_scatter_single", steps, outputs)
+        steps.append(Verb("reduce_scatter", (array,), {"op": name, "out": values(room)}, finish))
+    return TorchPlan("reduce_scatter_single", steps, outputs)
 
 
 # -- all to all ----------------------------------------------------------------------------------------------------
 
 
-def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> Plan:
+def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> TorchPlan:
     """`inputs[rank]` goes to that rank; they may have any sizes."""
     _check_length("all_to_all", "the output list", outputs, size)
     _check_length("all_to_all", "the input list", inputs, size)
     room = [to_fill(each) for each in outputs]
     finish = on_stream(room[0], partial(pour, into=room))
-    step = Step("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
-    return Plan("all_to_all", [step], outputs)
+    step = Verb("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
+    return TorchPlan("all_to_all", [step], outputs)
 
 
 def all_to_all_single(
     output: torch.Tensor, given: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], size: int
-) -> Plan:
+) -> TorchPlan:
     """Of one tensor, cut along its first dimension: into equal parts where no sizes are given."""
     source, room = content(given), to_fill(output)
     if not output_sizes and not input_sizes:
-        step = Step("all_to_all", (source,), {"out": room})
-        return Plan("all_to_all_single", [step], [output])
+        step = Verb("all_to_all", (source,), {"out": room})
+        return TorchPlan("all_to_all_single", [step], [output])
     parts = _cut(source, input_sizes, size, "input")
     finish = partial(pour, into=_cut(room, output_sizes, size, "output"))
-    step = Step("all_to_all_v", (parts,), {}, on_stream(room, finish))
-    return Plan("all_to_all_single", [step], [output])
+    step = Verb("all_to_all_v", (parts,), {}, on_stream(room, finish))
+    return TorchPlan("all_to_all_single", [step], [output])
 
 
 # -- messages ------------------------------------------------------------------------------------------------------
 
 
-def send(tensors: Tensors, rank: int, tag: int) -> Plan:
+def send(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
     """One tensor."""
-    return Plan("send", [Step("send", (content(_only(tensors)), rank, tag))], tensors)
+    return TorchPlan("send", [Verb("send", (content(_only(tensors)), rank, tag))], tensors)
 
 
-def recv(tensors: Tensors, rank: int, tag: int) -> Plan:
+def recv(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
     """Into one tensor."""
-    received = Received(tensors)
+    received = ReceivedTensors(tensors)
 
     def finish(found: Any) -> None:
         received.source = found[1].rank
 
     settings = {"source": rank, "tag": tag, "return_source": True}
-    return Plan("recv", [Step("recv", (to_fill(_only(tensors)),), settings, finish)], received)
+    return TorchPlan("recv", [Verb("recv", (to_fill(_only(tensors)),), settings, finish)], received)
 
 
 # -- inside --------------------------------------------------------------------------------------------------------
@@ -248,7 +289,7 @@ def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, eleme
 
 
 def _performed(
-    reduction: Reduction, given: torch.Tensor, room: torch.Tensor, size: int
+    reduction: TorchReduction, given: torch.Tensor, room: torch.Tensor, size: int
 ) -> tuple[str, Callable[[Any], object] | None]:
     """The communicator's reduction, and what is done with its result in `room`: integers are averaged as NCCL does it,
     by a division of their sum. The communicator itself refuses that.
@@ -264,15 +305,15 @@ def _divide_all(arrays: Sequence[Array], size: int, _: Any) -> None:
         divide(array, size)
 
 
-def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> Step:
+def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> Verb:
     """A large one of a device in pieces: while one travels, the next is copied from the device, and the last to it."""
     parts = pieces(array)
     if len(parts) == 1:
-        return Step("all_reduce", (array, op), {}, finish)
-    return Step("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES}, finish)
+        return Verb("all_reduce", (array, op), {}, finish)
+    return Verb("all_reduce_bucketed", (parts, op), {"bucket_bytes": PIECE_BYTES}, finish)
 
 
-def _scaled(tensor: torch.Tensor, reduction: Reduction) -> Array:
+def _scaled(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
     """In the tensor's memory, multiplied there."""
     if reduction.factor is not None:
         with torch.no_grad():
@@ -280,16 +321,16 @@ def _scaled(tensor: torch.Tensor, reduction: Reduction) -> Array:
     return values(tensor)
 
 
-def _fresh(tensor: torch.Tensor, reduction: Reduction) -> Array:
+def _fresh(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
     """An input that stays as it is."""
     return values(tensor if reduction.factor is None else tensor.detach() * reduction.factor)
 
 
-def _gathered(outputs: Tensors, given: torch.Tensor) -> Step:
+def _gathered(outputs: Tensors, given: torch.Tensor) -> Verb:
     room = [to_fill(tensor) for tensor in outputs]
     if len({count(array) for array in room}) > 1:
-        return Step("all_gather_v", (content(given),), {}, on_stream(room[0], partial(pour, into=room)))
-    return Step("all_gather", (content(given),), {}, on_stream(room[0], partial(_spread, room)))
+        return Verb("all_gather_v", (content(given),), {}, on_stream(room[0], partial(pour, into=room)))
+    return Verb("all_gather", (content(given),), {}, on_stream(room[0], partial(_spread, room)))
 
 
 def _spread(room: Sequence[Array], result: Array) -> None:

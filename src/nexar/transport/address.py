@@ -24,7 +24,7 @@ _ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_HOST: Final = 253  # of a name in the DNS
 
 
-class Candidate(NamedTuple):
+class AddressCandidate(NamedTuple):
     """One way to reach a node: the scheme, and the address as that scheme's `connect` takes it."""
 
     scheme: str
@@ -34,12 +34,12 @@ class Candidate(NamedTuple):
         return f"{self.scheme}://{self.address}"
 
 
-def parse_candidate(text: str) -> Candidate:
+def parse_candidate(text: str) -> AddressCandidate:
     """The candidate that `str()` wrote. UsageError for any other text."""
     match = _SCHEME.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} does not say how to get there; write scheme://address")
-    return Candidate(match[1], match[2])
+    return AddressCandidate(match[1], match[2])
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -92,12 +92,12 @@ def is_loopback(address: str) -> bool:
 
 
 def order_candidates(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[AddressCandidate],
     *,
     schemes: Sequence[str],
     networks: Sequence[Network] = (),
     same_host: bool = False,
-) -> list[Candidate]:
+) -> list[AddressCandidate]:
     """The candidates worth dialing, the most promising first, each once; equals keep their order.
 
     Schemes that are not in `schemes` are left out; among the others its order counts first. Then: a network that we are

@@ -34,6 +34,10 @@ Garbage   Bytes that are not frames, a chunk nobody expects, a frame above its l
 Strangers A peer that the handshake has not verified may send CONTROL frames on the control lane, each with at
           most STRANGER_BYTES of body, and nothing else: whatever its header announces beyond that is garbage
           before a byte of it is read. That holds on the side that dialed as well. `admit()` ends it.
+
+The sink of a carrier that has ended, or whose owner wants to hear no more.
+
+An ended carrier that kept its sink would be a ring with it: neither would be freed before the collector finds both.
 """
 
 from __future__ import annotations
@@ -41,9 +45,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.wire.frame import Frame, Lane
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -159,7 +163,7 @@ class Waker(Protocol):
     def unwatch(self, descriptor: int) -> None:
         """Must be called before the descriptor is closed."""
 
-    def kick(self) -> None:
+    def wake(self) -> None:
         """Wake now: something changed that no descriptor shows."""
 
 
@@ -240,7 +244,7 @@ class Carrier(ABC):
         This side's sink is not called. Idempotent; later verbs raise CarrierLost("closed", reason).
         """
 
-    def nudge(self) -> None:  # noqa: B027 - most carriers share no memory
+    def wake_peer(self) -> None:  # noqa: B027 - most carriers share no memory
         """Wake the peer if it sleeps: something changed in memory that both share beside the carrier, and the caller
         has fenced. Without effect on carriers that share none.
         """
@@ -306,7 +310,7 @@ class Transport(ABC):
         """
         return False
 
-    def arm(self) -> bool:
+    def prepare_sleep(self) -> bool:
         """About to sleep: make sure a descriptor will end it.
 
         False: do not sleep, something has come. Default: nothing to do.
@@ -324,3 +328,22 @@ class Transport(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """In a forked child: close the descriptors, tell nobody, touch nothing shared with the parent."""
+
+
+class _Silent:
+    """Hears everything and does nothing."""
+
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """Dropped."""
+
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
+        """Dropped."""
+
+    def carrier_finished(self, carrier: Carrier) -> None:
+        """Dropped."""
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
+        """Dropped."""
+
+
+SILENT_SINK: Final[Sink] = _Silent()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from nexar.transport import quic
-from nexar.wire.handshake import PROTOCOL_VERSION
+from nexar.wire.hello import PROTOCOL_VERSION
 from tests.architecture.golden.files import file_samples
 from tests.architecture.golden.formats import NATIVE, format_samples
 from tests.architecture.golden.sample import Sample

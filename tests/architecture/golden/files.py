@@ -11,25 +11,24 @@ from types import SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import patch
 
-from nexar.cli.bench import order
+from nexar.cli.bench import protocol
 from nexar.cli.doctor import observations
-from nexar.cli.doctor.page import as_json
+from nexar.cli.doctor.report import report_json
 from nexar.cluster import seed_state
-from nexar.cluster.decisions.vote import Vote
+from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.membership import Member, Membership, decode_member, encode_member
-from nexar.collectives import trace_part
+from nexar.collectives import trace_writer
 from nexar.config import Config, settings
-from nexar.launch import door, handover, rendezvous
-from nexar.launch.detect import Start
-from nexar.launch.plan import Block, Command, RankPlan, plan_ranks
-from nexar.launch.seed_terms import changed_settings
-from nexar.observe.overview import Overseer
-from nexar.security.identity import node_name
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import format_ticket, parse_ticket
+from nexar.launch import entry, rendezvous, seed_process
+from nexar.launch.detect import LaunchInfo
+from nexar.launch.plan import Command, HostBlock, RankPlan, plan_ranks
+from nexar.launch.seed_process import changed_settings
+from nexar.observe.overview import OverviewBuilder
+from nexar.security.certificates import node_name
+from nexar.security.invitation import Invitation, format_ticket, invitation_from_token, parse_ticket
 from nexar.security.proof import Role, prove, proves
-from nexar.transport.shm.address import ShmAddress, parse_address
-from nexar.wire.bulletin import Board
+from nexar.transport.shm.socket_directory import ShmAddress, parse_shm_address
+from nexar.wire.status import StatusPage
 from tests.architecture.golden.filling import Filler
 from tests.architecture.golden.sample import NODE, OTHER_NODE, Sample, json_text, text
 from tests.architecture.golden.structs import KEYS
@@ -67,12 +66,12 @@ def _tickets() -> Iterator[Sample]:
 def _names() -> Iterator[Sample]:
     yield text("name of a node in its certificate", node_name(NODE, "cluster"))
     address = ShmAddress(NODE, "/run/nexar/socket", bytes(range(32)))
-    assert parse_address(address.secret) == address
+    assert parse_shm_address(address.secret) == address
     yield text("address of shared memory", address.secret)
     yield text("address of shared memory, shown", address.shown)
-    for start in (Start(kind="slurm", rank=0, size=4, job="1234"), Start(kind="nexar", rank=0, size=4)):
-        yield text(f"port of the seed of job {start.job}", str(door.meeting_port(start, Config())))
-        yield text(f"name of the ticket file of job {start.job}", door._file_name(start, 99))
+    for start in (LaunchInfo(kind="slurm", rank=0, size=4, job="1234"), LaunchInfo(kind="nexar", rank=0, size=4)):
+        yield text(f"port of the seed of job {start.job}", str(entry.rank_zero_port(start, Config())))
+        yield text(f"name of the ticket file of job {start.job}", entry._file_name(start, 99))
 
 
 # ---------------------------------------------------------------- files and processes
@@ -98,10 +97,10 @@ def _seed_state() -> Iterator[Sample]:
 def _ticket_file() -> Iterator[Sample]:
     """As rank 0 writes it; the process id and when that process started are replaced."""
     with tempfile.TemporaryDirectory() as folder, patch.object(tempfile, "tempdir", folder):
-        with handover.offered("name", "ticket", os.getpid()):
+        with seed_process.offered_ticket("name", "ticket", os.getpid()):
             (path,) = Path(folder).glob("*/name")
             note = json.loads(path.read_bytes())
-            assert handover.take("name", 60.0) == "ticket"
+            assert seed_process.wait_for_ticket("name", 60.0) == "ticket"
         private = path.parent.relative_to(folder)
     assert str(private) == f"nexar-{os.geteuid()}"
     assert note["seed"] == os.getpid()
@@ -118,7 +117,7 @@ def _child_environments() -> Iterator[Sample]:
     """What a launcher gives to its children: variables, command line, names of log files."""
     inherited = {"PATH": "/bin", "NEXAR_SEED": "old", "NEXAR_CLUSTER_TOKEN": "old", "NEXAR_TICKET": "old"}
     for first_rank in (4, None):
-        block = Block(
+        block = HostBlock(
             count=2, first_rank=first_rank, size=8, group_rank=2, launcher=NODE, master_addr="host", master_port=4000
         )
         for target in (Command("script", "train.py", ("--fast",)), Command("module", "train"), Command("program", "a")):
@@ -150,39 +149,42 @@ def _settings() -> Iterator[Sample]:
 
 
 def _trace_file() -> Iterator[Sample]:
-    part = Filler(KEYS).full(trace_part.Part)
+    part = Filler(KEYS).full(trace_writer.TracePart)
     with tempfile.TemporaryDirectory() as folder:
-        trace_part._store(Path(folder), part)
+        trace_writer._store(Path(folder), part)
         (path,) = Path(folder).iterdir()
-        assert trace_part.decode_part(path.read_bytes()) == part
+        assert trace_writer.decode_trace_part(path.read_bytes()) == part
         yield Sample("trace part file", path.read_bytes(), "msgpack")
         yield text("trace part file name", path.name)
 
 
 def _doctor_page() -> Iterator[Sample]:
     filler = Filler(KEYS)
-    machine, finding = filler.full(observations.Machine), filler.full(observations.Finding)
+    machine, finding = filler.full(observations.Machine), filler.full(observations.DoctorFinding)
     reaches = (observations.Reach(0, 1, "quic", 0.5, skew=0.25), observations.Reach(0, 2, "tls", None, "refused"))
-    reports = {0: observations.Report(0, machine, "192.0.2.7:4000", True, reaches)}
-    yield Sample("doctor page", as_json(machine, reports, [finding]).encode(), "json")
+    reports = {0: observations.DoctorReport(0, machine, "192.0.2.7:4000", True, reaches)}
+    yield Sample("doctor page", report_json(machine, reports, [finding]).encode(), "json")
 
 
 def _status_facts() -> Iterator[Sample]:
     """What `nexar status --json` shows, but for the title, which is for people."""
-    facts = Overseer().see(Filler(KEYS).full(Board), 10.0).facts()
+    facts = OverviewBuilder().see(Filler(KEYS).full(StatusPage), 10.0).facts()
     yield json_text("status facts", {name: value for name, value in facts.items() if name != "title"})
 
 
 def _bench_lines() -> Iterator[Sample]:
     """What `nexar bench` and its ranks say to each other."""
-    told = order.Order(
+    told = protocol.BenchOrder(
         measure="all_reduce", count=2, dtype="float32", op="sum", root=1, algorithm="ring", warmups=3, iterations=4,
         check=True,
     )  # fmt: skip
-    reply, hello = order.Reply(nanoseconds=(1, 2), wrong=3, problem="problem"), order.Hello(rank=1, version="2")
-    assert order.parse_order(told.line()) == told
-    assert order.parse_reply(reply.line()) == reply
-    assert order.parse_hello(hello.line()) == hello
+    reply, hello = (
+        protocol.BenchReply(nanoseconds=(1, 2), wrong=3, problem="problem"),
+        protocol.RankHello(rank=1, version="2"),
+    )
+    assert protocol.parse_order(told.line()) == told
+    assert protocol.parse_reply(reply.line()) == reply
+    assert protocol.parse_hello(hello.line()) == hello
     yield Sample("bench order", told.line(), "text")
     yield Sample("bench reply", reply.line(), "text")
     yield Sample("bench hello", hello.line(), "text")

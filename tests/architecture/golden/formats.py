@@ -18,31 +18,33 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from nexar.arrays.compression.compressor import Compressor
-from nexar.arrays.compression.fp8 import FP8
-from nexar.arrays.compression.int8 import Int8
-from nexar.arrays.compression.mark import mark_of
-from nexar.arrays.compression.no_compression import NoCompression
-from nexar.arrays.compression.random_k import RandomK
-from nexar.arrays.compression.terms import Terms
-from nexar.arrays.compression.top_k import TopK
+from nexar.arrays.compression.base import Compressor, Terms
+from nexar.arrays.compression.codes import code_of_compressor
+from nexar.arrays.compression.quantized import FP8, Int8, NoCompression
+from nexar.arrays.compression.sparse import RandomK, TopK
 from nexar.arrays.dtypes import RAW, dtype_of
-from nexar.arrays.operations import ReduceCode
-from nexar.collectives import arena_records
+from nexar.arrays.operators import ReduceCode
+from nexar.collectives import shared_region_layout
 from nexar.collectives.compressed import seed_of
-from nexar.collectives.fingerprint import Fingerprint, counted, rooted
-from nexar.collectives.operations import OperationCode
-from nexar.collectives.ways import ROOTS_CHOICE, Way, way_of
-from nexar.communicator import parts, settling, split, state_transfer, surviving, values
-from nexar.communicator.objects import decode_object, encode_object
-from nexar.links import form
-from nexar.links.message import collective_tag
+from nexar.collectives.fingerprint import (
+    ROOTS_CHOICE,
+    AlgorithmCode,
+    Fingerprint,
+    OperationCode,
+    code_of_algorithm,
+    counted,
+    rooted,
+)
+from nexar.communicator import communicator, generation, multipart, recovery_methods, serialization, state_transfer
+from nexar.communicator.serialization import decode_object, encode_object
+from nexar.links import messages
+from nexar.links.messages import collective_tag
 from nexar.transport import quic
-from nexar.transport.quic import preamble
-from nexar.transport.shm import handshake, segment
-from nexar.transport.shm.slots import WITHDRAWN, Chunk
-from nexar.transport.tls import hello as tls_hello
-from nexar.wire import calls, codec, frame, relay
+from nexar.transport.quic import protocol
+from nexar.transport.shm import handshake, ring_frames
+from nexar.transport.shm.ring import WITHDRAWN, SlotChunk
+from nexar.transport.tls import handshake as tls_hello
+from nexar.wire import frame, relay, rpc
 from tests.architecture.golden.sample import NODE, OTHER_NODE, THIRD_NODE, Sample, text
 
 NATIVE = "number of quic close code"
@@ -62,26 +64,26 @@ def format_samples() -> Iterator[Sample]:
 # ---------------------------------------------------------------- frames
 
 _KINDS = {
-    "eager": frame.Kind.EAGER, "envelope": frame.Kind.ENVELOPE, "grant": frame.Kind.GRANT,
-    "delivered": frame.Kind.DELIVERED, "refuse": frame.Kind.REFUSE, "withdraw": frame.Kind.WITHDRAW,
-    "credit": frame.Kind.CREDIT, "control": frame.Kind.CONTROL, "chunk": frame.Kind.CHUNK,
-    "finish": frame.Kind.FINISH, "hello": frame.Kind.HELLO, "terms": frame.Kind.TERMS,
-    "fallback": frame.Kind.FALLBACK, "relay": frame.Kind.RELAY, "room": frame.Kind.ROOM,
+    "eager": frame.FrameKind.EAGER, "envelope": frame.FrameKind.ENVELOPE, "grant": frame.FrameKind.GRANT,
+    "delivered": frame.FrameKind.DELIVERED, "refuse": frame.FrameKind.REFUSE, "withdraw": frame.FrameKind.WITHDRAW,
+    "credit": frame.FrameKind.CREDIT, "control": frame.FrameKind.CONTROL, "chunk": frame.FrameKind.CHUNK,
+    "finish": frame.FrameKind.FINISH, "hello": frame.FrameKind.HELLO, "terms": frame.FrameKind.TERMS,
+    "fallback": frame.FrameKind.FALLBACK, "relay": frame.FrameKind.RELAY, "room": frame.FrameKind.ROOM,
 }  # fmt: skip
 
 
 def _frame_headers() -> Iterator[Sample]:
     """Every field of every kind; the fields that mean something in a kind are a subset of these."""
     for word, kind in _KINDS.items():
-        shape = (2, 3) if kind in (frame.Kind.EAGER, frame.Kind.ENVELOPE) else ()
+        shape = (2, 3) if kind in (frame.FrameKind.EAGER, frame.FrameKind.ENVELOPE) else ()
         header = _header(kind, dimensions=len(shape))
         data = frame.encode(header)
         assert frame.decode(data) == header
         yield Sample(f"frame header {word}", data)
     yield Sample("frame header, defaults", frame.encode(frame.Frame()))
     yield Sample("frame header of a control message to a stranger", frame.control_header(9))
-    yield Sample("frame header of a piece of payload", codec.encode_chunk(0x0102030405060708, 0x1112131415161718, 77))
-    yield Sample("frame header of a half-close", codec.encode_finish(0x0102030405060708))
+    yield Sample("frame header of a piece of payload", frame.encode_chunk(0x0102030405060708, 0x1112131415161718, 77))
+    yield Sample("frame header of a half-close", frame.encode_finish(0x0102030405060708))
 
 
 def _header(kind: int, dimensions: int) -> frame.Frame:
@@ -141,26 +143,26 @@ def _relayed_frames() -> Iterator[Sample]:
 # ---------------------------------------------------------------- remote calls
 
 _WHATS = {
-    "call": calls.What.CALL, "call by number": calls.What.CALL_BY_NUMBER, "withdraw": calls.What.WITHDRAW,
-    "returned": calls.What.RETURNED, "raised": calls.What.RAISED, "unknown": calls.What.UNKNOWN,
-    "overloaded": calls.What.OVERLOADED, "cancelled": calls.What.CANCELLED, "expired": calls.What.EXPIRED,
+    "call": rpc.BodyKind.CALL, "call by number": rpc.BodyKind.CALL_BY_NUMBER, "withdraw": rpc.BodyKind.WITHDRAW,
+    "returned": rpc.BodyKind.RETURNED, "raised": rpc.BodyKind.RAISED, "unknown": rpc.BodyKind.UNKNOWN,
+    "overloaded": rpc.BodyKind.OVERLOADED, "cancelled": rpc.BodyKind.CANCELLED, "expired": rpc.BodyKind.EXPIRED,
 }  # fmt: skip
 
 
 def _remote_calls() -> Iterator[Sample]:
     for word, what in _WHATS.items():
-        body = calls.Body(what, text="text", number=7, seconds=1.5, pickled=True, pieces=(memoryview(b"piece"),))
+        body = rpc.Body(what, text="text", number=7, seconds=1.5, pickled=True, pieces=(memoryview(b"piece"),))
         yield _call(f"remote call body {word}", body)
     several = (memoryview(b"first"), memoryview(b"second"))
-    yield _call("remote call body of several pieces", calls.Body(calls.What.RETURNED, pieces=several))
-    yield _call("remote call body without pieces", calls.Body(calls.What.EXPIRED))
-    yield Sample("remote call of a function by name", bytes(calls.call("function", 2.5)))
-    yield Sample("remote call of a function by number", bytes(calls.call(3, 2.5)))
+    yield _call("remote call body of several pieces", rpc.Body(rpc.BodyKind.RETURNED, pieces=several))
+    yield _call("remote call body without pieces", rpc.Body(rpc.BodyKind.EXPIRED))
+    yield Sample("remote call of a function by name", bytes(rpc.call("function", 2.5)))
+    yield Sample("remote call of a function by number", bytes(rpc.call(3, 2.5)))
 
 
-def _call(key: str, body: calls.Body) -> Sample:
-    row = calls.encode(body)
-    assert calls.decode(row) == body
+def _call(key: str, body: rpc.Body) -> Sample:
+    row = rpc.encode(body)
+    assert rpc.decode(row) == body
     return Sample(key, bytes(row))
 
 
@@ -184,27 +186,27 @@ def _numbers() -> Iterator[Sample]:
         "remote call body": _WHATS,
         "tls connection": {"control": tls_hello.Half.CONTROL, "data": tls_hello.Half.DATA},
         "tls answer": {
-            "welcome": tls_hello.Verdict.WELCOME, "refused": tls_hello.Verdict.REFUSED,
-            "certificate refused": tls_hello.Verdict.NOT_BELIEVED,
+            "welcome": tls_hello.HelloAnswer.WELCOME, "refused": tls_hello.HelloAnswer.REFUSED,
+            "certificate refused": tls_hello.HelloAnswer.NOT_BELIEVED,
         },
         "quic stream": _STREAMS,
         "collective": {code.name.lower(): code for code in OperationCode},
         "reduction": {code.name.lower(): code for code in ReduceCode},
-        "algorithm": {code.name.lower(): code for code in Way},
+        "algorithm": {code.name.lower(): code for code in AlgorithmCode},
     }  # fmt: skip
     for what, table in tables.items():
         _check_complete(what, table)
         yield from (text(f"number of {what} {word}", str(int(code))) for word, code in table.items())
     yield from (text(f"number of dtype {dtype}", str(code)) for code in range(256) if (dtype := dtype_of(code)))
-    others = {"bytes": RAW, "object": form.OBJECT, "pickle": form.PICKLE, "buffers": form.BUFFERS}
+    others = {"bytes": RAW, "object": messages.OBJECT, "pickle": messages.PICKLE, "buffers": messages.BUFFERS}
     yield from (text(f"number of content {word}", str(code)) for word, code in others.items())
 
     kinds = {
-        "integer": values.INTEGER, "complex": values.COMPLEX, "tuple": values.TUPLE, "set": values.SET,
-        "frozenset": values.FROZENSET, "dict": values.PAIRS, "bytearray": values.BYTEARRAY, "array": values.ARRAY,
-        "array apart": values.ARRAY_APART, "number of NumPy": values.NUMBER, "datetime": values.DATETIME,
-        "date": values.DATE, "time": values.TIME, "timedelta": values.TIMEDELTA, "tensor": values.TENSOR,
-        "list": values.LIST, "bytes": values.BYTES,
+        "integer": serialization.INTEGER, "complex": serialization.COMPLEX, "tuple": serialization.TUPLE, "set": serialization.SET,
+        "frozenset": serialization.FROZENSET, "dict": serialization.PAIRS, "bytearray": serialization.BYTEARRAY, "array": serialization.ARRAY,
+        "array apart": serialization.ARRAY_APART, "number of NumPy": serialization.NUMBER, "datetime": serialization.DATETIME,
+        "date": serialization.DATE, "time": serialization.TIME, "timedelta": serialization.TIMEDELTA, "tensor": serialization.TENSOR,
+        "list": serialization.LIST, "bytes": serialization.BYTES,
     }  # fmt: skip
     yield from (text(f"number of object type {word}", str(code)) for word, code in kinds.items())
 
@@ -215,7 +217,7 @@ def _check_complete(what: str, table: dict[str, IntEnum]) -> None:
 
 
 def _fingerprints() -> Iterator[Sample]:
-    asked_for = way_of("ring", forced=True, deterministic=True)
+    asked_for = code_of_algorithm("ring", forced=True, deterministic=True)
     fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, way=7)
     yield text("fingerprint of a call", str(tuple(fingerprint)))
     yield text("fingerprint, algorithm that was asked for", str(asked_for))
@@ -226,7 +228,10 @@ def _fingerprints() -> Iterator[Sample]:
     for compressor in _COMPRESSORS.values():
         for feedback in (False, True):
             word = f"{compressor.name} {'with' if feedback else 'without'} residual"
-            yield text(f"fingerprint, compressor {word}", str(mark_of(compressor, feedback=feedback, piece_bytes=64)))
+            yield text(
+                f"fingerprint, compressor {word}",
+                str(code_of_compressor(compressor, feedback=feedback, piece_bytes=64)),
+            )
 
 
 # ---------------------------------------------------------------- communicators
@@ -255,28 +260,28 @@ class _Messages:
 
 def _settling_news() -> Iterator[Sample]:
     group: Any = _Messages()
-    assert settling.settle(group, settling.NEWCOMER, 0.0) == settling.ANYTHING
+    assert generation.exchange_completed(group, generation.NEWCOMER, 0.0) == generation.ANYTHING
     yield Sample("news of a settling generation, of a newcomer", group.sent)
-    mine = settling.Completed(generation=6, number=7)
-    assert settling.settle(group, mine, 0.0) == mine.number
+    mine = generation.CompletedCalls(generation=6, number=7)
+    assert generation.exchange_completed(group, mine, 0.0) == mine.number
     yield Sample("news of a settling generation", group.sent)
     yield text("news of a settling generation, space, sequence and step",
                 f"{int(group.about.space)} {group.about.sequence:x} {group.about.step}")  # fmt: skip
-    unknown = f"{settling.NOTHING} {settling.ANYTHING}"
+    unknown = f"{generation.NOTHING} {generation.ANYTHING}"
     yield text("news of a settling generation, no call and any call", unknown)
 
 
 def _parts() -> Iterator[Sample]:
     pieces = (memoryview(b"first"), memoryview(b""), memoryview(b"third"))
-    row = parts.flatten(pieces)
-    assert parts.unflatten(row) == pieces
+    row = multipart.flatten(pieces)
+    assert multipart.unflatten(row) == pieces
     # What is between the pieces is not read, and is whatever the memory held.
     shown = bytes(row[: 16 + 8 * len(pieces)]) + b"".join(pieces)
-    starts = [_address(piece) - _address(row) for piece in parts.unflatten(row) if piece]
+    starts = [_address(piece) - _address(row) for piece in multipart.unflatten(row) if piece]
     yield Sample("message in parts, all in one", shown)
     yield text("message in parts, all in one: where pieces begin, and the end", f"{starts} {len(row)}")
-    table = parts._head([70_000, 0, 5], 9)
-    assert parts.read_table(memoryview(table)) == parts.Table((70_000, 0, 5), 9, ())
+    table = multipart._head([70_000, 0, 5], 9)
+    assert multipart.read_table(memoryview(table)) == multipart.PieceTable((70_000, 0, 5), 9, ())
     yield Sample("message in parts, sizes", table)
 
 
@@ -324,7 +329,7 @@ def _objects() -> Iterator[Sample]:
     assert decode_object(encode_object(None, pickle=True), pickle=True) is None
     yield Sample("object pickled", b"".join(encode_object(None, pickle=True)))
     agreed = msgspec.msgpack.encode([bytes(part) for part in encode_object({"a": 1})])
-    assert surviving._read(agreed, "agree #1") == {"a": 1}
+    assert recovery_methods._read(agreed, "agree #1") == {"a": 1}
     yield Sample("agreed value", agreed, "msgpack")
 
 
@@ -347,7 +352,7 @@ def _check_equal(found: Any, value: Any) -> None:
 def _digests() -> Iterator[Sample]:
     """Ranks compute these numbers alone and must come to the same."""
     group: Any = _Messages()
-    ids = [split.id_of(group, way, 2, (0, 3)) for way in (split._SPLIT, split._GROUP)]
+    ids = [communicator.subgroup_id(group, way, 2, (0, 3)) for way in (communicator._SPLIT, communicator._GROUP)]
     yield text("id of a communicator from split", str(ids[0]))
     yield text("id of a communicator from group", str(ids[1]))
     yield text("id of the communicator that carries state to a joiner", str(state_transfer._id_of(NODE, OTHER_NODE)))
@@ -376,15 +381,17 @@ def _shared_memory_handshake() -> Iterator[Sample]:
 
 def _shared_memory_segment() -> Iterator[Sample]:
     """Both sides write a frame and a chunk: geometry, nonces, counters, records, descriptors and slots."""
-    dialer, descriptor = segment.create(segment.Geometry(ring_bytes=1 << 14, chunk_bytes=4096, slots=2))
+    dialer, descriptor = ring_frames.create_segment(
+        ring_frames.SegmentGeometry(ring_bytes=1 << 14, chunk_bytes=4096, slots=2)
+    )
     try:
-        listener = segment.attach(descriptor)
+        listener = ring_frames.attach_segment(descriptor)
         for side, byte in ((dialer, b"\x11"), (listener, b"\x22")):
-            side.write_nonce(byte * segment.NONCE_BYTES)
+            side.write_nonce(byte * ring_frames.NONCE_BYTES)
             assert side.writer.write(byte * 3, (byte * 2,), 5, 1 << 32 | 2 << 40)
-            side.slot_writer.write(Chunk(transfer=7, offset=8, length=4, total=9), memoryview(byte * 4))
-            side.slot_writer.write(Chunk(transfer=7, offset=8, length=0, total=WITHDRAWN), memoryview(b""))
-            side.words[segment.sleep_word(side.side)] = 0x55
+            side.slot_writer.write(SlotChunk(transfer=7, offset=8, length=4, total=9), memoryview(byte * 4))
+            side.slot_writer.write(SlotChunk(transfer=7, offset=8, length=0, total=WITHDRAWN), memoryview(b""))
+            side.words[ring_frames.sleep_word(side.side)] = 0x55
         content = os.pread(descriptor, 1 << 20, 0)
         listener.release()
     finally:
@@ -402,24 +409,24 @@ def _written(content: bytes) -> Iterator[str]:
 
 def _tls_hellos() -> Iterator[Sample]:
     for word, half in (("control", tls_hello.Half.CONTROL), ("data", tls_hello.Half.DATA)):
-        for verdict in tls_hello.Verdict:
-            hello = tls_hello.Hello(half, bytes(range(16)), half == tls_hello.Half.DATA, verdict, "reason")
-            data = tls_hello.encode_hello(hello)
+        for verdict in tls_hello.HelloAnswer:
+            hello = tls_hello.ConnectionHello(half, bytes(range(16)), half == tls_hello.Half.DATA, verdict, "reason")
+            data = tls_hello.encode_connection_hello(hello)
             header = frame.decode(data)
-            assert tls_hello.decode_hello(header, data[frame.HEADER_BYTES :]) == hello
+            assert tls_hello.decode_connection_hello(header, data[frame.HEADER_BYTES :]) == hello
             yield Sample(f"tls hello {word} {int(verdict)}", data)
 
 
 _STREAMS = {
-    "ordered": preamble.StreamType.ORDERED, "payload": preamble.StreamType.PAYLOAD,
-    "farewell": preamble.StreamType.FAREWELL,
+    "ordered": protocol.StreamType.ORDERED, "payload": protocol.StreamType.PAYLOAD,
+    "farewell": protocol.StreamType.FAREWELL,
 }  # fmt: skip
 
 
 def _quic_preambles() -> Iterator[Sample]:
     for word, stream in _STREAMS.items():
-        data = preamble.encode_preamble(stream, 0x0102030405060708, lane=2, size=0x1112131415161718)
-        assert preamble.decode_preamble(data) == (stream, 2, 0x0102030405060708, 0x1112131415161718)
+        data = protocol.encode_preamble(stream, 0x0102030405060708, lane=2, size=0x1112131415161718)
+        assert protocol.decode_preamble(data) == (stream, 2, 0x0102030405060708, 0x1112131415161718)
         yield Sample(f"quic preamble {word}", data)
 
 
@@ -427,7 +434,7 @@ def _quic_close_codes() -> Iterator[Sample]:
     """Only where the native package is installed: see NATIVE."""
     if quic.available() is not None:
         return
-    from nexar.transport.quic.endings import CloseCode
+    from nexar.transport.quic.protocol import CloseCode
 
     codes = {
         "done": CloseCode.DONE, "aborted": CloseCode.ABORTED, "misbehaved": CloseCode.MISBEHAVED,
@@ -442,8 +449,8 @@ def _quic_close_codes() -> Iterator[Sample]:
 
 def _records() -> Iterator[Sample]:
     """The record of rank 1 of two, after it has done everything that is written there. The time is blanked."""
-    memory = bytearray(2 * arena_records.RECORD_BYTES)
-    records = arena_records.Records(memoryview(memory), 1, 2)
+    memory = bytearray(2 * shared_region_layout.RECORD_BYTES)
+    records = shared_region_layout.RegionRecords(memoryview(memory), 1, 2)
     fingerprint = Fingerprint(operation=2, dtype=3, count=4, root=5, reduce_op=6, way=7)
     records.words[records.mine] = 0x11
     records.give_up(0x21)
@@ -455,7 +462,7 @@ def _records() -> Iterator[Sample]:
     assert announced is not None
     assert announced[0] == fingerprint
     assert records.taken(records.mine, 4) == fingerprint
-    assert records.has_given_up(records.mine, 0x21)
+    assert records.has_aborted(records.mine, 0x21)
     content = bytes(memory).replace(announced[1].to_bytes(8, sys.byteorder), b"\xff" * 8)
     records.release()
     yield text("shared region records", "\n".join([f"{len(content)} bytes", *_written(content)]))

@@ -15,18 +15,17 @@ from typing import Any
 
 import msgspec
 
-from nexar.cli.doctor import observations, questions
+from nexar.cli.doctor import observations
 from nexar.cluster import membership
-from nexar.cluster.change import Change, Departure
-from nexar.cluster.decisions.resize import Wish, decode_wish, encode_wish
-from nexar.cluster.decisions.vote import Vote
-from nexar.cluster.membership import Membership
+from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.decisions.resize import ResizeRequest, decode_resize_request, encode_resize_request
+from nexar.cluster.membership import Change, Departure, Membership
 from nexar.cluster.seed_state import _Stored
-from nexar.collectives import dump, stacks, trace_part
-from nexar.launch import exit_report, rendezvous_messages, seed_terms
-from nexar.launch.handover import _Note
-from nexar.wire import bulletin, frame, joining, messages
-from nexar.wire.handshake import Hello, decode_hello, encode_hello
+from nexar.collectives import flight_recorder, trace_writer
+from nexar.launch import exit_report, rendezvous, seed_process
+from nexar.launch.seed_process import _TicketFile
+from nexar.wire import control, frame, join, status
+from nexar.wire.hello import Hello, decode_hello, encode_hello
 from tests.architecture.golden.filling import Filler
 from tests.architecture.sources import PACKAGE, files, module_name
 
@@ -68,7 +67,7 @@ def _json(kind: Any) -> Codec:
 
 
 def _decode_join(data: bytes) -> Any:
-    return joining.decode_join(data, joining.MAX_JOIN_BYTES)
+    return join.decode_join(data, join.MAX_JOIN_BYTES)
 
 
 def _encode_membership(parts: Any) -> bytes:
@@ -83,64 +82,64 @@ def _decode_membership(data: bytes) -> Any:
 
 def _posted(kind: Any) -> Codec:
     return Codec(
-        lambda value: rendezvous_messages.encoded(value).encode(),
-        lambda data: rendezvous_messages.decoded(data.decode(), kind),
+        lambda value: rendezvous.encoded(value).encode(),
+        lambda data: rendezvous.decoded(data.decode(), kind),
         "json",
     )
 
 
-_CONTROL = Codec(messages.encode, messages.decode)
-_JOIN = Codec(joining.encode_join, _decode_join, "prefixed msgpack")
-_DOCTOR = Codec(questions.encode, questions.decode)
-_SEED_ANSWER = _json(seed_terms.SeedReady | seed_terms.SeedFailed)
+_CONTROL = Codec(control.encode, control.decode)
+_JOIN = Codec(join.encode_join, _decode_join, "prefixed msgpack")
+_DOCTOR = Codec(observations.encode_probe, observations.decode_probe)
+_SEED_ANSWER = _json(seed_process.SeedReady | seed_process.SeedFailed)
 
 _NAMED: dict[str, tuple[type, Codec]] = {
     "hello": (Hello, Codec(encode_hello, decode_hello, "prefixed msgpack")),
-    "control message culprit": (messages.Culprit, _msgpack(messages.Culprit)),
-    "control message doing": (messages.Doing, _msgpack(messages.Doing)),
-    "control message ballot number": (messages.Number, _msgpack(messages.Number)),
-    "control message of unknown type": (messages.Unknown, _msgpack(messages.Unknown)),
-    "status bulletin": (bulletin.Bulletin, Codec(bulletin.encode_bulletin, bulletin.decode_bulletin)),
-    "status bulletin traffic": (bulletin.Traffic, _msgpack(bulletin.Traffic)),
-    "status bulletin late": (bulletin.Late, _msgpack(bulletin.Late)),
-    "status board": (bulletin.Board, _msgpack(bulletin.Board)),
-    "status board row": (bulletin.Row, _msgpack(bulletin.Row)),
+    "control message culprit": (control.Blamed, _msgpack(control.Blamed)),
+    "control message doing": (control.CurrentCall, _msgpack(control.CurrentCall)),
+    "control message ballot number": (control.BallotNumber, _msgpack(control.BallotNumber)),
+    "control message of unknown type": (control.Unknown, _msgpack(control.Unknown)),
+    "status bulletin": (status.StatusReport, Codec(status.encode_status_report, status.decode_status_report)),
+    "status bulletin traffic": (status.PeerTraffic, _msgpack(status.PeerTraffic)),
+    "status bulletin late": (status.LateRank, _msgpack(status.LateRank)),
+    "status board": (status.StatusPage, _msgpack(status.StatusPage)),
+    "status board row": (status.StatusRow, _msgpack(status.StatusRow)),
     "membership": (membership._Encoded, Codec(_encode_membership, _decode_membership)),
     "membership member": (membership.Member, Codec(membership.encode_member, membership.decode_member)),
-    "membership attendant": (membership.Attendant, _msgpack(membership.Attendant)),
+    "membership attendant": (membership.PinnedNode, _msgpack(membership.PinnedNode)),
     "membership change": (Change, Codec(Change.encode, Change.decode)),
     "membership change departure": (Departure, _msgpack(Departure)),
     "vote": (Vote, Codec(Vote.encode, Vote.decode)),
-    "checkpoint wish": (Wish, Codec(encode_wish, decode_wish)),
+    "checkpoint wish": (ResizeRequest, Codec(encode_resize_request, decode_resize_request)),
     "seed state identity": (_Stored, _msgpack(_Stored)),
-    "ticket file": (_Note, _json(_Note)),
-    "seed process terms": (seed_terms.SeedTerms, _json(seed_terms.SeedTerms)),
-    "seed process ready": (seed_terms.SeedReady, _SEED_ANSWER),
-    "seed process failed": (seed_terms.SeedFailed, _SEED_ANSWER),
+    "ticket file": (_TicketFile, _json(_TicketFile)),
+    "seed process terms": (seed_process.SeedTerms, _json(seed_process.SeedTerms)),
+    "seed process ready": (seed_process.SeedReady, _SEED_ANSWER),
+    "seed process failed": (seed_process.SeedFailed, _SEED_ANSWER),
     "exit report of a rank": (exit_report.ExitReport, _json(exit_report.ExitReport)),
-    "torch rendezvous round": (rendezvous_messages.Round, _posted(rendezvous_messages.Round)),
-    "torch rendezvous hello": (rendezvous_messages.Hello, _posted(rendezvous_messages.Hello)),
-    "torch rendezvous answer": (rendezvous_messages.Answer, _posted(rendezvous_messages.Answer)),
-    "dump": (dump.Dump, Codec(dump.encode, dump.decode, "json")),
-    "dump call": (dump.Called, _json(dump.Called)),
-    "dump peer": (dump.Peer, _json(dump.Peer)),
-    "dump communicator": (dump.Seat, _json(dump.Seat)),
-    "dump thread": (stacks.Stack, _json(stacks.Stack)),
-    "trace part": (trace_part.Part, Codec(trace_part._encoder.encode, trace_part.decode_part)),
+    "torch rendezvous round": (rendezvous.RendezvousRound, _posted(rendezvous.RendezvousRound)),
+    "torch rendezvous hello": (rendezvous.RendezvousHello, _posted(rendezvous.RendezvousHello)),
+    "torch rendezvous answer": (rendezvous.RendezvousAnswer, _posted(rendezvous.RendezvousAnswer)),
+    "dump": (flight_recorder.Dump, Codec(flight_recorder.encode_dump, flight_recorder.decode_dump, "json")),
+    "dump call": (flight_recorder.RecordedCall, _json(flight_recorder.RecordedCall)),
+    "dump peer": (flight_recorder.DumpedPeer, _json(flight_recorder.DumpedPeer)),
+    "dump communicator": (flight_recorder.DumpedCommunicator, _json(flight_recorder.DumpedCommunicator)),
+    "dump thread": (flight_recorder.ThreadStack, _json(flight_recorder.ThreadStack)),
+    "trace part": (trace_writer.TracePart, Codec(trace_writer._encoder.encode, trace_writer.decode_trace_part)),
     "doctor version": (observations.Version, _json(observations.Version)),
     "doctor interface": (observations.Attachment, _json(observations.Attachment)),
-    "doctor round trip": (observations.Trip, _json(observations.Trip)),
-    "doctor listening": (observations.Door, _json(observations.Door)),
-    "doctor memory": (observations.Room, _json(observations.Room)),
+    "doctor round trip": (observations.RoundTrip, _json(observations.RoundTrip)),
+    "doctor listening": (observations.ListenPort, _json(observations.ListenPort)),
+    "doctor memory": (observations.FreeSpace, _json(observations.FreeSpace)),
     "doctor limits": (observations.Limits, _json(observations.Limits)),
     "doctor machine": (observations.Machine, _json(observations.Machine)),
     "doctor reach": (observations.Reach, _json(observations.Reach)),
-    "doctor report": (observations.Report, _json(observations.Report)),
-    "doctor finding": (observations.Finding, _json(observations.Finding)),
+    "doctor report": (observations.DoctorReport, _json(observations.DoctorReport)),
+    "doctor finding": (observations.DoctorFinding, _json(observations.DoctorFinding)),
     **{f"doctor message {kind.__struct_config__.tag}": (kind, _DOCTOR)
-       for kind in (questions.Ask, questions.Answer, questions.Hand, questions.Conclude)},
-    **{f"control message {kind.__struct_config__.tag}": (kind, _CONTROL) for kind in messages.KNOWN},
-    **{f"join message {kind.__struct_config__.tag}": (kind, _JOIN) for kind in joining.KNOWN_JOIN},
+       for kind in (observations.ProbeRequest, observations.ProbeReply, observations.ReportMessage, observations.ConclusionMessage)},
+    **{f"control message {kind.__struct_config__.tag}": (kind, _CONTROL) for kind in control.KNOWN},
+    **{f"join message {kind.__struct_config__.tag}": (kind, _JOIN) for kind in join.KNOWN_JOIN},
 }  # fmt: skip
 _BY_HAND: dict[str, type] = {"frame header": frame.Frame}
 """Structs whose samples are in formats.py: their fields have widths that their types do not tell."""

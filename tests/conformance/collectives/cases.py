@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nexar.arrays.operations import ReduceCode, check, identity, reduction_of
+from nexar.arrays.operators import ReduceCode, check, identity, reduction_of
 from nexar.arrays.reduce import finish, folder, rounds
-from nexar.collectives.operations import OperationCode
-from nexar.collectives.schedules.catalog import CATALOG
+from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.schedules.registry import ALGORITHMS
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
 from tests.conformance.schedules.test_arithmetic import DTYPES, NAMES, assert_right, assert_rounded_once, bring
@@ -185,7 +185,7 @@ def _compare_reduced(
     if len(pieces) == 1 and reduction.name in {"land", "lor", "lxor"}:
         pieces = [pieces[0] != 0]  # NumPy's reduction of one array is that array; ours gives 0 and 1 then too
     assert_right(got, pieces, reduction, dtype)
-    forced_and_large = "algorithm" in dict(case.more) and whole_bytes >= comm._assembly.config.large_msg_bytes
+    forced_and_large = "algorithm" in dict(case.more) and whole_bytes >= comm._context.config.large_msg_bytes
     if rounds(reduction, dtype) and not forced_and_large:
         assert_rounded_once(got, pieces, reduction, dtype)
 
@@ -288,7 +288,7 @@ def every_verb(size: int, counts: Sequence[int], dtypes: Sequence[str] = ("float
 def every_algorithm(size: int, counts: Sequence[int]) -> list[Case]:
     """Each that can be forced, by name; of those that fold, deterministic too."""
     found = []
-    for operation, algorithms in CATALOG.items():
+    for operation, algorithms in ALGORITHMS.items():
         verb = operation.name.lower()
         if operation is OperationCode.SCATTER:
             continue  # only the root knows how much there is: it has no choice

@@ -34,7 +34,7 @@ def await_news(world: Sequence[Communicator], sequence: int) -> None:
     get its result.
     """
     deadline = time.monotonic() + PATIENCE
-    while not all(sequence in comm._assembly.journal._given_up for comm in world):
+    while not all(sequence in comm._context.call_log._aborted for comm in world):
         assert time.monotonic() < deadline, f"not everybody has heard that #{sequence} was given up"
         time.sleep(0.001)
 

@@ -4,23 +4,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nexar.arrays.partition import Span, split
-from nexar.collectives.operations import OperationCode as Op
-from nexar.collectives.schedule import check
+from nexar.arrays.views import Span, split
+from nexar.collectives.fingerprint import OperationCode as Op
+from nexar.collectives.schedule import check_schedules
 from nexar.collectives.schedules.blocks import equal
-from nexar.collectives.schedules.catalog import CATALOG, Shape, buffers, steps
+from nexar.collectives.schedules.registry import ALGORITHMS, Shape, buffers, steps
 from tests.conformance.schedules.interpreter import Arithmetic, Interpreter
 
 WORLDS = [*range(1, 10), 16, 17, 33]
 REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER, Op.SCAN, Op.EXCLUSIVE_SCAN}
 ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
 PIPELINED = {"pipelined_ring", "chain", "direct"}
-ALL = [(operation, name) for operation, names in CATALOG.items() for name in names]
-ORDERED = [(operation, name) for operation, name in ALL if operation in REDUCING and CATALOG[operation][name].ordered]
+ALL = [(operation, name) for operation, names in ALGORITHMS.items() for name in names]
+ORDERED = [
+    (operation, name) for operation, name in ALL if operation in REDUCING and ALGORITHMS[operation][name].ordered
+]
 
 
 class Case(NamedTuple):
-    """See nexar.collectives.choose.steps."""
+    """See nexar.collectives.selection.steps."""
 
     operation: Op
     name: str
@@ -81,7 +83,7 @@ def play(case: Case, brought, arithmetic: Arithmetic):
     ranks = range(case.size)
     schedules = [steps(case.name, case.operation, _shape(case, rank)) for rank in ranks]
     memories = [_memory(case, rank, brought[rank]) for rank in ranks]
-    check(schedules, [list(map(len, memory)) for memory in memories])
+    check_schedules(schedules, [list(map(len, memory)) for memory in memories])
     Interpreter(schedules, memories, arithmetic).run()
     return [_got(case, rank, memories[rank]) for rank in ranks]
 

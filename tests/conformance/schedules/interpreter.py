@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nexar.collectives.schedule import Fold, How, Local, Part, Step
+from nexar.collectives.schedule import Combine, LocalCopy, LocalFold, Range, Step
 
 
 class Deadlock(AssertionError):
@@ -67,24 +67,24 @@ class Interpreter:
             return False
         for way, receive in zip(ways, step.receives, strict=True):
             self._put(self._at(rank, receive.part), self._in_flight.pop(way), receive.how)
-        for work in step.then:
+        for work in step.map_result:
             self._do(rank, work)
         return True
 
-    def _do(self, rank: int, work: Local | Fold) -> None:
+    def _do(self, rank: int, work: LocalCopy | LocalFold) -> None:
         into = self._at(rank, work.into)
-        if isinstance(work, Fold):
+        if isinstance(work, LocalFold):
             self._arithmetic.fold(into, [self._at(rank, source) for source in work.sources])
         else:
             self._put(into, self._at(rank, work.source), work.how)
 
-    def _put(self, into, data, how: How) -> None:
-        if how is How.COPY:
+    def _put(self, into, data, how: Combine) -> None:
+        if how is Combine.COPY:
             np.copyto(into, data)
-        elif how is How.LEFT:
+        elif how is Combine.BEFORE:
             self._arithmetic.combine(into, data, into)
         else:
             self._arithmetic.combine(into, into, data)
 
-    def _at(self, rank: int, part: Part):
+    def _at(self, rank: int, part: Range):
         return self._memories[rank][part.buffer][part.start : part.stop]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nexar.arrays.dtypes import dtype_of, kind_of
-from nexar.arrays.operations import ReduceCode, check, reduction_of
+from nexar.arrays.operators import ReduceCode, check, reduction_of
 from nexar.arrays.reduce import combine, finish, fold
-from nexar.collectives.operations import OperationCode as Op
+from nexar.collectives.fingerprint import OperationCode as Op
 from nexar.errors import UsageError
 from tests.conformance.schedules.cases import ALL, REDUCING, Case, play, wanted
 

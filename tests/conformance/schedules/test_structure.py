@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from nexar.collectives.operations import OperationCode as Op
-from nexar.collectives.schedule import How, Part, Receive, Send, Step
-from nexar.collectives.schedules.catalog import CATALOG, Shape, steps
+from nexar.collectives.fingerprint import OperationCode as Op
+from nexar.collectives.schedule import Combine, Range, RecvStep, SendStep, Step
+from nexar.collectives.schedules.registry import ALGORITHMS, Shape, steps
 from tests.conformance.schedules.arithmetics import Neighbours, Sums
 from tests.conformance.schedules.cases import ALL, ORDERED, PIPELINED, REDUCING, ROOTED, WORLDS, Case, compare
 from tests.conformance.schedules.interpreter import Deadlock, Interpreter
@@ -46,7 +46,7 @@ def test_what_does_not_promise_rank_order_does_not_keep_it(operation, name):
 
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come():
-    for name in CATALOG[Op.BARRIER]:
+    for name in ALGORITHMS[Op.BARRIER]:
         for size in WORLDS:
             _watch_a_barrier(name, size)
 
@@ -71,8 +71,8 @@ def _watch_a_barrier(name, size):
 
 
 def test_a_deadlock_is_seen():
-    here = Part(0, 0, 1)
-    late = [Step(receives=(Receive(1, here, 0, How.COPY),)), Step(sends=(Send(1, here, 0),))]
-    other = [Step(receives=(Receive(0, here, 0, How.COPY),)), Step(sends=(Send(0, here, 0),))]
+    here = Range(0, 0, 1)
+    late = [Step(receives=(RecvStep(1, here, 0, Combine.COPY),)), Step(sends=(SendStep(1, here, 0),))]
+    other = [Step(receives=(RecvStep(0, here, 0, Combine.COPY),)), Step(sends=(SendStep(0, here, 0),))]
     with pytest.raises(Deadlock, match=r"ranks \[0, 1\] at steps \[0, 0\]"):
         Interpreter([late, other], [[np.zeros(1)], [np.zeros(1)]], Sums()).run()

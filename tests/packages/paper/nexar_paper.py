@@ -1,6 +1,6 @@
 """A transport of a package that is not nexar's: TLS under another name, at a port of its own."""
 
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.base import Acceptor, Carrier, Expected, Waker
 from nexar.transport.tls import TlsTransport
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nexar.arrays.device_adapter import DeviceAdapter, Finished
+from nexar.arrays.device_adapter import CopyDone, DeviceAdapter
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 
 
@@ -26,7 +26,7 @@ def test_a_device_need_have_no_streams_no_memory_of_its_own_and_no_arithmetic() 
 
 
 def test_copies_that_are_over_at_once_are_done() -> None:
-    assert Finished().done()
+    assert CopyDone().done()
 
 
 def test_the_rest_must_be_said() -> None:

@@ -1,15 +1,102 @@
+"""Allocations of a call: what cannot be had is replaced by a placeholder, and the failure is kept."""
+
 import array
+import ctypes
 import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from nexar.arrays.operand import adapt
-from nexar.arrays.registration import Registration
+from nexar.arrays.devices import DeviceRegistry
+from nexar.arrays.operand import Allocations, adapt, number_of, numpy_array_of
 from nexar.errors import UsageError
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
+
+HUGE = 1 << 56  # elements: more than a process can address
+
+
+def refused() -> NDArray[Any]:
+    raise MemoryError("on purpose")
+
+
+def test_what_can_be_had_is_what_was_asked_for() -> None:
+    memory = Allocations()
+    array = np.arange(6.0).reshape(2, 3)
+    assert memory.copy(array).tolist() == array.tolist()
+    assert memory.empty(4, np.dtype(np.int8)).shape == (4,)
+    assert memory.adapt(array.T).array.tolist() == array.T.tolist()
+    room = memory.room(adapt(array), (5, 3))
+    assert (room.array.shape, room.array.dtype) == ((5, 3), array.dtype)
+    assert memory.error is None
+
+
+def test_a_failed_allocation_becomes_a_placeholder_and_the_first_error_stands() -> None:
+    memory = Allocations()
+    found = memory.take(refused, (2, 3), np.dtype(np.float32))
+    assert (found.shape, found.dtype, found.nbytes) == ((2, 3), np.float32, 24)
+    first = memory.error
+    room = memory.room(adapt(np.zeros(1)), (HUGE,))
+    assert room.array.size == HUGE
+    assert room.array.reshape(-1)[3:5].shape == (2,)
+    assert first is not None
+    assert memory.error is first
+
+
+def test_an_array_that_cannot_be_copied_keeps_its_shape() -> None:
+    memory = Allocations()
+    columns = np.broadcast_to(np.float16(1), (HUGE, 3))  # not contiguous, so it would be copied
+    given = memory.adapt(columns)
+    assert (given.array.shape, given.array.dtype) == ((HUGE, 3), np.float16)
+    assert not given.shares
+    assert isinstance(memory.error, MemoryError)
+
+
+def test_a_placeholder_cannot_be_written() -> None:
+    found = Allocations().take(refused, (2,), np.dtype(np.int8))
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 1
+
+
+def test_a_masked_array_is_refused_because_its_mask_would_be_lost() -> None:
+    with pytest.raises(UsageError, match="masked elements have no meaning"):
+        numpy_array_of(np.ma.masked_array([1, 2], [True, False]), writable=False)
+
+
+def test_a_buffer_of_something_else_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"cannot be sent or reduced|holds no numbers"):
+        adapt(memoryview(b"abc").cast("c"))
+    with pytest.raises(UsageError, match=r"a buffer of format .* holds no numbers"):
+        adapt(memoryview((ctypes.c_void_p * 2)()))
+
+
+class Odd:
+    """On a device that NumPy cannot read."""
+
+    def __dlpack__(self, **_: object) -> Any:
+        raise BufferError("on another device")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_what_dlpack_cannot_give_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match=r"a Odd cannot be taken by DLPack \(.*\); copy it to the CPU"):
+        numpy_array_of(Odd(), writable=False)
+
+
+@pytest.mark.parametrize("value", [None, "3", [3], np.zeros(1), np.zeros(())])
+def test_what_is_no_number_is_none(value: object) -> None:
+    assert number_of(value) is None
+
+
+@pytest.mark.parametrize("value", [np.longdouble(1), np.datetime64("2020-01-01"), np.str_("a")])
+def test_numbers_that_cannot_travel_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="cannot be sent or reduced"):
+        number_of(value)
+
 
 DTYPES = [
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32,
@@ -203,9 +290,9 @@ def test_messages_name_every_dtype_that_is_allowed() -> None:
 @pytest.fixture
 def slates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device is known."""
-    adapters = Registration()
+    adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
 
 
 @pytest.mark.usefixtures("slates")

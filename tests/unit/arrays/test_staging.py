@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexar.arrays.device_adapter import Outline
-from nexar.arrays.staging import HostMemory, Mirror, Staging, gather, rounded, scatter
+from nexar.arrays.staging import HostMemory, StagedArray, Staging, gather, rounded, scatter
 from nexar.errors import DeviceError, UsageError
 from tests.packages.slate.nexar_slate import Engine, Slate, SlateAdapter
 
@@ -175,8 +175,8 @@ def test_memory_that_is_not_ours_is_waited_for(staging: Staging) -> None:
 
 
 @pytest.mark.parametrize(("broken", "act"), [
-    ("stage_out", Mirror.read),
-    ("done", Mirror.read),
+    ("stage_out", StagedArray.read),
+    ("done", StagedArray.read),
     ("stage_in", lambda mirror: mirror.write(np.zeros(2))),
     ("stage_in", lambda mirror: mirror.made(np.zeros(2))),
 ])  # fmt: skip

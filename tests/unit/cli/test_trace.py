@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nexar.cli.main import app
-from nexar.collectives.dump import Dump, encode
+from nexar.collectives.flight_recorder import Dump, encode_dump
 from tests.unit.observe.recorded import called, done, dump
 
 MISSING = [
@@ -21,7 +21,7 @@ def ask(directory: Path, *options: str) -> tuple[int, str]:
 
 def store(directory: Path, dumps: list[Dump]) -> None:
     for number, each in enumerate(dumps):
-        (directory / f"{number}.json").write_bytes(encode(each))
+        (directory / f"{number}.json").write_bytes(encode_dump(each))
 
 
 def test_who_diverged_is_printed_in_a_sentence_and_is_status_1(tmp_path: Path) -> None:

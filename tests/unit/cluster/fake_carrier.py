@@ -3,8 +3,8 @@
 from typing import cast
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Sink
-from nexar.wire.frame import Frame, Kind, Lane
-from nexar.wire.joining import MAX_JOIN_BYTES, JoinMessage, decode_join, encode_join
+from nexar.wire.frame import Frame, FrameKind, Lane
+from nexar.wire.join import MAX_JOIN_BYTES, JoinMessage, decode_join, encode_join
 
 
 class FakeCarrier:
@@ -51,7 +51,7 @@ class FakeCarrier:
 
     # -- the other side
 
-    def say(self, body: bytes, kind: int = Kind.CONTROL) -> None:
+    def say(self, body: bytes, kind: int = FrameKind.CONTROL) -> None:
         assert self.sink is not None
         self.sink.frame_arrived(as_carrier(self), Frame(kind=kind, body=len(body)), memoryview(body))
 

@@ -40,10 +40,10 @@ class Ring(Meshes):
         self.faults.add(self.on_way(RefuseDial, one, other), self.on_way(RefuseDial, other, one))
 
     def relayed_by(self, rank: int) -> int:
-        return self.meshes[rank].relaying.station.relayed
+        return self.meshes[rank].relay_routes.station.relayed
 
     def route(self, rank: int, to: int) -> list[int]:
         """Ranks, as the link goes now."""
-        (carrier,) = (self.meshes[rank].links()[self.nodes[to].id]._line.carriers[each] for each in ("relay",))
+        (carrier,) = (self.meshes[rank].links()[self.nodes[to].id]._state.carriers[each] for each in ("relay",))
         ids = [node.id for node in self.nodes]
         return [ids.index(node) for node in carrier.route]  # type: ignore[attr-defined]

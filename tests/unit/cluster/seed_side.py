@@ -9,18 +9,17 @@ from typing import Any, cast
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.node import Node
-from nexar.cluster.recall import Recall
 from nexar.config import Config
 from nexar.security.authority import Authority, make_key
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust, read_request
 from nexar.security.invitation import Invitation
 from nexar.security.proof import make_nonce, prove
-from nexar.security.request import read_request
 from nexar.transport.base import Buffer, Carrier, Expected, Peer
 from nexar.wire.frame import Lane
-from nexar.wire.handshake import Hello, decode_hello
-from nexar.wire.joining import Apply, Challenge, JoinMessage, Renew, Reserve, Welcome
+from nexar.wire.hello import Hello, decode_hello
+from nexar.wire.join import Challenge, JoinMessage, JoinRequest, Renew, ReserveRanks, Welcome
 from tests.ranks import PATIENCE
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
 
@@ -91,13 +90,13 @@ class Opening(SeedSide):
         self.challenge()
 
     def told(self, message: JoinMessage) -> None:
-        if isinstance(message, (Apply, Reserve)):
+        if isinstance(message, (JoinRequest, ReserveRanks)):
             self.say_message(self.welcome(message))
             for word in self.then:
                 self.say_message(word)
 
-    def welcome(self, message: Apply | Reserve) -> Welcome:
-        ranks = (3, 1) if isinstance(message, Reserve) else (None, None)
+    def welcome(self, message: JoinRequest | ReserveRanks) -> Welcome:
+        ranks = (3, 1) if isinstance(message, ReserveRanks) else (None, None)
         return Welcome(
             cluster=self.authority.cluster,
             certificate=self.certify(message),
@@ -108,7 +107,7 @@ class Opening(SeedSide):
             group_rank=ranks[1],
         )
 
-    def certify(self, message: Apply | Reserve | Renew) -> bytes:
+    def certify(self, message: JoinRequest | ReserveRanks | Renew) -> bytes:
         """PEM, for whoever asked."""
         assert self.hello is not None
         return certificate_for(self.authority, message.request, self.hello.node)
@@ -130,7 +129,7 @@ class FakeNode:
 
     def __init__(self, *answers: Callable[[], FakeCarrier]) -> None:
         self.key = make_key()
-        self.recall = Recall()
+        self.cancel_token = CancelToken()
         self.config = Config()
         self.dialer = self
         self.dials: list[tuple[Mapping[str, Sequence[str]], Expected]] = []

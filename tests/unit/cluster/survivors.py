@@ -3,13 +3,12 @@
 from collections import deque
 from typing import Any, cast
 
-from nexar.cluster.change import Change
-from nexar.cluster.decisions.succession_events import Lost, Probed, Stall, Word
-from nexar.cluster.membership import Membership
-from nexar.cluster.recovery import Recovery
+from nexar.cluster.decisions.membership_events import MembershipMessage, NoProgress, PeerLossFound, ProbeFinished
+from nexar.cluster.membership import Change, Membership
+from nexar.cluster.membership_service import MembershipService
 from nexar.config import Config
 from nexar.errors import PeerLost
-from nexar.wire.messages import Message
+from nexar.wire.control import Message
 from tests.unit.cluster.memory_mesh import eventually
 
 
@@ -33,13 +32,13 @@ class Survivor:
         """What was done here, in order."""
         self.present = membership
         """The newest that it was told of."""
-        self.recovery = Recovery(
+        self.recovery = MembershipService(
             cast(Any, self), cast(Any, self), membership, heir=self, probe=self.probe, tell_seed=self.tell_seed
         )
 
     # -- node and mesh
 
-    def aside(self, task: Any) -> None:
+    def run_in_thread(self, task: Any) -> None:
         task()
 
     def find(self, node: int) -> "Way | None":
@@ -60,7 +59,7 @@ class Survivor:
     def probe(self, node: int) -> None:
         """The answer is there before the question has been finished."""
         self.probed.append(node)
-        self.recovery.put(Probed(node, "it does not answer" if node in self.world.dead else None))
+        self.recovery.put(ProbeFinished(node, "it does not answer" if node in self.world.dead else None))
 
     def tell_seed(self, word: Message) -> bool:
         self.seed.append(word)
@@ -76,7 +75,7 @@ class Survivor:
         before, self.present = self.present, after
         self.story.append((change, [member.node for member in before.members], [m.node for m in after.members]))
 
-    def stalled(self, stall: Stall) -> None:
+    def stalled(self, stall: NoProgress) -> None:
         self.story.append(stall)
 
     def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
@@ -95,7 +94,7 @@ class Way:
         self.peer = there
         self.failure = PeerLost(node=there, cause="the link was lost") if there in here.severed else None
 
-    def send_control(self, word: Word) -> None:
+    def send_control(self, word: MembershipMessage) -> None:
         if self._here.id in self._here.world.broken:
             raise PeerLost(node=self._there, cause="the link was lost")
         self._here.world.words.append((self._here.id, self._there, word))
@@ -106,7 +105,7 @@ class Survivors:
 
     def __init__(self, membership: Membership, **settings: Any) -> None:
         config = Config(**settings)
-        self.words: deque[tuple[int, int, Word]] = deque()
+        self.words: deque[tuple[int, int, MembershipMessage]] = deque()
         self.dead: set[int] = set()
         """They hear and say nothing, and do not answer a probe."""
         self.broken: set[int] = set()
@@ -132,7 +131,7 @@ class Survivors:
         self.dead |= set(nodes)
         for survivor in self.alive():
             for node in nodes:
-                survivor.recovery.put(Lost(node, f"node {node} was killed"))
+                survivor.recovery.put(PeerLossFound(node, f"node {node} was killed"))
 
     def alive(self) -> list[Survivor]:
         return [self.nodes[node] for node in self.nodes if node not in self.dead]

@@ -1,8 +1,16 @@
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_interface
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 
 import pytest
 
-from nexar.cluster.addresses import MAX_ADDRESSES, Interface, add_seen, candidate_addresses, own_networks, own_numbers
+from nexar.cluster.addresses import (
+    MAX_ADDRESSES,
+    Interface,
+    add_seen_address,
+    candidate_addresses,
+    dial_order,
+    own_ip_addresses,
+    own_networks,
+)
 from nexar.errors import ConfigError
 
 DUAL = "[::]:4000"
@@ -85,22 +93,22 @@ TOLD = ("10.0.0.7:4000", "192.168.5.7:4000", "[fd00::7]:4000", "127.0.0.1:4000",
 
 @pytest.mark.parametrize("seen", ["192.168.5.7", "[fd00::7]", "10.0.0.7"])
 def test_what_the_seed_saw_goes_first_if_it_is_among_those_told(seen):
-    found = add_seen({"quic": TOLD, "tls": TOLD[1:]}, f"{seen}:55555")
+    found = add_seen_address({"quic": TOLD, "tls": TOLD[1:]}, f"{seen}:55555")
     assert found["quic"] == (f"{seen}:4000", *(address for address in TOLD if address != f"{seen}:4000"))
     assert set(found["tls"]) == {*TOLD[1:], f"{seen}:4000"}
 
 
 def test_what_the_seed_saw_goes_behind_those_told_and_before_loopback_if_it_is_a_routers():
-    assert add_seen({"tls": TOLD}, "203.0.113.9:55555")["tls"] == (*TOLD[:3], "203.0.113.9:4000", *TOLD[3:])
+    assert add_seen_address({"tls": TOLD}, "203.0.113.9:55555")["tls"] == (*TOLD[:3], "203.0.113.9:4000", *TOLD[3:])
 
 
 @pytest.mark.parametrize("seen", ["127.0.0.1:5", "[::1]:5", "[fe80::7%eth0]:5", "unknown:5", "no address"])
 def test_what_the_seed_saw_is_ignored_where_it_tells_nothing(seen):
-    assert add_seen({"tls": TOLD}, seen) == {"tls": TOLD}
+    assert add_seen_address({"tls": TOLD}, seen) == {"tls": TOLD}
 
 
 def test_what_the_seed_saw_is_nothing_to_addresses_of_another_form():
-    assert add_seen({"other": ("a place",), "none": ()}, "203.0.113.9:5") == {"other": ("a place",), "none": ()}
+    assert add_seen_address({"other": ("a place",), "none": ()}, "203.0.113.9:5") == {"other": ("a place",), "none": ()}
 
 
 def test_what_is_to_be_advertised_is_advertised_and_nothing_else():
@@ -139,6 +147,53 @@ def test_networks_that_say_something_are_those_of_ordinary_interfaces():
 
 
 def test_every_address_is_our_own():
-    numbers = own_numbers(HOST)
+    numbers = own_ip_addresses(HOST)
     assert IPv4Address("172.17.0.1") in numbers
     assert len(numbers) == 10
+
+
+ADVERTISED = {
+    "tls": ("10.0.0.7:1", "192.168.5.7:1", "172.17.0.1:1", "127.0.0.1:1"),
+    "quic": ("10.0.0.7:1", "192.168.5.7:1", "172.17.0.1:1", "127.0.0.1:1"),
+    "shm": ("shm://000000000000000b:00@/tmp/x",),
+}
+SCHEMES = ("shm", "quic", "tls")
+
+
+def test_a_peer_on_this_host_is_dialed_through_memory_or_on_loopback_first():
+    order = dial_order(ADVERTISED, schemes=SCHEMES, same_host=True, own=[ip_address("10.0.0.7")])
+    assert list(order) == ["shm", "quic", "tls"]
+    assert order["quic"][0] == "127.0.0.1:1"
+    assert "10.0.0.7:1" in order["quic"]
+
+
+def test_a_peer_elsewhere_is_dialed_on_a_network_that_both_are_on_first():
+    order = dial_order(ADVERTISED, schemes=SCHEMES, same_host=False, networks=[ip_network("192.168.5.0/24")])
+    assert list(order) == ["quic", "tls"]
+    assert order["tls"] == ("192.168.5.7:1", "10.0.0.7:1", "172.17.0.1:1")
+
+
+def test_an_address_of_ours_is_not_dialed_to_reach_somebody_else():
+    order = dial_order(ADVERTISED, schemes=SCHEMES, same_host=False, own=[ip_address("172.17.0.1")])
+    assert order["quic"] == ("10.0.0.7:1", "192.168.5.7:1")
+
+
+def test_a_peer_that_has_no_other_addresses_than_ours_shares_our_network_whatever_its_host_is_called():
+    own = [ip_address(host) for host in ("10.0.0.7", "192.168.5.7", "172.17.0.1", "127.0.0.1")]
+    order = dial_order(ADVERTISED, schemes=SCHEMES, same_host=False, own=own)
+    assert list(order) == ["quic", "tls"]
+    assert order["quic"][0] == "127.0.0.1:1"
+
+
+def test_a_peer_that_has_only_addresses_of_ours_is_on_our_network_under_another_host_id():
+    own = [ip_address(text) for text in ("10.0.0.7", "192.168.5.7", "172.17.0.1", "127.0.0.1")]
+    order = dial_order(ADVERTISED, schemes=SCHEMES, same_host=False, own=own)
+    assert list(order) == ["quic", "tls"]
+    assert order["tls"][0] == "127.0.0.1:1"
+
+
+def test_a_scheme_without_addresses_is_left_out():
+    order = dial_order(
+        {"quic": (), "tls": ("[fd00::1]:1",), "carrier-pigeon": ("roof",)}, schemes=SCHEMES, same_host=False
+    )
+    assert order == {"tls": ("[fd00::1]:1",)}

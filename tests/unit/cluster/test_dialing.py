@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
+from nexar.cluster.control_threads import CancelToken, DialCancelled
 from nexar.cluster.dialing import Dialer
-from nexar.cluster.recall import Recall, Recalled
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 from tests.ranks import PATIENCE
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
@@ -54,12 +54,12 @@ def refuse(reason: str, *, verification: bool = False) -> Callable[[], FakeCarri
 
 class Scene:
     def __init__(self) -> None:
-        self.recall = Recall()
+        self.cancel_token = CancelToken()
         self._dialers: list[tuple[Dialer, tuple[Told, ...]]] = []
 
     def dialer(self, quick: Told, slow: Told, stagger: float = LONG) -> Dialer:
         transports = cast(dict[str, Transport], {"quick": quick, "slow": slow})
-        self._dialers.append((Dialer(transports, self.recall, stagger), (quick, slow)))
+        self._dialers.append((Dialer(transports, self.cancel_token, stagger), (quick, slow)))
         return self._dialers[-1][0]
 
     def close(self) -> None:
@@ -174,29 +174,29 @@ def test_a_recall_ends_a_dial_that_hangs_and_what_it_still_brings_is_aborted(sce
     with ThreadPoolExecutor(1) as pool:
         dialing = pool.submit(dialer.dial, WHERE, WHOM, soon())
         assert hanging.begun.wait(PATIENCE)
-        scene.recall.make()
-        with pytest.raises(Recalled):
+        scene.cancel_token.make()
+        with pytest.raises(DialCancelled):
             dialing.result(PATIENCE)
     hanging.go.set()
     assert ended.wait(PATIENCE)
 
 
 def test_one_dial_can_be_recalled_and_the_others_go_on(scene: Scene) -> None:
-    hanging, recall = Told().hangs_then(FakeCarrier), Recall()
+    hanging, recall = Told().hangs_then(FakeCarrier), CancelToken()
     dialer = scene.dialer(hanging, Told())
     with ThreadPoolExecutor(1) as pool:
         dialing = pool.submit(dialer.dial, WHERE, WHOM, soon(), recall)
         assert hanging.begun.wait(PATIENCE)
         recall.make()
-        with pytest.raises(Recalled):
+        with pytest.raises(DialCancelled):
             dialing.result(PATIENCE)
     hanging.go.set()
     assert dialer.dial(WHERE, WHOM, soon()) is not None
 
 
 def test_after_a_recall_nobody_gets_through(scene: Scene) -> None:
-    scene.recall.make()
-    with pytest.raises(Recalled):
+    scene.cancel_token.make()
+    with pytest.raises(DialCancelled):
         scene.dialer(Told(), Told()).dial(WHERE, WHOM, soon())
 
 
@@ -212,7 +212,7 @@ def test_who_closes_joins_no_thread_that_is_about_to_be_started(scene: Scene, mo
 
     monkeypatch.setattr(threading.Thread, "start", start_late)
     with ThreadPoolExecutor(2) as pool:
-        beginning = pool.submit(dialer.aside, ran.set)
+        beginning = pool.submit(dialer.run_in_thread, ran.set)
         assert starting.wait(PATIENCE)
         closing = pool.submit(dialer.close)
         threading.Timer(A_MOMENT, go.set).start()

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.decisions.failure_detector import Finding
+from nexar.cluster.decisions.failure_detector import LivenessReport
 from nexar.cluster.heartbeat import Heartbeat
 from nexar.cluster.membership import Member, Membership
 from nexar.config import Config
 from nexar.errors import PeerLost, UsageError
 from nexar.testing.virtual_clock import VirtualClock
-from nexar.wire.messages import Beat, Doing, Message
+from nexar.wire.control import Beat, CurrentCall, Message
 
 ME = 1
-DOING = (Doing(0, "all_reduce", 7, 2, 0.5),)
+DOING = (CurrentCall(0, "all_reduce", 7, 2, 0.5),)
 
 
 class FakeLink:
@@ -52,7 +52,7 @@ class FakeAlarm:
         self._due: float | None = None
         self.closed = False
 
-    def ring_by(self, due: float | None) -> None:
+    def wake_by(self, due: float | None) -> None:
         if due is not None and (self._due is None or due < self._due):
             self._due = due
             self._clock.at(due, self._wake)
@@ -61,7 +61,7 @@ class FakeAlarm:
         now = self._clock.now()
         if self._due is not None and now >= self._due and not self.closed:
             self._due = None
-            self.ring_by(self._ring(now))
+            self.wake_by(self._ring(now))
 
     def close(self) -> None:
         self.closed = True
@@ -73,7 +73,7 @@ class Scene:
     def __init__(self, size: int = 3, **settings: float) -> None:
         self.clock = VirtualClock(100.0)
         self.links: dict[int, FakeLink] = {}
-        self.found: list[Finding] = []
+        self.found: list[LivenessReport] = []
         self.finished = "barrier #6"
         node = cast(Any, SimpleNamespace(id=ME, config=Config(**settings)))  # type: ignore[arg-type]
         self.heartbeat = Heartbeat(

@@ -1,24 +1,29 @@
-"""Links between members, on memory and in all weathers."""
+"""Links between members, on memory and in all weathers.
+
+Links of members that are none any more, or of nodes that are about to close.
+
+Every link of a small world, opened at once.
+"""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nexar.cluster.change import Change, Departure
+from nexar.cluster import mesh
 from nexar.cluster.dialing import Dialer
-from nexar.cluster.membership import Membership
-from nexar.cluster.mesh import Mesh
-from nexar.cluster.opening import open_all
+from nexar.cluster.membership import Change, Departure, Membership
+from nexar.cluster.mesh import Mesh, open_all
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
-from nexar.testing.faults import Cut, Delay, DoubleDial, RefuseDial, SilentDial, Stall
+from nexar.testing.faults import DoubleDial, LinkCut, LinkDelay, LinkStall, RefuseDial, SilentDial
 from nexar.transport.base import Carrier, Expected
+from nexar.wire.control import Introduce
 from nexar.wire.frame import Space
-from nexar.wire.messages import Introduce
 from tests.ranks import PATIENCE, on_every
 from tests.unit.cluster.memory_mesh import Meshes, eventually, member_of, soon
 
@@ -35,7 +40,7 @@ def pair() -> Iterator[Meshes]:
 
 @pytest.fixture(autouse=True)
 def _no_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.opening._HEAD_START", SHORT)
+    monkeypatch.setattr("nexar.cluster.mesh._HEAD_START", SHORT)
 
 
 def both(pair: Meshes, timeout: float = PATIENCE) -> None:
@@ -115,7 +120,7 @@ def test_many_threads_that_want_what_cannot_be_hear_why_after_one_dial(
         return raised.value.cause
 
     assert len(set(on_every([LOW] * 4, fails))) == 1
-    assert pair.meshes[LOW]._pairs._pairs[pair.nodes[HIGH].id].state.failures == 1
+    assert pair.meshes[LOW]._peers._peers[pair.nodes[HIGH].id].state.failures == 1
 
 
 def test_where_nobody_can_be_reached_the_error_says_who_where_and_why(pair: Meshes) -> None:
@@ -129,14 +134,14 @@ def test_where_nobody_can_be_reached_the_error_says_who_where_and_why(pair: Mesh
 
 
 def test_a_peer_that_never_answers_costs_no_more_than_the_deadline(pair: Meshes) -> None:
-    pair.faults.add(pair.on_way(Stall, HIGH, LOW))
+    pair.faults.add(pair.on_way(LinkStall, HIGH, LOW))
     with pytest.raises(PeerLost, match="did not answer"):
         pair.link(LOW, HIGH, SHORT)
 
 
 def test_a_connection_that_breaks_at_once_is_a_failure_at_once(pair: Meshes) -> None:
     """Before the first word, or behind it: as it happens."""
-    pair.faults.add(pair.on_way(Cut, LOW, HIGH))
+    pair.faults.add(pair.on_way(LinkCut, LOW, HIGH))
     with pytest.raises(PeerLost, match=r"(cannot connect|the connection broke at once): the connection was cut"):
         pair.link(LOW, HIGH)
 
@@ -155,7 +160,7 @@ def test_two_that_dial_each_other_again_and_again_keep_one_connection() -> None:
 
 @pytest.mark.parametrize("slow", [LOW, HIGH])
 def test_two_that_dial_each_other_while_one_way_is_slow_keep_one_connection(pair: Meshes, slow: int) -> None:
-    pair.faults.add(Delay(0.05, source=pair.nodes[slow].id))
+    pair.faults.add(LinkDelay(0.05, source=pair.nodes[slow].id))
     both(pair)
 
 
@@ -182,7 +187,7 @@ def test_who_was_welcomed_and_falls_silent_does_not_stop_the_other_for_good(
     pair: Meshes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nexar.cluster.mesh._LONGEST_DIAL", SHORT)
-    stall = pair.on_way(Stall, HIGH, LOW)  # what the higher says does not arrive: its welcome, its introduction
+    stall = pair.on_way(LinkStall, HIGH, LOW)  # what the higher says does not arrive: its welcome, its introduction
     pair.faults.add(stall)
     with pytest.raises(PeerLost):
         pair.link(LOW, HIGH)
@@ -222,7 +227,7 @@ def test_a_node_that_is_not_in_the_membership_is_refused() -> None:
 
 
 def test_who_claims_another_place_is_declined_with_both(pair: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.circle.Introduce", lambda **_: Introduce(rank=7, epoch=1))
+    monkeypatch.setattr("nexar.wire.control.Introduce", lambda **_: Introduce(rank=7, epoch=1))
     with pytest.raises(PeerLost, match="rank 7"):
         pair.link(LOW, HIGH)
     assert "claims rank 7 at epoch 1, the membership gives it rank 0" in pair.refused[0]
@@ -260,7 +265,7 @@ def test_every_link_of_a_small_world_is_opened_at_once(size: int) -> None:
     try:
         on_every(world.meshes, lambda mesh: open_all(mesh, soon()))
         for rank, mesh in enumerate(world.meshes):
-            assert sorted(mesh.circle.rank_of(node) for node in mesh.links()) == [
+            assert sorted(mesh.directory.rank_of(node) for node in mesh.links()) == [
                 other for other in range(size) if other != rank
             ]
         assert all(world.linked(one, other) for one in range(size) for other in range(one))
@@ -291,8 +296,8 @@ def test_a_link_that_cannot_be_opened_is_reported_by_both_ends_and_the_others_ar
 # ---------------------------------------------------------------- the end
 
 
-@pytest.mark.parametrize("fault", [SilentDial(), Stall()], ids=["connecting", "introducing"])
-def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial | Stall) -> None:
+@pytest.mark.parametrize("fault", [SilentDial(), LinkStall()], ids=["connecting", "introducing"])
+def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial | LinkStall) -> None:
     pair.faults.add(fault)
     raised: list[BaseException] = []
 
@@ -304,7 +309,7 @@ def test_closing_ends_a_dial_that_is_under_way(pair: Meshes, fault: SilentDial |
 
     dialing = threading.Thread(target=dial)
     dialing.start()
-    eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._pairs.listed()), "a dial")
+    eventually(lambda: any(pair.state._dialing for pair in pair.meshes[LOW]._peers.listed()), "a dial")
     pair.meshes[LOW].close()
     dialing.join(PATIENCE)
     assert not dialing.is_alive()
@@ -342,7 +347,7 @@ def test_shared_memory_that_comes_while_a_node_closes_costs_nobody_what_was_sent
     low, high = (pair.link(rank, 1 - rank) for rank in (LOW, HIGH))
     received = pair.meshes[LOW].router.open(0)
     pair.meshes[HIGH].router.open(0)
-    stall = pair.on_way(Stall, HIGH, LOW)
+    stall = pair.on_way(LinkStall, HIGH, LOW)
     pair.faults.add(stall)
     high.post_send(0, memoryview(b"the last word"))
     closing = threading.Thread(target=pair.meshes[HIGH].close)
@@ -382,7 +387,7 @@ def test_who_dials_although_its_link_was_lost_is_told_so(pair: Meshes) -> None:
     both(pair)
     pair.linked_to(HIGH, LOW).abort("broken")
     eventually(lambda: pair.linked_to(LOW, HIGH).failure is not None, "the loss")
-    pair.meshes[HIGH]._pairs._pairs.clear()  # as if it had never been open there
+    pair.meshes[HIGH]._peers._peers.clear()  # as if it had never been open there
     with pytest.raises(PeerLost, match="link between us was lost"):
         pair.link(HIGH, LOW)
 
@@ -432,3 +437,87 @@ def test_a_guest_has_links_before_it_is_a_member() -> None:
         assert world.linked(0, 1)
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("fault", [SilentDial(), LinkStall()], ids=["connecting", "introducing"])
+def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: SilentDial | LinkStall) -> None:
+    pair.faults.add(fault)
+    low = pair.meshes[LOW]
+    alone = Membership("ours", 2, pair.membership.members[LOW : LOW + 1])
+    with ThreadPoolExecutor(2) as pool:
+        dialing = pool.submit(pair.link, LOW, HIGH, 600)
+        waiting = pool.submit(low.is_open, pair.nodes[HIGH].id, soon(600))
+        eventually(lambda: any(pair.state._dialing for pair in low._peers.listed()), "a dial")
+        low.adopt(alone)
+        assert waiting.result(PATIENCE) is False
+        with pytest.raises(PeerLost, match="it is no member any more"):
+            dialing.result(PATIENCE)
+
+
+def test_who_waits_for_the_other_s_dial_does_not_when_its_node_closes(pair: Meshes) -> None:
+    def act(what: str) -> bool:
+        if what == "recall":
+            pair.nodes[0].cancel_token.make()
+            return True
+        return pair.meshes[0].is_open(pair.nodes[1].id, soon())
+
+    assert on_every(["wait", "recall"], act) == [False, True]
+
+
+@pytest.fixture
+def world() -> Iterator[Meshes]:
+    made = Meshes(3)
+    yield made
+    made.close()
+
+
+PAIRS = [(0, 1), (0, 2), (1, 2)]
+
+
+def test_everybody_has_a_link_to_everybody_and_a_second_time_there_is_nothing_to_do(world: Meshes) -> None:
+    on_every(world.meshes, lambda mesh: open_all(mesh, soon()))
+    for pair in PAIRS:
+        eventually(lambda pair=pair: world.linked(*pair), "a link")  # type: ignore[misc]
+    links = [mesh.links() for mesh in world.meshes]
+    on_every(world.meshes, lambda mesh: open_all(mesh, time.monotonic()))
+    assert [mesh.links() for mesh in world.meshes] == links
+
+
+def test_where_the_lower_rank_does_not_get_through_the_higher_one_does(
+    world: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_HEAD_START", 0.1)
+    world.faults.add(world.on_way(RefuseDial, 0, 2))
+    on_every(world.meshes, lambda mesh: open_all(mesh, soon()))
+    for pair in PAIRS:
+        eventually(lambda pair=pair: world.linked(*pair), "a link")  # type: ignore[misc]
+
+
+def test_a_pair_that_cannot_reach_each_other_is_named_when_all_have_been_tried(
+    world: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_HEAD_START", 0.1)
+    for way in [(0, 2), (2, 0)]:
+        world.faults.add(world.on_way(RefuseDial, *way))
+
+    def open_and_fail(rank: int) -> int | None:
+        if rank == 1:
+            open_all(world.meshes[rank], soon())
+            return None
+        with pytest.raises(PeerLost) as raised:
+            open_all(world.meshes[rank], soon())
+        return raised.value.rank
+
+    assert on_every([0, 1, 2], open_and_fail) == [2, None, 0]
+    for pair in [(0, 1), (1, 2)]:
+        eventually(lambda pair=pair: world.linked(*pair), "a link")  # type: ignore[misc]
+
+
+def test_a_link_that_was_lost_is_made_anew(world: Meshes) -> None:
+    on_every(world.meshes, lambda mesh: open_all(mesh, soon()))
+    lost = world.linked_to(0, 1)
+    eventually(lambda: world.linked(0, 1), "a link")
+    lost.lose("a cable was cut")
+    on_every(world.meshes[:2], lambda mesh: open_all(mesh, soon()))
+    eventually(lambda: world.linked(0, 1), "another link")
+    assert world.linked_to(0, 1) is not lost

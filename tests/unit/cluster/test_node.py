@@ -7,13 +7,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.membership import Member
 from nexar.cluster.node import Node
-from nexar.cluster.recall import Recalled
 from nexar.config import Config
 from nexar.security.authority import Authority, make_credentials
-from nexar.security.credentials import Trust
-from nexar.security.identity import fingerprint
+from nexar.security.certificates import Trust, fingerprint
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
 from nexar.transport.memory import MemoryNetwork
 from nexar.wire.frame import Frame
@@ -125,7 +124,7 @@ def test_memory_is_shared_by_an_address_that_is_each_peers_own(node: Node) -> No
 
 def test_closing_recalls_whoever_dials_and_can_be_repeated(node: Node) -> None:
     node.close()
-    with pytest.raises(Recalled):
+    with pytest.raises(DialCancelled):
         node.dialer.dial({"tls": ("127.0.0.1:1",)}, Expected(1), soon())
     node.close()
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from nexar.cluster.decisions.vote import Vote
+from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.seed_state import SeedIdentity, SeedState, make_identity
 from nexar.errors import UsageError
-from nexar.security.identity import check_cluster
-from nexar.wire.messages import Number
+from nexar.security.certificates import check_cluster
+from nexar.wire.control import BallotNumber
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_place_that_is_no_directory_is_named(tmp_path: Path, identity: SeedIde
 
 def test_a_vote_is_found_again_and_one_that_is_none_is_named(state: SeedState, tmp_path: Path) -> None:
     assert state.load_vote() is None
-    vote = Vote((0, 3, 0), Number(4, 7), Number(2, 8), b"who comes next")
+    vote = Vote((0, 3, 0), BallotNumber(4, 7), BallotNumber(2, 8), b"who comes next")
     state.keep_vote(vote)
     assert state.load_vote() == vote
     path = tmp_path / "made" / "when needed" / "vote"

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from nexar.errors import Cancelled
-from nexar.links.message import collective_tag
+from nexar.links.messages import collective_tag
 from nexar.links.operation import Operation
-from nexar.links.sending import About
+from nexar.links.sending import MessageHeader
 from nexar.types import AwaitedPeer
 
 LOCK = threading.Lock()
@@ -86,7 +86,7 @@ class PostingGroup:
         self.hub.posted.append(receive)
         return receive
 
-    def post_send(self, rank: int, data: Any, deadline: float, *, about: About, shape: Any = ()) -> Posted:
+    def post_send(self, rank: int, data: Any, deadline: float, *, about: MessageHeader, shape: Any = ()) -> Posted:
         send = Posted(f"send to {rank}")
         send.data, send.shape, send.frame = bytes(data), shape, SimpleNamespace(dtype=about.dtype)
         self.hub.sent.append((self.rank, rank, collective_tag(about.sequence, about.step), send))

@@ -1,16 +1,15 @@
+import threading
 from typing import Any
 
-from nexar.collectives.arena_records import GIVEN_UP
-from nexar.collectives.call import Call
-from nexar.collectives.entry import Entry
-from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.operations import OperationCode
+from nexar.collectives.call import Call, RegionCall
+from nexar.collectives.fingerprint import Fingerprint, OperationCode
+from nexar.collectives.shared_region_layout import ABORTED
 from tests.unit.collectives.posting import LOCK, Posted
 
 REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1)
 
 
-def make(count: int) -> tuple[Call, list[tuple[int, Any, bool]], list[Posted]]:
+def make_call(count: int) -> tuple[RegionCall, list[tuple[int, Any, bool]], list[Posted]]:
     """A call with so many turns, what was asked for, and what was posted."""
     asked: list[tuple[int, Any, bool]] = []
     posted: list[Posted] = []
@@ -20,13 +19,13 @@ def make(count: int) -> tuple[Call, list[tuple[int, Any, bool]], list[Posted]]:
         posted.append(Posted())
         return posted[-1]
 
-    return Call(Entry(LOCK, 4, REDUCE), REDUCE, 20, (turn,) * count), asked, posted
+    return RegionCall(Call(LOCK, 4, REDUCE), REDUCE, 20, (turn,) * count), asked, posted
 
 
 def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
-    call, asked, posted = make(2)
+    call, asked, posted = make_call(2)
     call.spin = True
-    assert [call.take_turn(), call.take_turn()] == posted
+    assert [call.post_next(), call.post_next()] == posted
     assert asked == [(20, (4, REDUCE), True), (21, (4, REDUCE), True)]
     call.give_up()
     assert [each.cancelled for each in posted] == [False, True]
@@ -34,14 +33,38 @@ def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
 
 
 def test_who_gives_up_cancels_the_turn_that_was_taken_and_takes_no_part_in_those_left() -> None:
-    call, asked, posted = make(3)
-    call.take_turn()
+    call, asked, posted = make_call(3)
+    call.post_next()
     call.give_up()
     assert posted[0].cancelled
-    assert asked[1:] == [(21, GIVEN_UP, False), (22, GIVEN_UP, False)]
+    assert asked[1:] == [(21, ABORTED, False), (22, ABORTED, False)]
 
 
 def test_a_call_without_turns_gives_up_nothing() -> None:
-    call, asked, _ = make(0)
+    call, asked, _ = make_call(0)
     call.give_up()
     assert asked == []
+
+
+def make_entry() -> Call:
+    return Call(threading.Lock(), 12, Fingerprint(OperationCode.ALL_REDUCE, 11, 8))
+
+
+def test_a_call_is_named_by_its_operation_and_number() -> None:
+    assert make_entry().name == "all_reduce #12"
+    assert "all_reduce #12" in str(make_entry().awaited())
+
+
+def test_each_step_is_progress() -> None:
+    entry = make_entry()
+    assert entry.moved_at == entry.began
+    entry.moved()
+    entry.moved()
+    assert entry.step == 2
+    assert entry.moved_at >= entry.began
+
+
+def test_cancelling_the_alarm_of_a_call_does_not_end_the_call() -> None:
+    entry = make_entry()
+    entry.cancel()
+    assert not entry.done

@@ -4,15 +4,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nexar.arrays.compression.compressor import Compressor, Piece
-from nexar.arrays.compression.fp8 import FP8
-from nexar.arrays.compression.int8 import Int8
-from nexar.arrays.compression.no_compression import NoCompression
-from nexar.arrays.compression.random_k import RandomK
-from nexar.arrays.compression.terms import Terms
-from nexar.arrays.compression.top_k import TopK
-from nexar.arrays.operations import reduction_of
-from nexar.collectives.compressed import Compressed, Outcome, all_reduce_compressed, memory_bytes, seed_of
+from nexar.arrays.compression.base import Compressor, Piece, Terms
+from nexar.arrays.compression.quantized import FP8, Int8, NoCompression
+from nexar.arrays.compression.sparse import RandomK, TopK
+from nexar.arrays.operators import reduction_of
+from nexar.collectives.compressed import (
+    CompressedArguments,
+    CompressedResult,
+    all_reduce_compressed,
+    memory_bytes,
+    seed_of,
+)
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
@@ -23,8 +25,8 @@ SUM = reduction_of("sum")
 OURS = [TopK(0.1), RandomK(0.1), NoCompression(), FP8(), Int8()]
 
 
-def perform(comm: Communicator, brought: Compressed) -> Outcome:
-    found: Outcome = comm._assembly.conductor.perform(all_reduce_compressed(comm._assembly, brought), PATIENCE)
+def perform(comm: Communicator, brought: CompressedArguments) -> CompressedResult:
+    found: CompressedResult = comm._context.runner.run_blocking(all_reduce_compressed(comm._context, brought), PATIENCE)
     return found
 
 
@@ -39,10 +41,10 @@ def test_seeds_are_the_same_for_the_same_call_and_differ_for_others() -> None:
 def test_nothing_of_the_callers_is_written(compressor: Compressor) -> None:
     with local_communicators(2, Config()) as world:
 
-        def task(comm: Communicator) -> Outcome:
+        def task(comm: Communicator) -> CompressedResult:
             array, residual = np.arange(30.0), np.ones(30)
             array.flags.writeable = residual.flags.writeable = False
-            found = perform(comm, Compressed(array, residual, compressor, SUM))
+            found = perform(comm, CompressedArguments(array, residual, compressor, SUM))
             assert found.residual is not None
             assert found.total.dtype == found.residual.dtype == np.float64
             return found
@@ -62,7 +64,7 @@ def test_the_memory_that_is_reckoned_with_is_that_which_is_taken(
     count = 1 << 18
     array = np.random.default_rng(0).normal(size=count).astype(dtype)
     residual = np.zeros(count, dtype) if feedback else None
-    brought = Compressed(array, residual, compressor, SUM)
+    brought = CompressedArguments(array, residual, compressor, SUM)
     with local_communicators(1, Config()) as (comm,):
         perform(comm, brought)
         tracemalloc.start()
@@ -73,14 +75,14 @@ def test_the_memory_that_is_reckoned_with_is_that_which_is_taken(
 
 
 def test_more_memory_than_is_allowed_is_refused_on_every_rank_before_the_call_is_one() -> None:
-    brought = Compressed(np.ones(1000, np.float32), None, TopK(0.5), SUM)
+    brought = CompressedArguments(np.ones(1000, np.float32), None, TopK(0.5), SUM)
     with local_communicators(3, Config(compressed_allreduce_max_bytes=memory_bytes(brought, 3))) as world:
         on_every(world, lambda comm: perform(comm, brought))
         more = brought._replace(residual=np.zeros(1000, np.float32))
         for comm in world:
             with pytest.raises(UsageError, match=r"TopK\(0\.5\) on 3 ranks would take .* NEXAR_COMPRESSED_ALLREDUCE"):
                 perform(comm, more)
-        assert [comm._assembly.journal._next for comm in world] == [1, 1, 1]
+        assert [comm._context.call_log._next for comm in world] == [1, 1, 1]
     with local_communicators(1, Config(compressed_allreduce_max_bytes=0)) as (comm,):
         perform(comm, more)
 
@@ -121,7 +123,7 @@ class Odd(Compressor):
 def test_a_compressor_that_breaks_its_contract_is_told_so(odd: Odd, says: str, feedback: bool) -> None:
     residual = np.zeros(2) if feedback else None
     with local_communicators(1, Config()) as (comm,), pytest.raises(UsageError, match=says):
-        perform(comm, Compressed(np.ones(2), residual, odd, SUM))
+        perform(comm, CompressedArguments(np.ones(2), residual, odd, SUM))
 
 
 def test_pieces_of_other_lengths_on_other_ranks_are_a_mismatch() -> None:
@@ -131,7 +133,7 @@ def test_pieces_of_other_lengths_on_other_ranks_are_a_mismatch() -> None:
             size = 8 + 4 * comm.rank
             odd = Odd(size, np.zeros(size, np.uint8))
             with pytest.raises(CollectiveMismatch) as raised:
-                perform(comm, Compressed(np.ones(2), None, odd, SUM))
+                perform(comm, CompressedArguments(np.ones(2), None, odd, SUM))
             return raised.value.found
 
         assert all("digest" in found for found in on_every(world, task))
@@ -159,7 +161,7 @@ def test_who_sent_what_cannot_be_read_is_named_if_it_is_another_rank(
             compressor = Picky(1)
             object.__setattr__(compressor, "reads", (1.0, 2.0) if comm.rank else reads)
             try:
-                perform(comm, Compressed(np.full(1, 1.0 + comm.rank), None, compressor, SUM))
+                perform(comm, CompressedArguments(np.full(1, 1.0 + comm.rank), None, compressor, SUM))
             except (NexarError, ValueError) as raised:
                 return raised
             return None

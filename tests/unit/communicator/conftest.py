@@ -12,7 +12,7 @@ import pytest
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from tests.unit.communicator.lineages import Story
+from tests.unit.communicator.successor_worlds import Story
 from tests.unit.communicator.worlds import World
 
 
@@ -26,8 +26,8 @@ def tell() -> Iterator[Callable[..., Story]]:
 
     yield make
     for story in made:
-        story.lineage.close()
-        story.lineage.close()
+        story.successors.close()
+        story.successors.close()
 
 
 @pytest.fixture

@@ -4,16 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexar.cluster.change import WORLD
-from nexar.cluster.membership import Member, Membership
-from nexar.cluster.recall import Recalled
-from nexar.communicator.bootstrap import begin_world, catch_up, start_world
-from nexar.communicator.settling import NEWCOMER, NOTHING, Completed
-from nexar.communicator.start_gate import StartGate
+from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.membership import WORLD, Member, Membership
+from nexar.communicator.bootstrap import StartBarrier, begin_world, catch_up, start_world
+from nexar.communicator.generation import NEWCOMER, NOTHING, CompletedCalls
 from nexar.config import Config
 from nexar.errors import FormationTimeout, LinkClosed, NexarError, PeerLost
 from nexar.group import deadline_after
-from nexar.wire.joining import Connected, JoinMessage, StartFailed
+from nexar.wire.join import Connected, JoinMessage, StartFailed
 from tests.ranks import PATIENCE
 
 FIRST = Membership(b"c" * 16, 1, (Member(1, "host", bytes(32), {}),))
@@ -29,9 +27,11 @@ class Script:
         self._tries = list(tries)
         self._world = replace(FIRST, epoch=chosen)
         self.needed: list[tuple[int, int]] = []
-        self.begun: list[tuple[int, Completed | None]] = []
+        self.begun: list[tuple[int, CompletedCalls | None]] = []
 
-    def begin(self, membership: Membership, communicator: int, deadline: float, *, completed: Completed | None) -> str:
+    def begin(
+        self, membership: Membership, communicator: int, deadline: float, *, completed: CompletedCalls | None
+    ) -> str:
         self.begun.append((membership.epoch, completed))
         outcome = self._tries.pop(0)
         if outcome is not None:
@@ -46,7 +46,7 @@ class Script:
 
 
 def begin(script: Script, membership: Membership = LATER, **settings: object) -> object:
-    presence = SimpleNamespace(lineage=script, node=SimpleNamespace(config=Config(**settings)))
+    presence = SimpleNamespace(successors=script, node=SimpleNamespace(config=Config(**settings)))
     return begin_world(presence, membership, deadline_after(PATIENCE))  # type: ignore[arg-type]
 
 
@@ -59,20 +59,20 @@ def test_who_came_in_before_it_heard_so_begins_with_a_membership_that_is_new_to_
     heard: list[object] = []
     lineage = SimpleNamespace(renew=lambda *facts: heard.append(facts))
     joined = SimpleNamespace(again=again, membership=replace(FIRST, epoch=epoch))
-    catch_up(SimpleNamespace(lineage=lineage), joined)  # type: ignore[arg-type]
+    catch_up(SimpleNamespace(successors=lineage), joined)  # type: ignore[arg-type]
     assert heard == asked
 
 
 def test_who_is_overtaken_by_a_change_begins_with_the_next_membership() -> None:
     script = Script(OVERTAKEN, None, chosen=5)
     assert begin(script) == "the world of epoch 5"
-    assert script.begun == [(4, NEWCOMER), (5, Completed(4, NOTHING))]
+    assert script.begun == [(4, NEWCOMER), (5, CompletedCalls(4, NOTHING))]
 
 
 def test_a_joiner_that_loses_a_member_while_its_first_is_made_begins_without_it() -> None:
     script = Script(LOST, None, chosen=5)
     assert begin(script) == "the world of epoch 5"
-    assert script.begun == [(4, NEWCOMER), (5, Completed(4, NOTHING))]
+    assert script.begun == [(4, NEWCOMER), (5, CompletedCalls(4, NOTHING))]
     assert script.needed == [(4, 3)], "it may have left of its own will: then nobody else asks for the next"
 
 
@@ -94,16 +94,16 @@ def test_what_happened_is_raised_when_there_is_no_later_membership() -> None:
 class Starting:
     """A lineage that makes the first communicator, or raises; and a seed that hears what the gate says."""
 
-    def __init__(self, outcome: Exception | None = None, answer: Callable[[StartGate], None] | None = None) -> None:
+    def __init__(self, outcome: Exception | None = None, answer: Callable[[StartBarrier], None] | None = None) -> None:
         self.said: list[JoinMessage] = []
         self.interrupted: list[NexarError] = []
         self._outcome, self._answer = outcome, answer
-        self.gate = StartGate(THREE, 1, self.interrupted.append, self.hear)
+        self.start_barrier = StartBarrier(THREE, 1, self.interrupted.append, self.hear)
 
     def hear(self, message: JoinMessage) -> bool:
         self.said.append(message)
         if self._answer is not None:
-            self._answer(self.gate)
+            self._answer(self.start_barrier)
         return self._answer is not None
 
     def begin(self, membership: Membership, communicator: int, deadline: float) -> str:
@@ -112,7 +112,7 @@ class Starting:
         return "the first communicator"
 
     def start(self, patience: float = PATIENCE) -> object:
-        return start_world(self, THREE, self.gate, deadline_after(patience))  # type: ignore[arg-type]
+        return start_world(self, THREE, self.start_barrier, deadline_after(patience))  # type: ignore[arg-type]
 
 
 THREE = Membership(b"c" * 16, 1, tuple(Member(node, "host", bytes(32), {}) for node in (1, 2, 3)))
@@ -120,10 +120,10 @@ VERDICT = FormationTimeout(joined=(), expected=3, refused={}, timeout=1.0, reaso
 
 
 def test_the_first_communicator_is_returned_when_the_seed_says_that_all_are_connected() -> None:
-    scene = Starting(answer=StartGate.started)
+    scene = Starting(answer=StartBarrier.started)
     assert scene.start() == "the first communicator"
     assert scene.said == [Connected()]
-    scene.gate.failed(VERDICT)  # too late: it has started
+    scene.start_barrier.failed(VERDICT)  # too late: it has started
     assert scene.interrupted == []
 
 
@@ -149,17 +149,17 @@ def test_who_cannot_connect_and_has_lost_the_seed_says_why_itself() -> None:
 
 
 def test_what_the_seed_says_counts_more_than_the_interrupted_making() -> None:
-    scene = Starting(Recalled())
-    scene.gate.failed(VERDICT)
+    scene = Starting(DialCancelled())
+    scene.start_barrier.failed(VERDICT)
     with pytest.raises(FormationTimeout, match="what the seed says"):
         scene.start()
     assert scene.said == []
 
 
 def test_a_seed_that_came_back_is_told_again_who_is_connected() -> None:
-    answers = iter([StartGate.seed_back, StartGate.started])
+    answers = iter([StartBarrier.seed_back, StartBarrier.started])
 
-    def answer(gate: StartGate) -> None:
+    def answer(gate: StartBarrier) -> None:
         next(answers)(gate)
 
     scene = Starting(answer=answer)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.arrays.registration import Registration
-from nexar.collectives.assembly import PLAIN
+from nexar.arrays.devices import DeviceRegistry
+from nexar.collectives.context import PLAIN
 from nexar.communicator.bucketed import _IN_FLIGHT, all_reduce_bucketed, buckets, memory_for
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
@@ -46,45 +46,45 @@ def test_all_buckets_together_take_the_memory_of_a_few(count: int) -> None:
 
 def test_all_numbers_are_taken_at_the_call_and_a_call_that_is_refused_takes_none() -> None:
     with local_communicators(2, Config()) as world:
-        journals = [comm._assembly.journal for comm in world]
+        call_logs = [comm._context.call_log for comm in world]
         for nonsense in ({"bucket_bytes": 0}, {"bucket_bytes": 1.5}):
             with pytest.raises(UsageError, match="bucket_bytes"):
                 world[0].all_reduce_bucketed([np.ones(3)], **nonsense)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="not defined"):
             world[0].all_reduce_bucketed([np.ones(3), np.ones(3, int)], "avg")
-        assert journals[0]._next == 0
+        assert call_logs[0]._next == 0
         works = [
-            all_reduce_bucketed(comm._assembly, [np.ones(4)] * 5, "sum", 64, PLAIN, commutative=True) for comm in world
+            all_reduce_bucketed(comm._context, [np.ones(4)] * 5, "sum", 64, PLAIN, commutative=True) for comm in world
         ]
-        assert [journal._next for journal in journals] == [3, 3]
-        on_every([0, 1], lambda rank: world[rank]._assembly.conductor.perform(works[rank], 20.0))
-        assert [journal.stats()["in_flight"] for journal in journals] == [0, 0]
+        assert [call_log._next for call_log in call_logs] == [3, 3]
+        on_every([0, 1], lambda rank: world[rank]._context.runner.run_blocking(works[rank], 20.0))
+        assert [call_log.stats()["in_flight"] for call_log in call_logs] == [0, 0]
 
 
 def test_copies_from_a_device_are_begun_with_the_call_and_those_back_one_bucket_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    adapters = Registration()
+    adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
     with local_communicators(2, Config()) as world:
         engines = [Engine(), Engine()]
         slates = [[Slate(np.full(4, 1.0 + each), engine) for each in range(6)] for engine in engines]
         works = [
-            all_reduce_bucketed(comm._assembly, mine, "sum", 64, PLAIN, commutative=True)
+            all_reduce_bucketed(comm._context, mine, "sum", 64, PLAIN, commutative=True)
             for comm, mine in zip(world, slates, strict=True)
         ]
         assert engines[0].begun == ["stage_out"] * 3, "two slates in each bucket, gathered by one copy"
-        on_every([0, 1], lambda rank: world[rank]._assembly.conductor.perform(works[rank], 20.0))
+        on_every([0, 1], lambda rank: world[rank]._context.runner.run_blocking(works[rank], 20.0))
         assert engines[0].begun == ["stage_out"] * 3 + ["stage_in"] * 3
         for mine in slates:
             assert [slate.values().tolist() for slate in mine] == [[2.0 + 2 * each] * 4 for each in range(6)]
 
 
 def test_each_device_is_waited_for_by_who_makes_the_call_and_not_by_who_drives(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapters = Registration()
+    adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
     with local_communicators(2, Config()) as world:
         engines = [(Engine(), Engine()) for _ in world]
         slates = [[Slate(np.full(4, 1.0), of[each // 6]) for each in range(8)] for of in engines]

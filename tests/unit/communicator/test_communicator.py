@@ -4,16 +4,19 @@ import math
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from nexar.cluster.lookout import LEFT
-from nexar.collectives.assembly import Assembly
-from nexar.collectives.call import Call
-from nexar.communicator.communicator import Communicator
+from nexar.cluster.failure_monitor import LEFT
+from nexar.cluster.membership import Member, Membership
+from nexar.collectives.call import RegionCall
+from nexar.collectives.context import CollectiveContext
+from nexar.communicator.communicator import Communicator, chosen_subgroup, members_of, propose_split, subgroup_of
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
 from nexar.errors import (
@@ -27,6 +30,7 @@ from nexar.errors import (
     PeerLost,
     UsageError,
 )
+from nexar.group import Group
 from nexar.types import ANY_SOURCE, ANY_TAG
 from tests.ranks import PATIENCE, on_every
 
@@ -327,15 +331,15 @@ def test_many_barriers_in_a_row_stay_in_step() -> None:
 def test_ctrl_c_between_the_number_of_a_call_and_its_run_is_told_to_the_others(
     pair: list[Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = Assembly.begin
+    begin = CollectiveContext.begin
 
-    def interrupted(assembly: Assembly, *facts: Any) -> Call:
+    def interrupted(assembly: CollectiveContext, *facts: Any) -> RegionCall:
         call = begin(assembly, *facts)
         if assembly.group.rank == 0:
             os.kill(os.getpid(), signal.SIGINT)
         return call
 
-    monkeypatch.setattr(Assembly, "begin", interrupted)
+    monkeypatch.setattr(CollectiveContext, "begin", interrupted)
     others: list[BaseException] = []
 
     def other() -> None:
@@ -372,3 +376,59 @@ def test_what_pooled_buffers_saved_is_counted_by_their_size(pair: list[Communica
     assert buffers["tiers"][8 << 20]["hit_rate"] == 0.75
     assert (buffers["hit_rate"], buffers["leased"]) == (0.75, 0)
     assert isinstance(pair[1].stats()["staging"], dict)
+
+
+def group(rank: int, *, communicator: int = 0, size: int = 4) -> Group:
+    def check(wanted: Any) -> int:
+        if not isinstance(wanted, int) or not 0 <= wanted < size:
+            raise UsageError(f"no rank {wanted}")
+        return wanted
+
+    facts = {"rank": rank, "communicator": communicator, "matching": SimpleNamespace(generation=1), "check": check}
+    return cast(Group, SimpleNamespace(**facts))
+
+
+PROPOSALS = [(7, 0), (7, -1), (3, 0), (-1, 5)]
+
+
+def test_ranks_of_one_colour_are_ordered_by_key_then_by_rank() -> None:
+    parts = [subgroup_of(group(rank), PROPOSALS, 5) for rank in range(4)]
+    assert [each and each.ranks for each in parts] == [(1, 0), (1, 0), (2,), None]
+    assert parts[0] == parts[1]
+
+
+def test_another_occasion_parent_or_set_of_members_has_another_id() -> None:
+    ids = {
+        subgroup_of(group(0), PROPOSALS, 5).communicator,  # type: ignore[union-attr]
+        subgroup_of(group(0), PROPOSALS, 6).communicator,  # type: ignore[union-attr]
+        subgroup_of(group(0, communicator=9), PROPOSALS, 5).communicator,  # type: ignore[union-attr]
+        subgroup_of(group(2), PROPOSALS, 5).communicator,  # type: ignore[union-attr]
+        chosen_subgroup(group(0), [1, 0], Counter()).communicator,  # type: ignore[union-attr]
+    }
+    assert len(ids) == 5
+    assert all(0 < each < 1 << 63 for each in ids)
+
+
+def test_a_group_is_counted_by_its_list_so_that_each_has_an_id_of_its_own() -> None:
+    mine: Counter[tuple[int, ...]] = Counter()
+    theirs: Counter[tuple[int, ...]] = Counter()
+    first, second = chosen_subgroup(group(0), [2, 0], mine), chosen_subgroup(group(0), [2, 0], mine)
+    assert first != second
+    assert first == chosen_subgroup(group(2), [2, 0], theirs)
+    assert chosen_subgroup(group(1), [2, 0], Counter()) is None
+    for nonsense in ([], [0, 0], [9]):
+        with pytest.raises(UsageError):
+            chosen_subgroup(group(0), nonsense, mine)
+
+
+def test_members_keep_their_identities_in_the_new_order() -> None:
+    members = tuple(Member(each, "host", bytes(32), {}) for each in range(10, 14))
+    made = members_of(Membership("test", 3, members), [2, 0])
+    assert [each.node for each in made.members] == [12, 10]
+    assert (made.cluster, made.epoch) == ("test", 3)
+
+
+@pytest.mark.parametrize(("color", "key"), [("red", 0), (-2, 0), (0, 1.5), (1 << 70, 0), (0, 1 << 70), (-1, 0)])
+def test_colours_and_keys_are_whole_numbers_and_nothing_is_sent_if_not(color: Any, key: Any) -> None:
+    with pytest.raises(UsageError, match="split"):
+        propose_split(cast(Any, None), color, key)

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from nexar.communicator import events
-from nexar.communicator.events import QUEUE_LENGTH, FailureEvent, Failures, Feed, MembershipEvent, Subscription
+from nexar.communicator.events import QUEUE_LENGTH, EventFeed, FailureEvent, FailureFeed, MembershipEvent, Subscription
 from nexar.errors import UsageError
 from tests.ranks import PATIENCE
 
 
 @pytest.fixture
-def feed() -> Iterator[Feed[int]]:
-    made: Feed[int] = Feed("numbers")
+def feed() -> Iterator[EventFeed[int]]:
+    made: EventFeed[int] = EventFeed("numbers")
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def test_events_are_values() -> None:
     assert (change.old_size, change.size, change.old_rank, change.rank) == (3, 2, 2, 1)
 
 
-def test_nothing_runs_until_somebody_wants_a_callback(feed: Feed[int]) -> None:
+def test_nothing_runs_until_somebody_wants_a_callback(feed: EventFeed[int]) -> None:
     before = threading.active_count()
     feed.publish(1)
     subscription = feed.subscribe()
@@ -47,7 +47,7 @@ def test_nothing_runs_until_somebody_wants_a_callback(feed: Feed[int]) -> None:
     subscription.close()
 
 
-def test_an_iterator_gets_what_is_published_after_it_subscribed_then_ends_with_the_feed(feed: Feed[int]) -> None:
+def test_an_iterator_gets_what_is_published_after_it_subscribed_then_ends_with_the_feed(feed: EventFeed[int]) -> None:
     feed.publish(0)
     subscription = feed.subscribe()
     for number in (1, 2, 3):
@@ -57,7 +57,7 @@ def test_an_iterator_gets_what_is_published_after_it_subscribed_then_ends_with_t
     assert asyncio.run(collect(subscription)) == [1, 2, 3]
 
 
-def test_a_task_that_waits_is_woken_by_another_thread(feed: Feed[int]) -> None:
+def test_a_task_that_waits_is_woken_by_another_thread(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
         subscription = feed.subscribe()
         listening = asyncio.create_task(collect(subscription, 2))
@@ -69,7 +69,7 @@ def test_a_task_that_waits_is_woken_by_another_thread(feed: Feed[int]) -> None:
     assert asyncio.run(listen()) == [1, 2]
 
 
-def test_a_task_that_waits_is_told_of_the_end(feed: Feed[int]) -> None:
+def test_a_task_that_waits_is_told_of_the_end(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
         listening = asyncio.create_task(collect(feed.subscribe()))
         await asyncio.sleep(0)
@@ -79,7 +79,7 @@ def test_a_task_that_waits_is_told_of_the_end(feed: Feed[int]) -> None:
     assert asyncio.run(listen()) == []
 
 
-def test_a_task_that_nobody_else_holds_lives_while_it_waits(feed: Feed[int]) -> None:
+def test_a_task_that_nobody_else_holds_lives_while_it_waits(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
         heard: list[int] = []
         done = asyncio.Event()
@@ -100,7 +100,7 @@ def test_a_task_that_nobody_else_holds_lives_while_it_waits(feed: Feed[int]) -> 
     assert asyncio.run(listen()) == [1]
 
 
-def test_a_loop_that_is_left_leaves_nothing_behind(feed: Feed[int]) -> None:
+def test_a_loop_that_is_left_leaves_nothing_behind(feed: EventFeed[int]) -> None:
     async def listen() -> None:
         async for number in _with(feed, 1):
             assert number == 1
@@ -112,13 +112,13 @@ def test_a_loop_that_is_left_leaves_nothing_behind(feed: Feed[int]) -> None:
     assert not feed._awaited
 
 
-def _with(feed: Feed[int], number: int) -> Subscription[int]:
+def _with(feed: EventFeed[int], number: int) -> Subscription[int]:
     subscription = feed.subscribe()
     feed.publish(number)
     return subscription
 
 
-def test_an_event_is_not_lost_with_the_task_that_gave_up_waiting(feed: Feed[int]) -> None:
+def test_an_event_is_not_lost_with_the_task_that_gave_up_waiting(feed: EventFeed[int]) -> None:
     async def listen() -> list[int]:
         subscription = feed.subscribe()
         impatient = asyncio.create_task(anext(subscription))
@@ -133,7 +133,7 @@ def test_an_event_is_not_lost_with_the_task_that_gave_up_waiting(feed: Feed[int]
     assert not feed._awaited
 
 
-def test_only_one_task_may_wait(feed: Feed[int]) -> None:
+def test_only_one_task_may_wait(feed: EventFeed[int]) -> None:
     async def listen() -> None:
         subscription = feed.subscribe()
         first = asyncio.create_task(anext(subscription))
@@ -146,7 +146,7 @@ def test_only_one_task_may_wait(feed: Feed[int]) -> None:
     asyncio.run(listen())
 
 
-def test_a_loop_that_was_closed_does_not_disturb_who_publishes(feed: Feed[int]) -> None:
+def test_a_loop_that_was_closed_does_not_disturb_who_publishes(feed: EventFeed[int]) -> None:
     subscription = feed.subscribe()
     loop = asyncio.new_event_loop()
     subscription._waiter = loop, loop.create_future()  # as if a task of that loop had waited
@@ -155,7 +155,7 @@ def test_a_loop_that_was_closed_does_not_disturb_who_publishes(feed: Feed[int]) 
     assert asyncio.run(collect(subscription, 1)) == [1]
 
 
-def test_the_newest_are_kept_and_what_was_dropped_is_counted(feed: Feed[int]) -> None:
+def test_the_newest_are_kept_and_what_was_dropped_is_counted(feed: EventFeed[int]) -> None:
     subscription = feed.subscribe()
     for number in range(QUEUE_LENGTH + 3):
         feed.publish(number)
@@ -164,7 +164,7 @@ def test_the_newest_are_kept_and_what_was_dropped_is_counted(feed: Feed[int]) ->
     assert asyncio.run(collect(subscription)) == list(range(3, QUEUE_LENGTH + 3))
 
 
-def test_a_callback_gets_every_event_in_order_in_a_thread_of_ours(feed: Feed[int]) -> None:
+def test_a_callback_gets_every_event_in_order_in_a_thread_of_ours(feed: EventFeed[int]) -> None:
     heard: list[tuple[int, str]] = []
     with feed.subscribe(lambda number: heard.append((number, threading.current_thread().name))):
         for number in range(100):
@@ -174,7 +174,7 @@ def test_a_callback_gets_every_event_in_order_in_a_thread_of_ours(feed: Feed[int
 
 
 def test_what_a_callback_raises_is_logged_and_the_others_and_the_next_are_called(
-    feed: Feed[int], caplog: pytest.LogCaptureFixture
+    feed: EventFeed[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[int] = []
     tried: list[int] = []
@@ -193,7 +193,7 @@ def test_what_a_callback_raises_is_logged_and_the_others_and_the_next_are_called
     assert "Traceback" in caplog.text
 
 
-def test_a_callback_that_blocks_holds_up_neither_the_publisher_nor_the_others(feed: Feed[int]) -> None:
+def test_a_callback_that_blocks_holds_up_neither_the_publisher_nor_the_others(feed: EventFeed[int]) -> None:
     free, heard = threading.Event(), threading.Event()
     slow = feed.subscribe(lambda _: free.wait(PATIENCE))
     feed.subscribe(lambda _: heard.set())
@@ -203,7 +203,7 @@ def test_a_callback_that_blocks_holds_up_neither_the_publisher_nor_the_others(fe
     slow.close()
 
 
-def test_a_closed_subscription_hears_nothing_more(feed: Feed[int]) -> None:
+def test_a_closed_subscription_hears_nothing_more(feed: EventFeed[int]) -> None:
     heard: list[int] = []
     subscription = feed.subscribe(heard.append)
     subscription.close()
@@ -216,7 +216,7 @@ def test_a_closed_subscription_hears_nothing_more(feed: Feed[int]) -> None:
     assert asyncio.run(collect(iterated)) == []
 
 
-def test_a_callback_may_close_its_own_subscription_and_the_feed(feed: Feed[int]) -> None:
+def test_a_callback_may_close_its_own_subscription_and_the_feed(feed: EventFeed[int]) -> None:
     heard: list[int] = []
     ready = threading.Event()
 
@@ -236,9 +236,9 @@ def test_a_callback_may_close_its_own_subscription_and_the_feed(feed: Feed[int])
 
 
 def test_a_callback_that_never_returns_is_named_and_not_waited_for(
-    feed: Feed[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    feed: EventFeed[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_PATIENCE", 0.01)
+    monkeypatch.setattr(events, "_CALLBACK_TIMEOUT", 0.01)
     free, entered = threading.Event(), threading.Event()
 
     def hang(_: int) -> None:
@@ -254,13 +254,13 @@ def test_a_callback_that_never_returns_is_named_and_not_waited_for(
     free.set()
 
 
-def test_the_events_of_a_callback_cannot_be_iterated(feed: Feed[int]) -> None:
+def test_the_events_of_a_callback_cannot_be_iterated(feed: EventFeed[int]) -> None:
     with feed.subscribe(lambda _: None) as subscription, pytest.raises(UsageError, match="callback"):
         asyncio.run(collect(subscription, 1))
 
 
 @pytest.mark.parametrize("callback", [None, print])
-def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: Feed[int], callback: object) -> None:
+def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: EventFeed[int], callback: object) -> None:
     feed.close()
     subscription = feed.subscribe(callback)  # type: ignore[arg-type]
     feed.publish(1)
@@ -270,7 +270,7 @@ def test_who_subscribes_to_a_closed_feed_hears_that_it_has_ended(feed: Feed[int]
 
 
 def test_one_loss_is_told_once_until_who_was_lost_is_back() -> None:
-    failures, heard = Failures("failures"), list[tuple[int, str]]()
+    failures, heard = FailureFeed("failures"), list[tuple[int, str]]()
     told = [(5, "stuck"), (5, "lost"), (5, "lost"), (6, "left"), (6, "lost"), (5, "stuck"), (5, "back"), (5, "lost")]
     with failures.subscribe(lambda event: heard.append((event.node, event.state))):
         for node, state in told:
@@ -280,7 +280,7 @@ def test_one_loss_is_told_once_until_who_was_lost_is_back() -> None:
 
 
 def test_of_many_that_are_gone_the_newest_are_remembered() -> None:
-    failures = Failures("failures")
+    failures = FailureFeed("failures")
     for node in range(QUEUE_LENGTH + 2):
         failures.publish(FailureEvent(1, node, "a cause", "lost", 1))
     assert len(failures._gone) == QUEUE_LENGTH

@@ -1,4 +1,7 @@
-"""Whole worlds in one process."""
+"""Whole worlds in one process.
+
+The seed's vote in a world of threads.
+"""
 
 import os
 import signal
@@ -8,11 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nexar.cluster.opening import EAGER_WORLD
+from nexar.cluster.decisions.membership_events import MembershipMessage
+from nexar.cluster.membership import Change, Departure, Member, Membership
+from nexar.cluster.mesh import EAGER_WORLD
 from nexar.communicator.communicator import Communicator
-from nexar.communicator.local import local_communicators
+from nexar.communicator.local import LocalSeedVoter, local_communicators, local_seed
 from nexar.config import Config
 from nexar.errors import MembershipChanged, NexarError, PeerLost, Revoked, UsageError
+from nexar.wire.control import Accept, Accepted, BallotNumber, Message, Ping, Prepare, Promise, Rejected
 from tests.ranks import PATIENCE, on_every
 
 
@@ -163,7 +169,7 @@ def test_who_waits_in_a_part_that_a_rank_has_closed_is_told_who(closes_first: bo
             if closes_first:
                 parts[0].close()
             waiting = [pool.submit(wait, part) for part in parts[1:]]
-            while not closes_first and not parts[0]._assembly.journal._ledger.is_told_of(1):
+            while not closes_first and not parts[0]._context.call_log._mismatch_detector.is_told_of(1):
                 assert not any(each.done() for each in waiting)
                 time.sleep(0)
             parts[0].close()
@@ -184,3 +190,58 @@ def test_a_part_that_all_close_after_its_last_call_disturbs_nobody() -> None:
 
     with local_communicators(3, Config()) as world:
         assert on_every(world, work) == [60] * 3
+
+
+INSTANCE = (0, 1, 0)
+BALLOT = BallotNumber(1, 1)
+
+
+def a_world() -> tuple[LocalSeedVoter, list[Message]]:
+    """Two members; what node 1 hears."""
+    members = tuple(Member(node, "here", bytes(32), {}) for node in (1, 2))
+    return LocalSeedVoter(Membership("local", 1, members, seed=local_seed())), []
+
+
+def change_without(node: int) -> bytes:
+    return Change(2, left=(Departure(node, "it left"),)).encode()
+
+
+def test_it_votes_for_who_goes_on_without_one_that_has_left() -> None:
+    witness, heard = a_world()
+    tell = witness.introduce(1, heard.append)
+    witness.introduce(2, lambda _: None)
+    witness.forget(2)
+    assert tell(Prepare(INSTANCE, BALLOT))
+    assert isinstance(heard.pop(), Promise)
+    tell(Accept(INSTANCE, BALLOT, change_without(2)))
+    assert heard == [Accepted(INSTANCE, BALLOT)]
+
+
+def test_it_does_not_vote_for_the_removal_of_one_that_is_there() -> None:
+    witness, heard = a_world()
+    tell = witness.introduce(1, heard.append)
+    witness.introduce(2, lambda _: None)
+    tell(Prepare(INSTANCE, BALLOT))
+    tell(Accept(INSTANCE, BALLOT, change_without(2)))
+    assert isinstance(heard[-1], Rejected)
+    assert heard[-1].reachable == (2,)
+
+
+def test_what_is_no_word_about_who_comes_next_is_passed_over() -> None:
+    witness, heard = a_world()
+    assert not isinstance(Ping(1), MembershipMessage)
+    assert witness.introduce(1, heard.append)(Ping(1))
+    assert heard == []
+
+
+def test_nobody_hears_anything_who_has_left() -> None:
+    witness, heard = a_world()
+    tell = witness.introduce(1, heard.append)
+    witness.forget(1)
+    witness.forget(1)
+    tell(Prepare(INSTANCE, BALLOT))
+    assert heard == []
+
+
+def test_each_world_has_a_seed_of_its_own() -> None:
+    assert local_seed().node != local_seed().node

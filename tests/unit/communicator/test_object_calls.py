@@ -5,7 +5,7 @@ import pytest
 
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
-from nexar.communicator.object_calls import _reader, _room
+from nexar.communicator.object_calls import _reader, _row_memory
 from nexar.config import Config
 from nexar.errors import PeerMisbehaved, UsageError
 from tests.ranks import on_every
@@ -59,5 +59,5 @@ def test_bytes_that_are_no_value_are_the_fault_of_who_sent_them(pickle: bool) ->
 @pytest.mark.parametrize("size", [-1, 1 << 60])
 def test_a_length_that_cannot_be_is_the_fault_of_who_announced_it(size: int) -> None:
     with pytest.raises(PeerMisbehaved, match=f"an object of {size} bytes") as raised:
-        _room(2, size)
+        _row_memory(2, size)
     assert raised.value.rank == 2

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nexar.collectives import work
+from nexar.collectives import requests
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.communicator.point_to_point import recv
@@ -257,7 +257,7 @@ def test_dropping_a_request_without_memory_for_its_message_costs_nothing_but_tha
     pair[1].send(np.array([5]), 0)
     _came(pair[0], request)
     no_memory()
-    monkeypatch.setattr(work, "is_inside", lambda _: inside)  # as if the collector had run in one of our frames
+    monkeypatch.setattr(requests, "is_inside", lambda _: inside)  # as if the collector had run in one of our frames
     del request
     gc.collect()
     pair[1].send(6, 0)

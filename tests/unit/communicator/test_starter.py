@@ -4,12 +4,12 @@ from contextlib import suppress
 
 import pytest
 
-from nexar.communicator.calling import Calling
-from nexar.communicator.collecting import Collecting
+from nexar.communicator.collective_methods import CollectiveMethods
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
-from nexar.communicator.messaging import Messaging
+from nexar.communicator.message_methods import MessageMethods
 from nexar.communicator.request import Request, wait_all
+from nexar.communicator.rpc_methods import RpcCallMethods
 from nexar.communicator.starter import Starter
 from nexar.config import Config
 from nexar.errors import Cancelled, UsageError
@@ -28,7 +28,7 @@ def verbs(kind: type) -> set[str]:
 
 def test_every_verb_of_a_communicator_can_be_started() -> None:
     started = verbs(Starter) - {"finishing"}
-    assert verbs(Messaging) | verbs(Collecting) | verbs(Calling) == started
+    assert verbs(MessageMethods) | verbs(CollectiveMethods) | verbs(RpcCallMethods) == started
     assert started <= verbs(Communicator)
 
 
@@ -60,7 +60,7 @@ def test_a_request_fails_with_what_its_finish_raises(pair: list[Communicator]) -
 def test_a_verb_that_is_started_takes_its_number_now_and_returns_at_once(pair: list[Communicator]) -> None:
     requests = [pair[0].start.all_reduce(number) for number in range(3)]
     assert all(isinstance(each, Request) for each in requests)
-    assert pair[0]._assembly.journal._next == 3
+    assert pair[0]._context.call_log._next == 3
     assert on_every([pair[1]], lambda comm: [comm.all_reduce(number) for number in range(3)]) == [[0, 2, 4]]
     assert [each.wait(PATIENCE) for each in requests] == [0, 2, 4]
 

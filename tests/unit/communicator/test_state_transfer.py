@@ -7,17 +7,17 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.membership import Member, Membership
 from nexar.cluster.mesh import Mesh
 from nexar.cluster.node import Node
-from nexar.cluster.recall import Recall
 from nexar.communicator import state_transfer
-from nexar.communicator.bootstrap import connected
+from nexar.communicator.bootstrap import open_mesh
 from nexar.communicator.state_transfer import StateReceiver, checksum, give
 from nexar.config import Config
 from nexar.errors import UsageError
 from nexar.transport.memory import MemoryNetwork
-from nexar.wire.messages import Offer
+from nexar.wire.control import StateOffer
 from tests.ranks import PATIENCE
 from tests.unit.cluster.memory_mesh import eventually, member_of
 
@@ -35,13 +35,13 @@ class Scene:
         self.meshes: list[Mesh] = []
         self.receivers: list[StateReceiver] = []
         for node in self.nodes:
-            mesh, board = connected(node)
+            mesh, board = open_mesh(node)
             undo.callback(mesh.close)
             self.meshes.append(mesh)
             if node is not self.nodes[0]:
                 self.receivers.append(StateReceiver(node, mesh))
                 if node is not self.nodes[-1]:
-                    board.connect(self.receivers[-1].offered, Offer)
+                    board.connect(self.receivers[-1].offered, StateOffer)
         for mesh in self.meshes:
             mesh.adopt(self.membership)
         self.meshes[0].expect(self.joiners)
@@ -80,13 +80,13 @@ def test_who_does_not_take_it_in_time_is_left_out_and_the_others_have_it(scene: 
 
 
 def test_nobody_goes_on_with_it_when_the_members_change(scene: Scene) -> None:
-    recall, deaf = Recall(), scene.joiners[-1]
+    recall, deaf = CancelToken(), scene.joiners[-1]
     with ThreadPoolExecutor(1) as pool:
-        giving = pool.submit(give, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, recall=recall)
+        giving = pool.submit(give, scene.nodes[0], scene.meshes[0], "state", [deaf], 10 * PATIENCE, cancel_token=recall)
         eventually(scene.meshes[0].links, "a link")
         recall.make()
         assert giving.result(PATIENCE) == ()
-    assert give(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, recall=recall) == ()
+    assert give(scene.nodes[0], scene.meshes[0], "state", scene.joiners, PATIENCE, cancel_token=recall) == ()
 
 
 def test_who_is_gone_is_left_out(scene: Scene) -> None:
@@ -115,7 +115,7 @@ def test_what_cannot_be_sent_is_refused(scene: Scene) -> None:
 
 def test_an_offer_of_somebody_else_is_passed_over(scene: Scene) -> None:
     receiver = scene.receivers[0]
-    for peer, offer in ((scene.joiners[1].node, Offer(1, 4)), (scene.member.node, Offer(12345, 4))):
+    for peer, offer in ((scene.joiners[1].node, StateOffer(1, 4)), (scene.member.node, StateOffer(12345, 4))):
         receiver._take(peer, offer)
     assert receiver.state is None
 

@@ -1,8 +1,7 @@
 import pytest
 
 from nexar import ConfigError
-from nexar.launch.detect import detect
-from nexar.launch.start import Start
+from nexar.launch.detect import LaunchInfo, detect, first_host, tasks_on
 from tests.unit.launch.recorded import recorded
 
 # -- recorded environments -------------------------------------------------------------------------------------------
@@ -13,7 +12,7 @@ def test_nobody_started_a_process_with_an_ordinary_environment():
 
 
 def test_a_child_of_our_launcher_knows_it():
-    assert detect(recorded("nexar")) == Start(
+    assert detect(recorded("nexar")) == LaunchInfo(
         kind="nexar", rank=3, size=4, local_rank=1, local_size=2, group_rank=1, master_addr="10.0.0.5",
         master_port=29501, launcher=0x00C0FFEE00C0FFEE,
     )  # fmt: skip
@@ -141,3 +140,63 @@ def test_nonsense_is_refused_by_the_name_of_the_variable(recording, changes, var
 def test_half_a_set_says_what_the_other_half_is():
     with pytest.raises(ConfigError, match="set both, or unset both"):
         detect({"WORLD_SIZE": "4"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("alone", "alone"),
+        ("a,b,c", "a"),
+        ("node[001-004,7],x", "node001"),
+        ("node[7,001-004]", "node7"),
+        ("x,node[001-004]", "x"),
+        ("rack[1-2]-node[03-09].cluster,z", "rack1-node03.cluster"),
+        (" n[10-12] ", "n10"),
+    ],
+)
+def test_the_first_host_of_a_list(hosts, first):
+    assert first_host(hosts) == first
+
+
+@pytest.mark.parametrize("hosts", ["", "node[1-", "[[1]]", "a b", "node[]]"])
+def test_a_list_that_is_none_is_refused_by_its_variable(hosts):
+    with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST"):
+        first_host(hosts, "SLURM_JOB_NODELIST")
+
+
+@pytest.mark.parametrize(("node", "count"), [(0, 2), (2, 2), (3, 1), (4, 8), (5, 8)])
+def test_tasks_are_counted_node_by_node(node, count):
+    assert tasks_on(node, "2(x3),1,8(x2)") == count
+
+
+@pytest.mark.parametrize("tasks", ["two", "2(x)", "2x3", ""])
+def test_counts_that_are_none_are_refused(tasks):
+    with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE"):
+        tasks_on(0, tasks)
+
+
+def test_a_node_beyond_the_counts_is_refused():
+    with pytest.raises(ConfigError, match="at least 4 nodes"):
+        tasks_on(3, "2(x3)")
+
+
+def test_a_rank_outside_the_world_cannot_start():
+    with pytest.raises(ConfigError, match="0 to 3"):
+        LaunchInfo(kind="torch", rank=4, size=4)
+
+
+def test_an_empty_world_cannot_start():
+    with pytest.raises(ConfigError, match="1 or more"):
+        LaunchInfo(kind="torch", rank=0, size=0)
+
+
+def test_a_host_cannot_have_more_ranks_than_the_world():
+    with pytest.raises(ConfigError, match="at most the size of the world"):
+        LaunchInfo(kind="torch", rank=0, size=2, local_rank=0, local_size=3)
+
+
+@pytest.mark.parametrize(
+    ("size", "local_size", "one"), [(4, 4, True), (4, 2, False), (4, None, False), (1, None, True)]
+)
+def test_all_ranks_share_a_host_only_if_that_is_known(size, local_size, one):
+    assert LaunchInfo(kind="pmi", rank=0, size=size, local_rank=0, local_size=local_size).on_one_host is one

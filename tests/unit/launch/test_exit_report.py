@@ -28,7 +28,7 @@ FORMATION = {"joined": (), "expected": 2, "refused": {}, "timeout": 1.0}
         (errors.JoinRefused(reason="every member has left or died"), "perhaps_consequence"),
         (errors.JoinRefused(reason="", nobody_left=True), "too_late"),
         (errors.NoQuorum(alive=[0], needed=2), "perhaps_consequence"),
-        (ValueError("nexar.errors.peers.PeerLost: lost rank 1"), "own"),
+        (ValueError("nexar.errors.PeerLost: lost rank 1"), "own"),
         (errors.UsageError("closed"), "own"),
         (KeyboardInterrupt(), "interrupted"),
     ],

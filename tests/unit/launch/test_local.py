@@ -4,7 +4,7 @@ from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.local import local
 from nexar.observe import metrics as metrics_module
-from tests.unit.launch.test_joining import FakeMetrics
+from tests.unit.launch.test_create import FakeMetrics
 
 
 def test_a_local_world_takes_the_settings_that_init_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,17 @@ import pytest
 
 from nexar import ConfigError, UsageError
 from nexar.launch.detect import detect
-from nexar.launch.plan import Block, Command, choose_form, parse_filter, plan_ranks, without_outer_launch
+from nexar.launch.plan import Command, HostBlock, choose_form, parse_filter, plan_ranks, without_outer_launch
 
-BLOCK = Block(
+BLOCK = HostBlock(
     count=2, first_rank=4, size=6, group_rank=2, launcher=0xABC, master_addr="10.0.0.1", master_port=29501
 )  # fmt: skip
 SCRIPT = Command("script", "train.py", ("--lr", "0.1"))
 
 
-def plans(block=BLOCK, command=SCRIPT, inherited=(), entrance=(("NEXAR_TICKET", "T"),)):
+def plans(block=BLOCK, command=SCRIPT, inherited=(), entry=(("NEXAR_TICKET", "T"),)):
     return plan_ranks(
-        block, command, python="python3", inherited=dict(inherited), entrance=dict(entrance), mark="0123"
+        block, command, python="python3", inherited=dict(inherited), entry=dict(entrance), mark="0123"
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_the_inherited_environment_is_kept_and_other_ways_in_are_not():
 
 
 def test_a_plan_does_not_show_its_ticket():
-    assert "secret" not in repr(plans(entrance={"NEXAR_TICKET": "secret"}))
+    assert "secret" not in repr(plans(entry={"NEXAR_TICKET": "secret"}))
 
 
 def test_lines_and_log_files_are_named_after_the_rank():
@@ -66,7 +66,7 @@ def test_lines_and_log_files_are_named_after_the_rank():
 
 
 def test_hosts_with_fewer_ranks_are_counted_too():
-    last = Block(count=3, first_rank=4, size=7, group_rank=3, launcher=1, master_addr="a", master_port=1)
+    last = HostBlock(count=3, first_rank=4, size=7, group_rank=3, launcher=1, master_addr="a", master_port=1)
     assert last.group_size == 4
 
 
@@ -109,7 +109,7 @@ def test_a_launcher_outside_keeps_the_ticket_it_was_given():
 
 
 def test_who_joins_a_cluster_that_has_formed_gets_no_rank_and_detects_none():
-    late = Block(count=2, first_rank=None, size=6, launcher=0xABC, master_addr="10.0.0.1", master_port=29501)
+    late = HostBlock(count=2, first_rank=None, size=6, launcher=0xABC, master_addr="10.0.0.1", master_port=29501)
     plan = plans(block=late, inherited={"SLURM_PROCID": "3", "WORLD_SIZE": "9"})[1]
     assert plan.joins
     assert (plan.rank, plan.name, plan.prefix) == (None, "joiner 1", "[joiner 1] ")

@@ -6,14 +6,28 @@ import pytest
 
 from nexar.config import Config
 from nexar.errors import ConfigError, FormationTimeout, OperationTimeout, UsageError
-from nexar.launch.rendezvous import _answer_key, _answered, _follow, _hello_key, _hellos, _opened
-from nexar.launch.rendezvous_messages import Answer, Hello, Round, accepted_way, decoded, encoded
-from nexar.security.invitation import Invitation, invitation_from_token
-from nexar.security.join_ticket import format_ticket
+from nexar.launch.rendezvous import (
+    RendezvousAnswer,
+    RendezvousHello,
+    RendezvousRound,
+    _answer_key,
+    _answered,
+    _follow,
+    _hello_key,
+    _hellos,
+    _opened,
+    accepted_way,
+    chosen_way,
+    decoded,
+    encoded,
+    separation,
+    token_needed,
+)
+from nexar.security.invitation import Invitation, format_ticket, invitation_from_token
 
 TOKEN = "0123456789abcdef" * 4
 TICKET = format_ticket(Invitation(("127.0.0.1:4000",), bytes(32), bytes(range(32))))
-HELLO = Hello("mine", 2, "one", "8.1")
+HELLO = RendezvousHello("mine", 2, "one", "8.1")
 LONG, SHORT = 60.0, 0.001
 
 
@@ -36,22 +50,22 @@ class Board:
 def of_an_earlier_attempt() -> dict[str, str]:
     """A rendezvous that ended well."""
     return {
-        "nexar/round": encoded(Round("old", 2)),
-        _hello_key("old", 1): encoded(Hello("earlier", 2, "one", "8.1")),
-        _answer_key("old"): encoded(Answer(["earlier"], "addresses", "10.0.0.1:4000")),
+        "nexar/round": encoded(RendezvousRound("old", 2)),
+        _hello_key("old", 1): encoded(RendezvousHello("earlier", 2, "one", "8.1")),
+        _answer_key("old"): encoded(RendezvousAnswer(["earlier"], "addresses", "10.0.0.1:4000")),
     }
 
 
 def test_the_answer_of_an_earlier_attempt_is_not_followed() -> None:
     def rank_0(key: str, text: str) -> None:
         if key == _hello_key("old", 1):  # the next attempt begins only now
-            board.texts["nexar/round"] = encoded(Round("new", 2))
+            board.texts["nexar/round"] = encoded(RendezvousRound("new", 2))
         if key == _hello_key("new", 1):
-            heard = [decoded(text, Hello).number]
-            board.texts[_answer_key("new")] = encoded(Answer(heard, "addresses", "10.0.0.2:4000"))
+            heard = [decoded(text, RendezvousHello).number]
+            board.texts[_answer_key("new")] = encoded(RendezvousAnswer(heard, "addresses", "10.0.0.2:4000"))
 
     board = Board(of_an_earlier_attempt(), rank_0)
-    assert _answered(board, 1, HELLO, LONG) == Answer(["mine"], "addresses", "10.0.0.2:4000")
+    assert _answered(board, 1, HELLO, LONG) == RendezvousAnswer(["mine"], "addresses", "10.0.0.2:4000")
 
 
 def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() -> None:
@@ -60,19 +74,19 @@ def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() ->
 
 
 def test_a_rank_is_not_told_that_rank_0_is_missing_where_others_are() -> None:
-    board = Board({"nexar/round": encoded(Round("new", 2))})
+    board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
     with pytest.raises(OperationTimeout, match="rank 0, which waits until all 2 ranks have come"):
         _answered(board, 1, HELLO, SHORT, SHORT)
 
 
 def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
-    board = Board({"nexar/round": encoded(Round("new", 2))})
+    board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
     with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 5 was told that they are 6"):
-        _answered(board, 5, Hello("mine", 6, "one", "8.1"), SHORT, SHORT)
+        _answered(board, 5, RendezvousHello("mine", 6, "one", "8.1"), SHORT, SHORT)
 
 
 def test_rank_0_counts_those_who_came_to_the_board() -> None:
-    board = Board({_hello_key("new", 2): encoded(Hello("theirs", 3, "one", "8.1"))})
+    board = Board({_hello_key("new", 2): encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     with pytest.raises(FormationTimeout, match=r"2 of 3 nodes joined .*\njoined: rank 0, rank 2"):
         list(_hellos(board, "new", 3, SHORT))
 
@@ -80,18 +94,20 @@ def test_rank_0_counts_those_who_came_to_the_board() -> None:
 @pytest.mark.parametrize(("rank", "timeout"), [(1, LONG), (2, SHORT)], ids=["at once", "behind a rank that is missing"])
 def test_rank_0_names_a_rank_with_another_world_size_although_others_are_missing(rank: int, timeout: float) -> None:
     """A rank that was told of fewer ranks waits for nobody else: rank 0 alone knows of the others."""
-    board = saying({rank: encoded(Hello("theirs", 3, "one", "8.1"))})
+    board = saying({rank: encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     answer = failed_answer(board, 4, timeout)
     assert answer.heard == ["theirs"]
     assert answer.content.startswith(f"rank 0 expects 4 ranks, and rank {rank} was told that they are 3")
 
 
-def failed_answer(board: Board, size: int, timeout: float) -> Answer:
+def failed_answer(board: Board, size: int, timeout: float) -> RendezvousAnswer:
     """What rank 0 leaves on the board when it cannot open the cluster."""
-    hello = Hello("mine", size, "one", "8.1")
+    hello = RendezvousHello("mine", size, "one", "8.1")
     with pytest.raises((FormationTimeout, UsageError)) as caught, _opened(board, hello, Config(), None, timeout):
         pytest.fail("nothing was opened")
-    answer = decoded(board.texts[_answer_key(decoded(board.texts["nexar/round"], Round).number)], Answer)
+    answer = decoded(
+        board.texts[_answer_key(decoded(board.texts["nexar/round"], RendezvousRound).number)], RendezvousAnswer
+    )
     assert (answer.way, answer.content) == ("failed", str(caught.value))
     return answer
 
@@ -101,7 +117,7 @@ def saying(texts: dict[int, str]) -> Board:
 
     def react(key: str, text: str) -> None:
         if key == "nexar/round":
-            number = decoded(text, Round).number
+            number = decoded(text, RendezvousRound).number
             board.texts.update({_hello_key(number, rank): said for rank, said in texts.items()})
 
     board = Board(react=react)
@@ -109,7 +125,7 @@ def saying(texts: dict[int, str]) -> Board:
 
 
 def test_the_ranks_that_came_are_told_which_rank_did_not() -> None:
-    board = saying({2: encoded(Hello("theirs", 4, "one", "8.1"))})
+    board = saying({2: encoded(RendezvousHello("theirs", 4, "one", "8.1"))})
     answer = failed_answer(board, 4, SHORT)
     assert answer.heard == ["theirs"]
     assert answer.content.startswith("the cluster did not form: ranks 1, 3 did not come to torch's store within 1 ms\n")
@@ -118,7 +134,7 @@ def test_the_ranks_that_came_are_told_which_rank_did_not() -> None:
 
 
 def test_the_other_ranks_are_told_at_once_of_a_hello_that_cannot_be_read() -> None:
-    board = saying({1: "{}", 2: encoded(Hello("theirs", 3, "one", "8.1"))})
+    board = saying({1: "{}", 2: encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     answer = failed_answer(board, 3, LONG)
     assert answer.heard == ["theirs"]
     assert "rank 1" in answer.content.splitlines()[0]
@@ -126,44 +142,46 @@ def test_the_other_ranks_are_told_at_once_of_a_hello_that_cannot_be_read() -> No
 
 def test_a_rank_waits_a_moment_longer_than_rank_0_for_its_answer() -> None:
     """Rank 0 may have begun later, and its answer names who is missing."""
-    answer = Answer(["mine"], "failed", "rank 2 did not come")
+    answer = RendezvousAnswer(["mine"], "failed", "rank 2 did not come")
     finds = iter([None] * 3)
 
     class Late(Board):
         def find(self, key: str) -> str | None:
             return next(finds, encoded(answer)) if key == _answer_key("new") else super().find(key)
 
-    assert _answered(Late({"nexar/round": encoded(Round("new", 2))}), 1, HELLO, 0.0, LONG) == answer
+    assert _answered(Late({"nexar/round": encoded(RendezvousRound("new", 2))}), 1, HELLO, 0.0, LONG) == answer
 
 
 def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:
     def rank_1(key: str, text: str) -> None:
         if key == "nexar/round":
-            number = decoded(text, Round).number
-            board.texts[_hello_key(number, 1)] = encoded(Hello("theirs", 2, "another", "8.1"))
+            number = decoded(text, RendezvousRound).number
+            board.texts[_hello_key(number, 1)] = encoded(RendezvousHello("theirs", 2, "another", "8.1"))
 
     board = Board(react=rank_1)
     with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"), _opened(board, HELLO, Config(), None, LONG):
         pytest.fail("nothing was opened")
-    answer = decoded(board.texts[_answer_key(decoded(board.texts["nexar/round"], Round).number)], Answer)
+    answer = decoded(
+        board.texts[_answer_key(decoded(board.texts["nexar/round"], RendezvousRound).number)], RendezvousAnswer
+    )
     assert (answer.heard, answer.way) == (["theirs"], "token_needed")
 
 
 def test_with_a_token_only_addresses_are_followed() -> None:
     config = Config(cluster_token=TOKEN)
-    followed = _follow(Answer([], "addresses", "10.0.0.1:4000,10.0.0.2:4000"), config, SHORT)
+    followed = _follow(RendezvousAnswer([], "addresses", "10.0.0.1:4000,10.0.0.2:4000"), config, SHORT)
     assert followed == invitation_from_token(TOKEN, ["10.0.0.1:4000", "10.0.0.2:4000"])
     with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"):
-        _follow(Answer([], "ticket", TICKET), config, SHORT)
+        _follow(RendezvousAnswer([], "ticket", TICKET), config, SHORT)
 
 
 def test_a_rank_that_does_not_know_the_token_is_told_what_to_set() -> None:
     with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"):
-        _follow(Answer([], "addresses", "10.0.0.1:4000"), Config(), SHORT)
+        _follow(RendezvousAnswer([], "addresses", "10.0.0.1:4000"), Config(), SHORT)
 
 
 def test_where_rank_0_has_a_ticket_each_rank_follows_its_own() -> None:
-    answer = Answer([], "environment", "10.6.6.6:4000")
+    answer = RendezvousAnswer([], "environment", "10.6.6.6:4000")
     assert _follow(answer, Config(ticket=TICKET), SHORT).addresses == ("127.0.0.1:4000",)
     with pytest.raises(ConfigError, match="NEXAR_TICKET"):
         _follow(answer, Config(), SHORT)
@@ -172,4 +190,99 @@ def test_where_rank_0_has_a_ticket_each_rank_follows_its_own() -> None:
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "0" * 31, "0" * 32 + "/x", "G" * 32])
 def test_the_store_cannot_lead_out_of_the_private_folder(name) -> None:
     with pytest.raises(UsageError, match="somebody else has written there"):
-        _follow(Answer([], "file", name), Config(), SHORT)
+        _follow(RendezvousAnswer([], "file", name), Config(), SHORT)
+
+
+PLAIN, WITH_TOKEN, PERMITTED = Config(), Config(cluster_token=TOKEN), Config(ticket_in_store=True)
+
+
+def hello(number: str = "1", size: int = 2, host: str = "one", folder: str = "8.1") -> RendezvousHello:
+    return RendezvousHello(number, size, host, folder)
+
+
+ON_ONE_HOST = [hello("a"), hello("b")]
+ON_TWO_HOSTS = [hello("a"), hello("b", host="two")]
+IN_TWO_FOLDERS = [hello("a"), hello("b", folder="8.2")]
+
+
+@pytest.mark.parametrize(
+    ("config", "hellos", "way"),
+    [
+        (PLAIN, ON_ONE_HOST, "file"),
+        (PERMITTED, ON_ONE_HOST, "file"),
+        (PLAIN, ON_TWO_HOSTS, "token_needed"),
+        (PLAIN, IN_TWO_FOLDERS, "token_needed"),
+        (PERMITTED, ON_TWO_HOSTS, "ticket"),
+        (PERMITTED, IN_TWO_FOLDERS, "ticket"),
+        (WITH_TOKEN, ON_ONE_HOST, "addresses"),
+        (WITH_TOKEN, ON_TWO_HOSTS, "addresses"),
+    ],
+)
+def test_a_ticket_is_published_only_with_permission_and_never_beside_a_token(config, hellos, way) -> None:
+    assert chosen_way(config, hellos, has_invitation=False) == way
+
+
+@pytest.mark.parametrize("config", [PLAIN, WITH_TOKEN, PERMITTED])
+def test_ranks_that_were_given_an_invitation_publish_none(config) -> None:
+    assert chosen_way(config, ON_TWO_HOSTS, has_invitation=True) == "environment"
+
+
+def test_ranks_of_which_one_has_no_private_folder_share_none() -> None:
+    assert chosen_way(PLAIN, [hello(folder=""), hello(folder="")], has_invitation=False) == "token_needed"
+
+
+@pytest.mark.parametrize("way", ["file", "ticket"])
+def test_a_rank_with_a_token_accepts_no_ticket_from_the_store(way) -> None:
+    config = Config(cluster_token=TOKEN, ticket_in_store=True)
+    with pytest.raises(ConfigError, match=r"NEXAR_CLUSTER_TOKEN.*the same on all ranks, and rank 0 has none") as caught:
+        accepted_way(RendezvousAnswer([], way, "what somebody wrote there"), config)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_rank_without_permission_accepts_no_ticket_from_the_store() -> None:
+    answer = RendezvousAnswer([], "ticket", "what somebody wrote there")
+    with pytest.raises(ConfigError, match="NEXAR_TICKET_IN_STORE"):
+        accepted_way(answer, PLAIN)
+    assert accepted_way(answer, PERMITTED) == "ticket"
+
+
+def test_every_rank_is_told_who_is_apart_and_what_to_set() -> None:
+    reason = separation([*ON_TWO_HOSTS, hello("c")])
+    assert reason == "rank 0 and rank 1 do not share one host"
+    assert separation(IN_TWO_FOLDERS) == "rank 0 and rank 1 do not share one user and one temporary directory"
+    with pytest.raises(ConfigError) as caught:
+        accepted_way(RendezvousAnswer([], "token_needed", reason), PLAIN)
+    assert str(caught.value) == str(token_needed(reason))
+    first = str(caught.value).splitlines()[0]
+    assert first == f"NEXAR_CLUSTER_TOKEN is not set; {reason}"
+    assert all(
+        word in str(caught.value) for word in ("NEXAR_CLUSTER_TOKEN", "token_hex(32)", "NEXAR_TICKET_IN_STORE=1")
+    )
+
+
+def test_many_ranks_that_are_apart_are_not_all_named() -> None:
+    hellos = [hello("a"), *(hello("b", host="two") for _ in range(9))]
+    assert separation(hellos) == "rank 0 and rank 1, 2, 3, 4 … do not share one host"
+
+
+def test_a_rank_that_was_told_another_world_size_is_named() -> None:
+    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 1 was told that they are 3"):
+        chosen_way(PLAIN, [hello(), hello(size=3)], has_invitation=False)
+
+
+def test_what_rank_0_could_not_do_is_raised_by_the_others_too() -> None:
+    with pytest.raises(UsageError, match="rank 0 could not open the cluster: no port is free"):
+        accepted_way(RendezvousAnswer([], "failed", "no port is free"), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "message", [RendezvousRound("1f", 4), hello(), RendezvousAnswer(["1"], "addresses", "10.0.0.1:4000")]
+)
+def test_messages_come_back_as_they_were(message) -> None:
+    assert decoded(encoded(message), type(message)) == message
+
+
+@pytest.mark.parametrize("text", ["", "something else", "{}", '{"heard": [], "way": "elsewhere"}', "[1]"])
+def test_a_text_of_another_version_is_refused(text) -> None:
+    with pytest.raises(UsageError, match="use one version of nexar on all ranks"):
+        decoded(text, RendezvousAnswer)

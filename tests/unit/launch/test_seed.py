@@ -3,7 +3,7 @@
 import pytest
 
 import nexar
-from nexar.cluster.seed import Seed as ConfiguredSeed
+from nexar.cluster.seed import SeedService as ConfiguredSeed
 from nexar.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ from nexar.config import Config
 from nexar.errors import NexarError
 from nexar.links.link import Link
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.linked_node import LinkedNode
+from nexar.security.certificates import Trust
+from nexar.testing.bare_nodes import LinkedNode
 from nexar.transport.memory import MemoryNetwork
-from nexar.wire.messages import Message
+from nexar.wire.control import Message
 
 
 @dataclass

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nexar.links.early import EarlyStore
+from nexar.links.flow_control import UnexpectedBuffers
 from nexar.links.matching import Matching
-from nexar.links.message import Message
-from nexar.links.outbox import Outbox
+from nexar.links.messages import Message
+from nexar.links.operation import DeferredIO
 from nexar.transport.base import Redirected
 from nexar.transport.buffer_pool import BufferPool, Lease
-from nexar.wire.frame import Frame, Kind, Space
+from nexar.wire.frame import Frame, FrameKind, Space
 
 TAGGED, UNTAGGED = int(Space.TAGGED), int(Space.UNTAGGED)
 
@@ -62,7 +62,7 @@ class ScriptedOrigin:
         self.landed.add(message.frame.transfer)
         with matching.lock:
             matching.land(message)
-        matching._outbox.flush()
+        matching._deferred_io.flush()
 
 
 class NoMemory(BufferPool):
@@ -76,25 +76,25 @@ class NoMemory(BufferPool):
 
 
 def make(early_bytes: int = 1 << 20, pool: BufferPool | None = None) -> tuple[Matching, ScriptedOrigin]:
-    early = EarlyStore(early_bytes, pool or BufferPool.of_profile("training"))
-    return Matching(0, 0, threading.Lock(), early, Outbox()), ScriptedOrigin()
+    early = UnexpectedBuffers(early_bytes, pool or BufferPool.of_profile("training"))
+    return Matching(0, 0, threading.Lock(), early, DeferredIO()), ScriptedOrigin()
 
 
 def arrive(
     matching: Matching, origin: ScriptedOrigin, data: bytes, *, source: int = 1, tag: int = 7, dtype: int = 0
 ) -> bool:
-    frame = Frame(kind=Kind.EAGER, space=TAGGED, tag=tag, dtype=dtype, length=len(data), body=len(data))
+    frame = Frame(kind=FrameKind.EAGER, space=TAGGED, tag=tag, dtype=dtype, length=len(data), body=len(data))
     with matching.lock:
         taken = matching.arrive(origin, source, frame, (), memoryview(data))
-    matching._outbox.flush()
+    matching._deferred_io.flush()
     return taken
 
 
 def announce(
     matching: Matching, origin: ScriptedOrigin, size: int, transfer: int, *, source: int = 1, tag: int = 7
 ) -> Message:
-    frame = Frame(kind=Kind.ENVELOPE, space=TAGGED, tag=tag, transfer=transfer, length=size)
+    frame = Frame(kind=FrameKind.ENVELOPE, space=TAGGED, tag=tag, transfer=transfer, length=size)
     with matching.lock:
         message = matching.announce(origin, source, frame, ())
-    matching._outbox.flush()
+    matching._deferred_io.flush()
     return message

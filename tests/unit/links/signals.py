@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nexar.links.interrupt import SIGNALS
+from nexar.links.process_hooks import SIGNALS
 
 
 def ctrl_c() -> None:

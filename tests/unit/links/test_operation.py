@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nexar.errors import Cancelled, PeerLost
-from nexar.links.operation import FINISHED
-from nexar.links.waiter import Waiter
+from nexar.links.operation import FINISHED, DeferredIO, Waiter
+from nexar.transport.base import CarrierLost
 from tests.unit.links.waiting import Posted
 
 
@@ -175,3 +175,77 @@ def test_a_cancelled_operation_says_so() -> None:
     operation.cancel()
     with pytest.raises(Cancelled):
         operation.result()
+
+
+def test_calls_are_made_in_order_and_once() -> None:
+    outbox, made = DeferredIO(), []
+    for number in range(3):
+        outbox.add(made.append, number)
+    outbox.flush()
+    outbox.flush()
+    assert made == [0, 1, 2]
+
+
+def test_a_call_may_leave_more_to_do() -> None:
+    outbox, made = DeferredIO(), []
+    outbox.add(lambda: outbox.add(made.append, "more"))
+    outbox.flush()
+    assert made == ["more"]
+
+
+def test_a_lost_carrier_does_not_keep_the_others_from_sending() -> None:
+    def lost() -> None:
+        raise CarrierLost("peer", "gone")
+
+    outbox, made = DeferredIO(), []
+    outbox.add(lost)
+    outbox.add(made.append, "other")
+    outbox.flush()
+    assert made == ["other"]
+
+
+def test_a_wake_before_the_sleep_ends_it() -> None:
+    waiter = Waiter()
+    waiter.prepare()
+    waiter.wake()
+    waiter.sleep(60)
+
+
+def test_a_wake_ends_the_sleep_of_another_thread() -> None:
+    waiter = Waiter()
+    waiter.prepare()
+    sleeper = threading.Thread(target=waiter.sleep, args=(60,))
+    sleeper.start()
+    waiter.wake()
+    sleeper.join(10)
+    assert not sleeper.is_alive()
+
+
+def test_a_wake_that_nobody_prepared_for_does_nothing() -> None:
+    waiter = Waiter()
+    waiter.wake()
+    waiter.prepare()
+    waiter.wake()
+    waiter.wake()
+    waiter.sleep(60)
+
+
+def test_the_last_operation_wakes() -> None:
+    waiter = Waiter()
+    waiter.pending = 2
+    waiter.prepare()
+    waiter.count(None)
+    assert waiter.asleep
+    waiter.count(None)
+    waiter.sleep(60)
+    assert not waiter.pending
+
+
+def test_the_first_error_wakes_and_what_ends_later_changes_nothing() -> None:
+    waiter = Waiter()
+    waiter.pending = 3
+    waiter.prepare()
+    waiter.count(ValueError())
+    waiter.sleep(60)
+    waiter.count(None)
+    assert waiter.pending == 0

@@ -1,3 +1,5 @@
+"""What a node drives besides its transports: tasks, pollers, attempts."""
+
 import gc
 import os
 import signal
@@ -9,10 +11,120 @@ from collections.abc import Iterator
 import pytest
 
 from nexar.errors import Cancelled, InternalError, OperationTimeout, PeerLost, UsageError
-from nexar.links.operation import FINISHED
-from nexar.links.progress import DEFAULT_SPIN, spin_of
+from nexar.links import progress
+from nexar.links.event_loop import EventLoop
+from nexar.links.operation import FINISHED, Waiter
+from nexar.links.progress import DEFAULT_SPIN, DriverElection, ProgressThread, spin_of
+from nexar.transport.registry import ForeignTransport, TransportFailed
 from tests.unit.cluster.memory_mesh import eventually
-from tests.unit.links.waiting import Node, Posted, Waiting, in_a_while
+from tests.unit.links.waiting import Node, Posted, Sleep, Told, Waiting, in_a_while
+
+
+class Stage:
+    """A background with everything that it drives."""
+
+    def __init__(self) -> None:
+        self.sleep = Sleep()
+        self.transport = Told(self.sleep)
+        self.event_loop = EventLoop(self.sleep, [self.transport], 0.0)
+        self.election = DriverElection(threading.Lock())
+
+    def open(self) -> ProgressThread:
+        self.background = ProgressThread(self.election, self.event_loop)
+        return self.background
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.event_loop.stop()
+    made.background.close()
+
+
+def polled(stage: Stage) -> bool:
+    """Does anybody drive?"""
+    done = threading.Event()
+    stage.transport.tell(done.set)
+    return done.wait(10)
+
+
+def test_it_drives_when_nobody_leads(stage: Stage) -> None:
+    stage.open()
+    assert polled(stage)
+
+
+def test_it_hands_over_to_who_follows(stage: Stage) -> None:
+    background, waiter = stage.open(), Waiter()
+    assert stage.sleep.begun.wait(10)
+    waiter.prepare()
+    stage.election.waiting_threads.append(waiter)
+    assert background.is_driving
+    stage.sleep.wake()
+    waiter.sleep(10)
+    assert not waiter.asleep
+    stage.election.waiting_threads.remove(waiter)
+
+
+def test_it_takes_over_from_a_leader_under_whom_it_parked(stage: Stage) -> None:
+    stage.election.driver_lock.acquire()
+    background = stage.open()
+    while not background.parked:  # after some ticks under this one leader
+        background._thread.join(0.002)
+    stage.election.driver_lock.release()
+    background.unpark()
+    background.unpark()
+    assert polled(stage)
+
+
+def test_it_steps_in_at_once_when_asked_and_nobody_leads(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_TICK", 3600.0)
+    made = stage.open()
+    assert not stage.sleep.begun.wait(0.01)
+    made.step_in()
+    assert polled(stage)
+    made.step_in()
+    assert polled(stage)
+
+
+@pytest.fixture
+def leadership() -> DriverElection:
+    return DriverElection(threading.Lock())
+
+
+def follow(leadership: DriverElection, count: int) -> list[Waiter]:
+    waiters = [Waiter() for _ in range(count)]
+    for waiter in waiters:
+        waiter.prepare()
+        leadership.waiting_threads.append(waiter)
+    return waiters
+
+
+def test_an_offer_wakes_one_follower_and_the_next_offer_the_next(leadership: DriverElection) -> None:
+    waiters = follow(leadership, 3)
+    leadership.offer()
+    assert [waiter.asleep for waiter in waiters] == [False, True, True]
+    leadership.offer()
+    assert [waiter.asleep for waiter in waiters] == [False, False, True]
+
+
+def test_an_offer_to_nobody_is_fine(leadership: DriverElection) -> None:
+    leadership.offer()
+
+
+def test_the_end_wakes_every_follower_and_stands_for_later_ones(leadership: DriverElection) -> None:
+    waiters = follow(leadership, 5)
+    leadership.end(UsageError("over"))
+    assert not any(waiter.asleep for waiter in waiters)
+    assert leadership.ended is not None
+
+
+def test_in_a_forked_child_nobody_follows(leadership: DriverElection) -> None:
+    waiters = follow(leadership, 2)
+    leadership.abandon(UsageError("the parent's"))
+    assert leadership.waiting_threads == []
+    assert all(waiter.asleep for waiter in waiters), "a child takes no lock"
+
 
 MANY = 200
 
@@ -64,7 +176,7 @@ def test_it_is_known_which_thread_waits_for_what_whether_it_leads_or_follows(nod
     begun = time.monotonic()
     mine, yours = node.post("the first"), node.post("the second")
     leader = Waiting(node, [FINISHED, mine])
-    leader.leads()
+    leader.is_driving()
     follower = Waiting(node, [yours])
     eventually(lambda: len(node.progress.waits()) == 2, "both wait")
     known = {thread: (name, since) for thread, name, since in node.progress.waits()}
@@ -96,7 +208,7 @@ def test_asking_who_waits_keeps_nothing_alive_that_the_asking_thread_drops(node:
 def test_a_wait_is_known_to_its_own_node_alone(node: Node) -> None:
     operation, other = node.post(), Node()
     thread = Waiting(node, [operation])
-    thread.leads()
+    thread.is_driving()
     assert node.progress.waits()
     assert other.progress.waits() == []
     other.progress.close()
@@ -352,7 +464,7 @@ def test_what_a_transport_raises_costs_no_more_than_the_connection_it_has_closed
     node.transport.tell(operation.end)
     node.wait(operation)
     assert "ZeroDivisionError" in caplog.text
-    assert node.progress._background._thread.is_alive()
+    assert node.progress._progress_thread._thread.is_alive()
     node.progress.close()
 
 
@@ -364,7 +476,7 @@ class Broken:
     def poll(self) -> bool:
         raise ZeroDivisionError("a bug")
 
-    def arm(self) -> bool:
+    def prepare_sleep(self) -> bool:
         return True
 
 
@@ -372,7 +484,7 @@ def test_a_fault_that_is_nobodys_connection_ends_every_wait(monkeypatch: pytest.
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     node = Node()
     node.progress.add_poller(Broken())
-    node.progress._background._thread.join(10)
+    node.progress._progress_thread._thread.join(10)
     with pytest.raises(InternalError, match="progress thread ended"):
         node.wait(node.post())
     node.progress.close()
@@ -387,7 +499,7 @@ def test_a_transport_that_raises_at_every_look_ends_every_wait(monkeypatch: pyte
         raise ZeroDivisionError
 
     node.transport.tell(again)
-    node.progress._background._thread.join(60)
+    node.progress._progress_thread._thread.join(60)
     with pytest.raises(InternalError, match="progress thread ended"):
         node.wait(node.post())
     node.progress.close()
@@ -488,3 +600,113 @@ def test_the_setting_for_spinning_is_in_microseconds_or_automatic() -> None:
     assert spin_of("auto") == DEFAULT_SPIN
     assert spin_of(0) == 0
     assert spin_of(50) == pytest.approx(50e-6)
+
+
+def test_a_task_runs_whether_somebody_waits_or_not(node: Node) -> None:
+    ran = threading.Event()
+    node.progress.run_soon(ran.set)
+    assert ran.wait(10)
+    operation = node.post()
+    waiting = Waiting(node, [operation])
+    with node.progress.lock:  # allowed there
+        node.progress.run_soon(operation.end)
+    assert waiting.ended() is None
+
+
+def test_a_task_that_raises_ends_every_wait(node: Node) -> None:
+    first = Waiting(node, [node.post()])
+    assert node.sleep.begun.wait(10)
+    second = Waiting(node, [node.post()])
+    node.progress.run_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert all(isinstance(waiting.ended(), InternalError) for waiting in (first, second))
+    with pytest.raises(InternalError):
+        node.progress.check()
+
+
+def foreign_node(told: list[str]) -> Node:
+    return Node(
+        lambda inside: ForeignTransport(inside, lambda error: f"the transport of somebody raised {error!r}"),
+        on_end=lambda: told.append("ended"),
+    )
+
+
+def test_a_transport_of_others_that_raises_ends_all_waiting_with_its_name() -> None:
+    told: list[str] = []
+    node = foreign_node(told)
+    first = Waiting(node, [node.post()])
+    assert node.sleep.begun.wait(10)
+    second = Waiting(node, [node.post()])
+    node.transport.tell(lambda: 1 // 0)
+    for waiting in (first, second):
+        error = waiting.ended()
+        assert isinstance(error, TransportFailed)
+        assert "of somebody raised ZeroDivisionError" in str(error)
+    with pytest.raises(TransportFailed):
+        node.progress.check()
+    assert told
+    node.progress.close()
+
+
+def test_it_does_so_also_where_nobody_waits() -> None:
+    told: list[str] = []
+    node = foreign_node(told)
+    assert node.sleep.begun.wait(10)
+    node.transport.tell(lambda: 1 // 0)
+    node.progress._progress_thread._thread.join(10)
+    assert told == ["ended"]
+    with pytest.raises(TransportFailed, match="of somebody raised ZeroDivisionError"):
+        node.wait(node.post())
+    node.progress.close()
+
+
+def test_pollers_are_driven(node: Node) -> None:
+    class Poller:
+        spins = False
+
+        def __init__(self) -> None:
+            self.operation: Posted | None = None
+
+        def poll(self) -> bool:
+            operation, self.operation = self.operation, None
+            if operation is not None:
+                operation.end()
+            return operation is not None
+
+        def prepare_sleep(self) -> bool:
+            return self.operation is None
+
+    poller, operation = Poller(), node.post()
+    node.progress.add_poller(poller)
+    poller.operation = operation
+    node.wait(operation)
+    node.progress.remove_poller(poller)
+    poller.operation = second = node.post()
+    node.transport.tell(lambda: None, second.end)
+    node.wait(second)
+    assert poller.operation is second
+
+
+def test_an_attempt_runs_at_once_and_sends_the_progress_thread_away(node: Node) -> None:
+    assert node.sleep.begun.wait(10)
+    assert node.progress._progress_thread.is_driving
+
+    def gone() -> bool:
+        while node.progress._progress_thread.is_driving:
+            time.sleep(0)
+        return True
+
+    assert node.progress.run_inline(gone)
+    assert not node.progress._waiting_threads
+    assert not node.progress.run_inline(lambda: False)
+    node.progress.close()
+    with pytest.raises(UsageError, match="closed"):
+        node.progress.run_inline(gone)
+
+
+def test_what_was_handed_over_is_run_when_the_node_closes() -> None:
+    node = Node()
+    node.progress._event_loop.stop()  # nobody gets to run it before
+    ran: list[int] = []
+    node.progress.run_soon(lambda: ran.append(1))
+    node.progress.close()
+    assert ran == [1]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from nexar.errors import Cancelled
-from nexar.links.send import Send
-from nexar.links.sending import About
-from nexar.wire.frame import Frame, Kind, Space
+from nexar.links.link_state import PostedSend
+from nexar.links.sending import MessageHeader
+from nexar.wire.frame import Frame, FrameKind, Space
 from tests.unit.links.conftest import MakePair, Pair
 from tests.unit.links.test_link import LARGE, large, receive
 
-TAG = About(space=Space.TAGGED, tag=7)
+TAG = MessageHeader(space=Space.TAGGED, tag=7)
 
 
 def test_a_send_after_the_last_waiting_send_was_cancelled_arrives(make_pair: MakePair) -> None:
@@ -33,14 +33,14 @@ class Flowing:
 
     def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sending: Any = pair.to_right._sending
-        carrier: Any = self.sending._line.carrier
+        carrier: Any = self.sending._state.carrier
         self.done_when_withdrawn: list[bool] = []
         monkeypatch.setattr(carrier, "send_payload", lambda *_: None)
         monkeypatch.setattr(carrier, "withdraw_payload", self._withdraw)
         monkeypatch.setattr(pair.right.matching, "announce", lambda *_: pytest.fail("held back"))
         monkeypatch.setattr(carrier, "send_frame", lambda *_: None)
         send = pair.to_right.post_send(0, memoryview(large(1)), about=TAG)
-        assert isinstance(send, Send)
+        assert isinstance(send, PostedSend)
         self.send = send
         with self.sending.lock:
             self.sending.granted(send.frame)
@@ -65,9 +65,9 @@ def test_a_payload_that_is_refused_while_it_flows_is_withdrawn_before_the_send_e
 def test_a_grant_for_a_transfer_that_is_not_known_is_answered_by_withdrawing_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[Kind, int]] = []
+    told: list[tuple[FrameKind, int]] = []
     sending: Any = pair.to_right._sending
-    monkeypatch.setattr(sending._line, "notice", lambda kind, *_, transfer: told.append((kind, transfer)))
+    monkeypatch.setattr(sending._state, "notice", lambda kind, *_, transfer: told.append((kind, transfer)))
     with sending.lock:
-        sending.granted(Frame(kind=Kind.GRANT, communicator=0, transfer=99))
-    assert told == [(Kind.WITHDRAW, 99)]
+        sending.granted(Frame(kind=FrameKind.GRANT, communicator=0, transfer=99))
+    assert told == [(FrameKind.WITHDRAW, 99)]

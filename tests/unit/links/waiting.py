@@ -58,19 +58,19 @@ class Sleep:
 
     def __init__(self) -> None:
         self.begun = threading.Event()
-        self._kicked = threading.Event()
+        self._woken = threading.Event()
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None: ...
 
     def unwatch(self, descriptor: int) -> None: ...
 
-    def kick(self) -> None:
-        self._kicked.set()
+    def wake(self) -> None:
+        self._woken.set()
 
     def sleep(self, timeout: float, spin: float) -> None:
         self.begun.set()
-        self._kicked.wait(timeout)
-        self._kicked.clear()
+        self._woken.wait(timeout)
+        self._woken.clear()
 
 
 class Told(Transport):
@@ -87,7 +87,7 @@ class Told(Transport):
 
     def tell(self, *things: Callable[[], object]) -> None:
         self.todo.extend(things)
-        self._sleep.kick()
+        self._sleep.wake()
 
     def poll(self) -> bool:
         if self.always is not None:
@@ -145,7 +145,7 @@ class Waiting(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.raised = error
 
-    def leads(self) -> None:
+    def is_driving(self) -> None:
         """Returns when this thread drives: whoever waits from now on follows."""
         driving: queue.SimpleQueue[int] = queue.SimpleQueue()
         leader = None

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from nexar.collectives.operations import OperationCode
-from nexar.collectives.trace_part import FORMAT, Called, Part
+from nexar.collectives.fingerprint import OperationCode
+from nexar.collectives.trace_writer import TRACE_FORMAT, Called, TracePart
 
 
 def call(
@@ -21,11 +21,11 @@ def part(
     generation: int = 1,
     ahead: float = 0.0,
     node: int | None = None,
-) -> Part:
+) -> TracePart:
     """`ahead`: what the clock of its host is ahead of the others'."""
     moved = tuple((s, f, b + ahead, e + ahead, size, outcome) for s, f, b, e, size, outcome in calls)
-    return Part(
-        format=FORMAT,
+    return TracePart(
+        format=TRACE_FORMAT,
         cluster="c",
         node=node or rank + 1,
         rank=rank,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from nexar.collectives.dump import FORMAT, Called, Dump, Peer, Seat
-from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.operations import OperationCode, name_of
-from nexar.collectives.stacks import Stack
-from nexar.collectives.ways import way_of
+from nexar.collectives.fingerprint import Fingerprint, OperationCode, code_of_algorithm, operation_name
+from nexar.collectives.flight_recorder import FORMAT, Dump, DumpedCommunicator, DumpedPeer, RecordedCall, ThreadStack
 
-ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1, way_of("ring"))
-BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, 1, 0, way_of("tree"))
-SCAN = Fingerprint(OperationCode.SCAN, 11, 8, 0, 1, way_of("chain"))
+ALL_REDUCE = Fingerprint(OperationCode.ALL_REDUCE, 11, 8, 0, 1, code_of_algorithm("ring"))
+BROADCAST = Fingerprint(OperationCode.BROADCAST, 11, 8, 1, 0, code_of_algorithm("tree"))
+SCAN = Fingerprint(OperationCode.SCAN, 11, 8, 0, 1, code_of_algorithm("chain"))
 
 
 def called(
@@ -21,12 +18,12 @@ def called(
     ended: float | None = None,
     outcome: str = "",
     step: int = 0,
-) -> Called:
-    operation = name_of(what.operation)
-    return Called(sequence, operation, what.describe(way=True), what, began, ended, outcome, step)
+) -> RecordedCall:
+    operation = operation_name(what.operation)
+    return RecordedCall(sequence, operation, what.describe(way=True), what, began, ended, outcome, step)
 
 
-def done(up_to: int, ago: float = 12.0) -> tuple[Called, ...]:
+def done(up_to: int, ago: float = 12.0) -> tuple[RecordedCall, ...]:
     """The calls from 0 to this one, the last of which ended so long ago."""
     times = [ago + up_to - sequence for sequence in range(up_to + 1)]
     return tuple(called(sequence, began=time + 0.1, ended=time) for sequence, time in enumerate(times))
@@ -38,8 +35,8 @@ def node_of(rank: int) -> str:
 
 def dump(
     rank: int,
-    last: tuple[Called, ...] = (),
-    flying: tuple[Called, ...] = (),
+    last: tuple[RecordedCall, ...] = (),
+    flying: tuple[RecordedCall, ...] = (),
     *,
     size: int = 4,
     at: str = "train.py:88",
@@ -54,9 +51,9 @@ def dump(
 ) -> Dump:
     """`first`: the rank in the world of rank 0 of the communicator."""
     others = (other for other in range(size) if other != rank)
-    peers = tuple(Peer(other, node_of(first + other), f"host-{first + other}", None, heard) for other in others)
-    seat = Seat(communicator, generation, epoch, rank, size, flying, last, peers)
-    threads = (Stack("MainThread", True, at, ()),)
+    peers = tuple(DumpedPeer(other, node_of(first + other), f"host-{first + other}", None, heard) for other in others)
+    seat = DumpedCommunicator(communicator, generation, epoch, rank, size, flying, last, peers)
+    threads = (ThreadStack("MainThread", True, at, ()),)
     process = 5000 + rank if pid is None else pid
     return Dump(
         FORMAT,

@@ -12,13 +12,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nexar.cluster.membership import Member, Membership
-from nexar.collectives.fingerprint import Fingerprint
-from nexar.collectives.journal import Journal
-from nexar.collectives.operations import OperationCode
+from nexar.collectives.call_log import CallLog
+from nexar.collectives.fingerprint import Fingerprint, OperationCode
 from nexar.config import Config
 from nexar.errors import ConfigError
 from nexar.observe.metrics import Collector, check_metrics, open_metrics
-from tests.unit.collectives.told_world import World
+from tests.unit.collectives.recorded_world import World
 
 ROOT = Path(__file__).parents[3]
 BARRIER = Fingerprint(OperationCode.BARRIER)
@@ -40,8 +39,8 @@ class FakeSource:
     def membership(self) -> Membership:
         return self._group.membership
 
-    def journals(self) -> list[Journal]:
-        return [self._group.journal]
+    def call_logs(self) -> list[CallLog]:
+        return [self._group.call_log]
 
     def links(self) -> dict[int, FakeLink]:
         other = next(member.node for member in self.membership().members if member.node != self.me)
@@ -65,7 +64,7 @@ def scraped(collector: Collector) -> dict[tuple[str, str], float]:
 def watched() -> tuple[World, Collector]:
     world = World(2)
     for rank in range(2):
-        world[rank].journal.end(world[rank].journal.begin(BARRIER))
+        world[rank].call_log.end(world[rank].call_log.begin(BARRIER))
     collector = Collector()
     collector.source = FakeSource(world)
     return world, collector
@@ -74,9 +73,9 @@ def watched() -> tuple[World, Collector]:
 def test_peers_have_the_ranks_of_now_whichever_communicator_saw_them_late() -> None:
     half = World(2)[0]  # ranks 2 and 1 of the world are 0 and 1 in it
     first, second = half.membership.members
-    entry = half.journal.begin(BARRIER)
+    entry = half.call_log.begin(BARRIER)
     entry.arrivals[second.node] = entry.began + 1
-    half.journal.end(entry)
+    half.call_log.end(entry)
     source = FakeSource(half.world)
     world = replace(half.membership, members=(Member(7, "elsewhere", bytes(32), {}), second, first))
     source.membership = lambda: world  # type: ignore[method-assign]
@@ -102,11 +101,11 @@ def test_what_calls_count_anyway_is_what_is_told() -> None:
     assert found["nexar_link_sent_bytes_total", "1"] == 10
     assert found["nexar_link_carrier", "quic 1"] == 1
     assert found["nexar_collectives_in_flight", ""] == 0
-    entry = world[0].journal.begin(BARRIER)
+    entry = world[0].call_log.begin(BARRIER)
     found = scraped(collector)
     assert found["nexar_collectives_in_flight", ""] == 1
     assert found["nexar_collective_age_seconds", ""] >= 0
-    world[0].journal.end(entry)
+    world[0].call_log.end(entry)
 
 
 def test_a_node_that_is_no_member_any_more_tells_nothing() -> None:

@@ -4,19 +4,19 @@ from urllib.parse import urljoin
 
 import pytest
 
-from nexar.observe.page import Display, page_key
-from nexar.observe.service import Answer
-from nexar.wire.bulletin import Board, Bulletin, Row
+from nexar.observe.http_service import HttpResponse
+from nexar.observe.page import PageResponder, page_key
+from nexar.wire.status import StatusPage, StatusReport, StatusRow
 from tests.unit.observe.boards import HOSTILE, busy
 
 SECRET = bytes(range(32))
 
 
-def display(board: Board | None = None) -> Display:
-    return Display(lambda: busy(lost=True) if board is None else board, SECRET)
+def display(board: StatusPage | None = None) -> PageResponder:
+    return PageResponder(lambda: busy(lost=True) if board is None else board, SECRET)
 
 
-def ask(path: str, **headers: str) -> Answer:
+def ask(path: str, **headers: str) -> HttpResponse:
     return display().respond(path.replace("KEY", page_key(SECRET)), headers)
 
 
@@ -94,7 +94,9 @@ def test_the_board_has_the_facts_and_the_words() -> None:
     assert [rank["cells"][1] for rank in facts["ranks"]] == ["waiting", "running", "waiting", "lost"]
     assert facts["ranks"][2]["host"] == HOSTILE
     assert "rank 1 keeps the others waiting" in facts["sentence"]
-    assert json.loads(Display(lambda: Board("c", 3), SECRET).respond(f"/{page_key(SECRET)}/board.json", {}).body) == {
+    assert json.loads(
+        PageResponder(lambda: StatusPage("c", 3), SECRET).respond(f"/{page_key(SECRET)}/board.json", {}).body
+    ) == {
         "cluster": "c",
         "epoch": 0,
         "size": 3,
@@ -108,6 +110,6 @@ def test_the_board_has_the_facts_and_the_words() -> None:
 
 
 def test_what_no_browser_could_read_is_never_sent() -> None:
-    row = Row(1, 0, "running", "host", heard=float("inf"), bulletin=Bulletin(0, 1))
+    row = StatusRow(1, 0, "running", "host", heard=float("inf"), bulletin=StatusReport(0, 1))
     with pytest.raises(ValueError, match="not JSON compliant"):
-        display(Board("c", 1, epoch=1, rows=(row,))).respond(f"/{page_key(SECRET)}/board.json", {})
+        display(StatusPage("c", 1, epoch=1, rows=(row,))).respond(f"/{page_key(SECRET)}/board.json", {})

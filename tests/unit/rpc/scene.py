@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from nexar.communicator.objects import decode_object, encode_object
+from nexar.communicator.serialization import decode_object, encode_object
 from nexar.links.operation import FINISHED, Operation
-from nexar.wire.calls import Body, call, decode
+from nexar.wire.rpc import Body, call, decode
 
 
 class Values:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nexar.communicator.objects import encode_object
+from nexar.communicator.serialization import encode_object
 from nexar.errors import (
     Cancelled,
     LinkClosed,
@@ -16,13 +16,13 @@ from nexar.errors import (
     UnknownFunction,
     UsageError,
 )
-from nexar.rpc.caller import Caller, Whom
-from nexar.rpc.exchange import CALL
-from nexar.wire.calls import Body, What, encode
+from nexar.rpc.call_channel import CALL
+from nexar.rpc.caller import Caller, CallTarget
+from nexar.wire.rpc import Body, BodyKind, encode
 from tests.unit.rpc.scene import FakePost, Values
 
 NODE = 77
-WHOM = Whom(rank=3, node=NODE, function="f", seconds=5.0, pickle=False)
+WHOM = CallTarget(rank=3, node=NODE, function="f", seconds=5.0, pickle=False)
 
 
 class Scene:
@@ -53,7 +53,7 @@ def test_a_call_is_posted_and_returns_what_is_answered() -> None:
     run, pending = scene.begin(1, 2)
     (node, space, number, body), *_ = scene.post.posted
     assert (node, space, number, body.function, body.seconds) == (NODE, CALL, pending.number, "f", 5.0)
-    scene.answer(number, Body(What.RETURNED, pieces=encode_object({"a": 1})))
+    scene.answer(number, Body(BodyKind.RETURNED, pieces=encode_object({"a": 1})))
     assert pending.done
     assert result_of(run) == {"a": 1}
     assert len(scene.post.posted) == 1
@@ -62,11 +62,11 @@ def test_a_call_is_posted_and_returns_what_is_answered() -> None:
 @pytest.mark.parametrize(
     ("body", "kind", "facts"),
     [
-        (Body(What.UNKNOWN, "g\nh (id 1)"), UnknownFunction, {"registered": ("g", "h (id 1)")}),
-        (Body(What.RAISED, "the traceback"), RemoteError, {"traceback": "the traceback"}),
-        (Body(What.OVERLOADED, number=64), RpcOverloaded, {"limit": 64}),
-        (Body(What.EXPIRED), RpcTimeout, {"timeout": 5.0}),
-        (Body(What.CANCELLED, "closed"), RpcCancelled, {"reason": "closed"}),
+        (Body(BodyKind.UNKNOWN, "g\nh (id 1)"), UnknownFunction, {"registered": ("g", "h (id 1)")}),
+        (Body(BodyKind.RAISED, "the traceback"), RemoteError, {"traceback": "the traceback"}),
+        (Body(BodyKind.OVERLOADED, number=64), RpcOverloaded, {"limit": 64}),
+        (Body(BodyKind.EXPIRED), RpcTimeout, {"timeout": 5.0}),
+        (Body(BodyKind.CANCELLED, "closed"), RpcCancelled, {"reason": "closed"}),
     ],
 )
 def test_each_answer_that_is_no_result_is_an_error_of_its_own(body: Body, kind: type, facts: dict[str, Any]) -> None:
@@ -81,13 +81,13 @@ def test_each_answer_that_is_no_result_is_an_error_of_its_own(body: Body, kind: 
 def test_an_answer_of_another_node_or_another_call_is_dropped() -> None:
     scene = Scene()
     _, pending = scene.begin()
-    scene.answer(pending.number, Body(What.RETURNED, pieces=encode_object(1)), source=78)
-    scene.answer(pending.number + 1, Body(What.RETURNED, pieces=encode_object(1)))
+    scene.answer(pending.number, Body(BodyKind.RETURNED, pieces=encode_object(1)), source=78)
+    scene.answer(pending.number + 1, Body(BodyKind.RETURNED, pieces=encode_object(1)))
     assert not pending.done
 
 
 def test_an_answer_that_cannot_be_read_is_the_peers_fault() -> None:
-    for row in (memoryview(b"nonsense"), encode(Body(What.RETURNED, pieces=[memoryview(b"\xff")]))):
+    for row in (memoryview(b"nonsense"), encode(Body(BodyKind.RETURNED, pieces=[memoryview(b"\xff")]))):
         scene = Scene()
         run, pending = scene.begin()
         with scene.lock:
@@ -101,9 +101,9 @@ def test_who_gives_up_tells_the_other_side_once_and_what_comes_is_dropped() -> N
     run, pending = scene.begin()
     run.close()
     pending.cancel()
-    assert [body.what for body in scene.post.bodies()] == [What.CALL, What.WITHDRAW]
+    assert [body.what for body in scene.post.bodies()] == [BodyKind.CALL, BodyKind.WITHDRAW]
     assert isinstance(pending.error, Cancelled)
-    scene.answer(pending.number, Body(What.RETURNED, pieces=encode_object(1)))
+    scene.answer(pending.number, Body(BodyKind.RETURNED, pieces=encode_object(1)))
 
 
 def test_a_call_that_cannot_be_sent_leaves_nothing_behind() -> None:

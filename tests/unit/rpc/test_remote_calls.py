@@ -9,7 +9,7 @@ from nexar.communicator.point_to_point import run_to_end
 from nexar.config import Config
 from nexar.errors import LinkClosed, PeerLost, RpcCancelled, UnknownFunction
 from nexar.group import Group, deadline_after
-from nexar.rpc.caller import Whom
+from nexar.rpc.caller import CallTarget
 from nexar.rpc.registry import Registry
 from nexar.rpc.remote_calls import RemoteCalls
 from tests.ranks import PATIENCE
@@ -67,7 +67,7 @@ def test_functions_may_be_handed_to_another_communicator(pair: list[Communicator
     registry.add(lambda: "kept", "f")
     groups = [Group(each._group.node, each._group.mesh, each.membership, 99) for each in pair]
     ends = [RemoteCalls(group, Values(), Config(), registry) for group in groups]
-    whom = Whom(1, groups[1].node.id, "f", PATIENCE, pickle=False)
+    whom = CallTarget(1, groups[1].node.id, "f", PATIENCE, pickle=False)
     run = ends[0].caller.call(whom, (), {}, deadline_after(PATIENCE))
     assert run_to_end(groups[0], run, deadline_after(PATIENCE)) == "kept"
     for group, end in zip(groups, ends, strict=True):

@@ -1,17 +1,224 @@
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nexar.communicator.objects import decode_object
-from nexar.links.outbox import Outbox
-from nexar.rpc.registry import Registry
-from nexar.rpc.server import Server
-from nexar.wire.calls import Body, What, encode
+from nexar.communicator.serialization import decode_object
+from nexar.errors import UsageError
+from nexar.links.operation import DeferredIO
+from nexar.rpc.registry import Registry, ServedFunction
+from nexar.rpc.server import AsyncThread, ServedCall, Server, WorkerPool, cancelled_answer, raised_answer
+from nexar.wire.rpc import Body, BodyKind, decode, encode
 from tests.ranks import PATIENCE
 from tests.unit.rpc.scene import FakePost, Values, called
+
+
+def job(function: ServedFunction, row: memoryview) -> ServedCall:
+    made = ServedCall(1, 2, Values())
+    made.bring(function, decode(row))
+    return made
+
+
+def served(run: object, *, pickle: bool = False) -> ServedFunction:
+    return ServedFunction("f", run, False, pickle)  # type: ignore[arg-type]
+
+
+def test_a_job_calls_its_function_and_makes_the_answer() -> None:
+    made = job(served(lambda x, y: x - y), called("f", 5, y=3))
+    assert made.run() == 2
+    assert decode_object(decode(made.returned(2)).pieces) == 2
+
+
+def test_large_arguments_are_let_go_when_the_function_has_them() -> None:
+    made = job(served(len), called("f", np.zeros(10_000)))
+    assert made.run() == 10_000
+    assert made._body.pieces == ()
+
+
+def test_results_are_pickled_only_where_caller_and_function_agreed() -> None:
+    for pickle, asked, outcome in ((True, True, True), (True, False, False)):
+        made = job(served(len, pickle=pickle), called("f", [1], pickle=asked))
+        assert made.run() == 1
+        assert decode(made.returned(1)).pickled is outcome
+    with pytest.raises(UsageError, match="serve it with pickle=True"):
+        job(served(len), called("f", [1], pickle=True)).run()
+
+
+def test_a_job_is_over_when_its_time_is_or_nobody_waits() -> None:
+    assert job(served(len), called("f", seconds=0.0)).over
+    made = job(served(len), called("f"))
+    assert not made.over
+    made.abandoned = True
+    assert made.over
+
+
+def test_a_result_above_the_limit_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"result of f takes .* 256 MiB"):
+        job(served(len), called("f")).returned(np.zeros(300 << 20, np.uint8))
+
+
+def test_answers_of_calls_that_came_to_nothing_say_why() -> None:
+    assert decode(cancelled_answer("closed")) == Body(BodyKind.CANCELLED, "closed")
+    found = decode(raised_answer(ValueError("no")))
+    assert (found.what, found.text.splitlines()[-1]) == (BodyKind.RAISED, "ValueError: no")
+
+
+def started(loop: AsyncThread, work: Any) -> threading.Event:
+    """Set when the task has ended."""
+    ended = threading.Event()
+    loop.soon(lambda: loop.start(work(), lambda _: ended.set()) and None)
+    return ended
+
+
+def test_coroutines_run_beside_one_another() -> None:
+    loop = AsyncThread("test")
+    meet = asyncio.Barrier(3)
+
+    async def work() -> None:
+        await meet.wait()
+
+    endings = [started(loop, work) for _ in range(3)]
+    assert all(each.wait(PATIENCE) for each in endings)
+    loop.close(PATIENCE)
+
+
+def test_closing_cancels_what_runs_and_leaves_no_thread() -> None:
+    loop = AsyncThread("test")
+    begun = threading.Event()
+    seen: list[str] = []
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    ended = started(loop, work)
+    assert begun.wait(PATIENCE)
+    loop.close(PATIENCE)
+    assert ended.wait(PATIENCE)
+    assert seen == ["cancelled"]
+    loop.soon(lambda: pytest.fail("it ran"))
+    loop.close(PATIENCE)
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_who_wants_to_end_the_process_ends_only_itself(end: type[BaseException]) -> None:
+    loop = AsyncThread("test")
+    errors: list[BaseException | None] = []
+    ended = threading.Event()
+
+    async def work() -> None:
+        raise end
+
+    def told(task: asyncio.Task[None]) -> None:
+        errors.append(task.exception())
+        ended.set()
+
+    def begin() -> None:
+        loop.start(work(), told)
+
+    loop.soon(begin)
+    assert ended.wait(PATIENCE)
+    assert [type(error) for error in errors] == [end]
+    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE), "others go on"
+    loop.close(PATIENCE)
+
+
+def test_who_stops_the_loop_stops_nobody() -> None:
+    loop = AsyncThread("test")
+
+    async def work() -> None:
+        asyncio.get_running_loop().stop()
+
+    assert started(loop, work).wait(PATIENCE)
+    assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE)
+    loop.close(PATIENCE)
+
+
+def test_a_loop_that_is_blocked_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    loop = AsyncThread("stubborn")
+    go, begun = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        while not go.is_set():
+            time.sleep(0.001)  # noqa: ASYNC251 - a function that blocks the loop is what this is about
+
+    ended = started(loop, work)
+    assert begun.wait(PATIENCE)
+    with caplog.at_level(logging.WARNING):
+        loop.close(0.01)
+    assert "stubborn" in caplog.text
+    go.set()
+    assert ended.wait(PATIENCE)
+    loop.close(PATIENCE)
+
+
+def test_tasks_run_at_once_and_beside_one_another() -> None:
+    pool = WorkerPool("test", 3)
+    together = threading.Barrier(4)
+    for _ in range(3):
+        pool.submit(lambda: together.wait(PATIENCE) and None)
+    together.wait(PATIENCE)
+    pool.close(PATIENCE)
+
+
+def test_no_more_threads_are_made_than_the_limit_and_none_for_what_a_free_one_can_do() -> None:
+    pool = WorkerPool("test", 2)
+    done = threading.Semaphore(0)
+    go = threading.Event()
+
+    def task() -> None:
+        go.wait(PATIENCE)
+        done.release()
+
+    for _ in range(6):
+        pool.submit(task)
+    assert len(pool._threads) == 2
+    go.set()
+    for _ in range(6):
+        assert done.acquire(timeout=PATIENCE)
+    pool.close(PATIENCE)
+
+
+def test_what_is_submitted_after_the_end_is_dropped() -> None:
+    pool = WorkerPool("test", 1)
+    pool.close(PATIENCE)
+    pool.submit(lambda: pytest.fail("it ran"))
+    pool.close(PATIENCE)
+
+
+def test_closing_from_one_of_its_own_threads_does_not_wait_for_itself() -> None:
+    pool = WorkerPool("test", 1)
+    closed = threading.Event()
+
+    def task() -> None:
+        pool.close(PATIENCE)
+        closed.set()
+
+    pool.submit(task)
+    assert closed.wait(PATIENCE)
+    pool.close(PATIENCE)
+
+
+def test_a_task_that_does_not_end_is_named_in_the_log_and_ends_later(caplog: pytest.LogCaptureFixture) -> None:
+    pool = WorkerPool("stubborn", 1)
+    go = threading.Event()
+    pool.submit(lambda: go.wait(PATIENCE) and None)
+    with caplog.at_level(logging.WARNING):
+        pool.close(0.01)
+    assert "stubborn-1" in caplog.text
+    go.set()
+    pool.close(PATIENCE)
+
 
 NODE = 5
 
@@ -21,25 +228,25 @@ class Scene:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.outbox = Outbox()
+        self.deferred_io = DeferredIO()
         self.post = FakePost()
         self.registry = Registry()
         self.server = Server(
-            self.lock, self.outbox, self.post, Values(), self.registry, limit=2, name="test",  # type: ignore[arg-type]
+            self.lock, self.deferred_io, self.post, Values(), self.registry, limit=2, name="test",  # type: ignore[arg-type]
         )  # fmt: skip
 
     def tell(self, act: Any, *facts: Any) -> Any:
         """As the driving thread does: under the lock, then the I/O."""
         with self.lock:
             result = act(*facts)
-        self.outbox.flush()
+        self.deferred_io.flush()
         return result
 
     def call(self, number: int, function: str | int, *arguments: Any, **settings: Any) -> None:
         self.tell(self.server.called, NODE, number, called(function, *arguments, **settings))
 
     def withdraw(self, number: int) -> None:
-        self.tell(self.server.called, NODE, number, encode(Body(What.WITHDRAW)))
+        self.tell(self.server.called, NODE, number, encode(Body(BodyKind.WITHDRAW)))
 
     def answer(self) -> Body:
         """The next one."""
@@ -90,8 +297,8 @@ def test_a_call_is_run_and_answered(scene: Scene) -> None:
 def test_an_unknown_function_is_answered_with_what_there_is(scene: Scene) -> None:
     scene.registry.add(len, number=3)
     scene.call(1, "f")
-    assert scene.answer()[:2] == (What.UNKNOWN, "len (id 3)")
-    assert scene.server._jobs == {}
+    assert scene.answer()[:2] == (BodyKind.UNKNOWN, "len (id 3)")
+    assert scene.server._calls == {}
 
 
 def test_one_call_more_than_there_are_places_is_turned_away(scene: Scene) -> None:
@@ -100,13 +307,13 @@ def test_one_call_more_than_there_are_places_is_turned_away(scene: Scene) -> Non
     for number in range(3):
         scene.call(number, "gate")
     answer = scene.answer()
-    assert (answer.what, answer.number) == (What.OVERLOADED, 2)
+    assert (answer.what, answer.number) == (BodyKind.OVERLOADED, 2)
     assert scene.tell(scene.server.expects, NODE, 7) is not None  # a large one is turned away by its envelope
-    assert scene.answer().what == What.OVERLOADED
+    assert scene.answer().what == BodyKind.OVERLOADED
     gate.go.set()
-    assert [scene.answer().what for _ in range(2)] == [What.RETURNED] * 2
+    assert [scene.answer().what for _ in range(2)] == [BodyKind.RETURNED] * 2
     scene.call(8, "gate")
-    assert scene.answer().what == What.RETURNED
+    assert scene.answer().what == BodyKind.RETURNED
 
 
 def test_a_place_is_held_from_the_envelope_on_and_freed_if_nothing_comes(scene: Scene) -> None:
@@ -114,20 +321,20 @@ def test_a_place_is_held_from_the_envelope_on_and_freed_if_nothing_comes(scene: 
     assert scene.tell(scene.server.expects, NODE, 1) is not None
     assert scene.tell(scene.server.expects, NODE, 2) is None
     scene.call(3, "f")
-    assert scene.answer().what == What.UNKNOWN  # that is found out without a place
+    assert scene.answer().what == BodyKind.UNKNOWN  # that is found out without a place
     scene.tell(scene.server.missed, NODE, 1, MemoryError("none left"))
     assert "none left" in scene.answer().text
     scene.registry.add(lambda: 1, "f")
     scene.call(2, "f")
-    assert scene.answer().what == What.RETURNED
-    assert scene.server._jobs == {}
+    assert scene.answer().what == BodyKind.RETURNED
+    assert scene.server._calls == {}
 
 
 def test_a_call_whose_time_is_over_is_not_run(scene: Scene) -> None:
     ran: list[int] = []
     scene.registry.add(ran.append, "f")
     scene.call(1, "f", 1, seconds=0.0)
-    assert scene.answer().what == What.EXPIRED
+    assert scene.answer().what == BodyKind.EXPIRED
     assert ran == []
 
 
@@ -135,7 +342,7 @@ def test_an_async_function_whose_time_is_over_is_cancelled(scene: Scene) -> None
     gate = Gate()
     scene.registry.add(gate.asynchronous, "f")
     scene.call(1, "f", seconds=0.01)
-    assert scene.answer().what == What.EXPIRED
+    assert scene.answer().what == BodyKind.EXPIRED
     assert gate.ended == ["cancelled"]
 
 
@@ -163,7 +370,7 @@ def test_a_withdrawn_call_is_cancelled_and_not_answered(scene: Scene) -> None:
     blocking.go.set()
     scene.server.close()
     assert scene.post.posted == []
-    assert scene.server._jobs == {}
+    assert scene.server._calls == {}
 
 
 def test_a_large_call_that_is_withdrawn_on_its_way_is_not_run_when_it_comes(scene: Scene) -> None:
@@ -174,7 +381,7 @@ def test_a_large_call_that_is_withdrawn_on_its_way_is_not_run_when_it_comes(scen
     scene.call(1, "f", 1)
     scene.server.close()
     assert ran == []
-    assert scene.server._jobs == {}
+    assert scene.server._calls == {}
 
 
 def test_the_calls_of_a_lost_node_are_cancelled(scene: Scene) -> None:
@@ -197,16 +404,16 @@ def test_at_the_end_every_caller_that_waits_is_told(scene: Scene) -> None:
     gate.wait()
     gate.wait()
     scene.tell(scene.server.end, "closed")
-    assert [scene.answer()[:2] for _ in range(2)] == [(What.CANCELLED, "closed")] * 2
+    assert [scene.answer()[:2] for _ in range(2)] == [(BodyKind.CANCELLED, "closed")] * 2
     gate.go.set()
     scene.server.close()
     assert scene.post.posted == []
 
 
-@pytest.mark.parametrize("row", [memoryview(b"nonsense"), encode(Body(What.RETURNED))])
+@pytest.mark.parametrize("row", [memoryview(b"nonsense"), encode(Body(BodyKind.RETURNED))])
 def test_what_is_no_call_is_answered_as_an_error(scene: Scene, row: memoryview) -> None:
     scene.tell(scene.server.called, NODE, 1, row)
-    assert scene.answer().what == What.RAISED
+    assert scene.answer().what == BodyKind.RAISED
 
 
 def test_arguments_that_cannot_be_read_or_do_not_fit_are_an_error_of_the_call(scene: Scene) -> None:
@@ -233,14 +440,14 @@ def test_a_call_that_is_withdrawn_before_it_starts_does_not_run(scene: Scene, as
     scene.registry.add(later if asynchronous else ran.append, "f")
     with scene.lock:  # both words come before anybody has a thread for the call
         scene.server.called(NODE, 1, called("f", 1))
-        scene.server.called(NODE, 1, encode(Body(What.WITHDRAW)))
-    scene.outbox.flush()
+        scene.server.called(NODE, 1, encode(Body(BodyKind.WITHDRAW)))
+    scene.deferred_io.flush()
     scene.call(2, "f", 2)
-    assert scene.answer().what == What.RETURNED
+    assert scene.answer().what == BodyKind.RETURNED
     scene.server.close()
     assert ran == [2]
     assert scene.post.posted == []
-    assert scene.server._jobs == {}
+    assert scene.server._calls == {}
 
 
 def test_a_large_call_of_an_unknown_function_gives_its_place_back(scene: Scene) -> None:
@@ -248,8 +455,8 @@ def test_a_large_call_of_an_unknown_function_gives_its_place_back(scene: Scene) 
     for number in range(5):
         assert scene.tell(scene.server.expects, NODE, number) is None
         scene.call(number, "unknown")
-        assert scene.answer().what == What.UNKNOWN
-    assert scene.server._jobs == {}
+        assert scene.answer().what == BodyKind.UNKNOWN
+    assert scene.server._calls == {}
 
 
 def test_who_calls_again_as_soon_as_it_is_answered_finds_its_place_free(scene: Scene) -> None:
@@ -266,4 +473,4 @@ def test_who_calls_again_as_soon_as_it_is_answered_finds_its_place_free(scene: S
 
     scene.post.answer = answer  # type: ignore[method-assign]
     scene.call(1, "f", [1])
-    assert [scene.answer().what for _ in range(5)] == [What.RETURNED] * 5
+    assert [scene.answer().what for _ in range(5)] == [BodyKind.RETURNED] * 5

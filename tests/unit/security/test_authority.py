@@ -1,3 +1,4 @@
+import ssl
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,11 +9,29 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nexar.errors import UsageError
-from nexar.security.authority import CLOCK_SKEW, Authority, make_credentials, make_key
-from nexar.security.identity import Identity, fingerprint, identify
-from nexar.security.request import make_request, read_request
+from nexar.security.authority import (
+    CLOCK_SKEW,
+    Authority,
+    make_credentials,
+    make_key,
+    provisional_credentials,
+    read_validity,
+    renew_at,
+)
+from nexar.security.certificates import (
+    ForeignCertificate,
+    Identity,
+    Trust,
+    fingerprint,
+    identify,
+    make_request,
+    read_request,
+)
+from nexar.security.tls import client_context, server_context
 
 
 def test_an_issued_certificate_is_signed_by_the_authority_and_valid_for_its_lifetime() -> None:
@@ -143,3 +162,96 @@ def test_a_certificate_of_somebody_elses_authority_is_refused(ca: bool | None, n
     certificate = builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
     with pytest.raises(UsageError, match="stored authority"):
         Authority.load(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate)
+
+
+def test_provisional_credentials_name_the_node_and_can_be_shown() -> None:
+    made = provisional_credentials(7)
+    shown = x509.load_pem_x509_certificate(made.certificate_chain)
+    assert identify(shown.public_bytes(Encoding.DER)).node == made.node == 7
+    server_context(made, Trust(b""))
+
+
+def test_nobody_believes_them_not_even_who_has_some_of_its_own() -> None:
+    one, other = (x509.load_pem_x509_certificate(provisional_credentials(7).certificate_chain) for _ in range(2))
+    for issuer in (one, other, Authority.create("provisional").certificate):
+        with pytest.raises((InvalidSignature, ValueError)):
+            one.verify_directly_issued_by(issuer)
+
+
+def test_a_dial_that_verifies_refuses_them() -> None:
+    trust = Trust(Authority.create("c").certificate_pem)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context(None, trust).wrap_bio(down, up, False, "0000000000000007.provisional.nexar")
+    server = server_context(provisional_credentials(7), Trust(b"", allow_anonymous=True)).wrap_bio(up, down, True)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    with pytest.raises(ssl.SSLWantReadError):
+        server.do_handshake()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.do_handshake()
+
+
+def test_the_key_is_new_each_time_and_does_not_show() -> None:
+    one, other = provisional_credentials(7), provisional_credentials(7)
+    assert one.private_key != other.private_key
+    assert "PRIVATE" not in repr(one)
+
+
+ISSUED = datetime(2030, 1, 1, tzinfo=UTC)
+NOT_BEFORE = ISSUED - CLOCK_SKEW
+
+lives = st.floats(1, 1e9).map(lambda seconds: timedelta(seconds=seconds))
+shares = st.floats(0, 1)
+
+
+def test_the_validity_of_a_certificate_is_what_the_authority_gave() -> None:
+    chain = Authority.create("c").admit(1).certificate_chain
+    not_before, not_after = read_validity(chain)
+    assert not_after - not_before == timedelta(days=365) + CLOCK_SKEW
+    assert not_before.tzinfo is UTC
+    assert not_before < datetime.now(UTC) < not_after
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_what_is_no_certificate_has_no_validity(junk: bytes) -> None:
+    with pytest.raises(ForeignCertificate):
+        read_validity(junk)
+
+
+def test_a_certificate_is_renewed_at_two_thirds_of_its_life() -> None:
+    assert renew_at(NOT_BEFORE, ISSUED + timedelta(hours=3), ISSUED, 0.0) == ISSUED + timedelta(hours=2)
+
+
+def test_the_spread_brings_it_forward_to_one_half_at_most() -> None:
+    assert renew_at(NOT_BEFORE, ISSUED + timedelta(hours=3), ISSUED, 1.0) == ISSUED + timedelta(hours=1.5)
+
+
+def test_a_life_shorter_than_the_clocks_may_differ_is_still_used() -> None:
+    """Counted from the date that the authority set back, it would be due before it was issued."""
+    assert renew_at(NOT_BEFORE, ISSUED + timedelta(seconds=60), ISSUED, 0.0) == ISSUED + timedelta(seconds=40)
+
+
+@given(lives, shares, shares)
+def test_renewal_comes_before_the_end_and_leaves_a_third_for_trying_again(
+    life: timedelta, age: float, spread: float
+) -> None:
+    now = ISSUED + life * age
+    moment = renew_at(NOT_BEFORE, ISSUED + life, now, spread)
+    assert now < moment <= max(now + life / 20, ISSUED + life * 0.67)
+
+
+@given(lives, st.floats(-100, 100), shares)
+def test_whatever_the_clocks_say_renewing_is_no_busy_loop(life: timedelta, skew: float, spread: float) -> None:
+    now = ISSUED + min(life, timedelta(days=365)) * skew
+    assert renew_at(NOT_BEFORE, ISSUED + life, now, spread) - now >= min(life / 20, timedelta(minutes=1))
+
+
+def test_an_expired_certificate_is_renewed_within_a_minute() -> None:
+    late = ISSUED + timedelta(days=500)
+    assert renew_at(NOT_BEFORE, ISSUED + timedelta(days=365), late, 0.5) == late + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("spread", [-0.1, 1.1, float("nan")])
+def test_a_spread_is_a_share(spread: float) -> None:
+    with pytest.raises(UsageError, match="0 to 1"):
+        renew_at(NOT_BEFORE, ISSUED, ISSUED, spread)

@@ -7,7 +7,7 @@ import pytest
 
 from nexar.security import tls
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
+from nexar.security.certificates import Trust
 from nexar.security.tls import client_context, server_context
 
 AUTHORITY = Authority.create("c")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nexar.testing import Cut, Delay, DoubleDial, Faults, RefuseDial, SilentDial, Stall, partition
+from nexar.testing import DoubleDial, Faults, LinkCut, LinkDelay, LinkStall, RefuseDial, SilentDial, partition
 from nexar.transport.base import ConnectRefused, Expected
 from nexar.wire.frame import Lane
 from tests.unit.transport.memory.world import World
@@ -16,7 +16,7 @@ def world() -> World:
 
 
 def test_a_delay_holds_frames_and_payloads_back_until_their_time(world: World) -> None:
-    Faults(world.network, Delay(0.5, source=1, destination=2))
+    Faults(world.network, LinkDelay(0.5, source=1, destination=2))
     pair = world.pair(1, 2)
     into = bytearray(200_000)
     pair.right.carrier.expect_payload(1, memoryview(into))
@@ -34,7 +34,7 @@ def test_a_delay_holds_frames_and_payloads_back_until_their_time(world: World) -
 
 
 def test_delayed_frames_keep_their_order(world: World) -> None:
-    Faults(world.network, Delay(1.0))
+    Faults(world.network, LinkDelay(1.0))
     pair = world.pair(1, 2)
     for tag in range(10):
         pair.left.send(tag=tag, lane=Lane.DATA)
@@ -44,7 +44,7 @@ def test_delayed_frames_keep_their_order(world: World) -> None:
 
 
 def test_delays_add_up_and_the_system_clock_says_when_they_end(world: World) -> None:
-    Faults(world.network, Delay(0.25), Delay(0.5, destination=2))
+    Faults(world.network, LinkDelay(0.25), LinkDelay(0.5, destination=2))
     pair = world.pair(1, 2)
     pair.left.send(b"x")
     world.advance(0.7)
@@ -55,7 +55,7 @@ def test_delays_add_up_and_the_system_clock_says_when_they_end(world: World) -> 
 
 
 def test_a_half_close_is_delayed_like_everything_before_it(world: World) -> None:
-    Faults(world.network, Delay(1.0))
+    Faults(world.network, LinkDelay(1.0))
     pair = world.pair(1, 2)
     pair.left.send(b"last")
     pair.left.carrier.finish()
@@ -67,7 +67,7 @@ def test_a_half_close_is_delayed_like_everything_before_it(world: World) -> None
 
 def test_a_stall_holds_everything_until_it_is_lifted(world: World) -> None:
     pair = world.pair(1, 2)
-    faults = Faults(world.network, Stall(source=1, destination=2, after_frames=3))
+    faults = Faults(world.network, LinkStall(source=1, destination=2, after_frames=3))
     for tag in range(6):
         pair.left.send(tag=tag)
     pair.left.carrier.abort("nobody will hear of it")
@@ -82,7 +82,7 @@ def test_a_stall_holds_everything_until_it_is_lifted(world: World) -> None:
 
 def test_a_cut_is_a_loss_on_both_sides(world: World) -> None:
     pair = world.pair(1, 2)
-    Faults(world.network, Cut(source=1, destination=2, after_frames=2))
+    Faults(world.network, LinkCut(source=1, destination=2, after_frames=2))
     for tag in range(5):
         pair.left.send(tag=tag)
     world.settle()
@@ -92,7 +92,7 @@ def test_a_cut_is_a_loss_on_both_sides(world: World) -> None:
 
 def test_a_cut_in_mid_payload_leaves_it_incomplete(world: World) -> None:
     pair = world.pair(1, 2)
-    Faults(world.network, Cut(after_payload_bytes=300_000))
+    Faults(world.network, LinkCut(after_payload_bytes=300_000))
     into = bytearray(1 << 20)
     pair.right.carrier.expect_payload(1, memoryview(into))
     pair.left.carrier.send_payload(1, memoryview(b"\x01" * len(into)))
@@ -137,5 +137,5 @@ def test_a_partition_separates_two_sets_and_nobody_else(world: World) -> None:
 
 
 def test_a_fault_is_a_value() -> None:
-    assert Delay(0.5, source=1) == Delay(0.5, source=1)
-    assert len({Cut(source=1), Cut(source=1), Stall(source=1)}) == 2
+    assert LinkDelay(0.5, source=1) == LinkDelay(0.5, source=1)
+    assert len({LinkCut(source=1), LinkCut(source=1), LinkStall(source=1)}) == 2

@@ -1,11 +1,29 @@
+"""Which transports there are here."""
+
+import sys
+
 import pytest
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
-from nexar.testing.availability import why_absent
-from nexar.testing.raw_node import RawNode
-from nexar.testing.transports import listen_address, make_transports
-from nexar.transport.sleep import PollSleeper
+from nexar.security.certificates import Trust
+from nexar.testing.bare_nodes import RawNode
+from nexar.testing.transports import listen_address, make_transports, why_unavailable
+from nexar.transport.sleeper import PollSleeper
+
+
+def test_what_needs_nothing_is_always_there():
+    assert [why_unavailable(scheme) for scheme in ("tls", "tcp", "memory")] == [None, None, None]
+
+
+def test_without_the_native_package_the_reason_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nexar_quic", None)
+    assert "nexar-quic" in str(why_unavailable("quic"))
+
+
+def test_on_another_machine_shared_memory_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "riscv64" in str(why_unavailable("shm"))
+
 
 AUTHORITY = Authority.create("tests")
 TRUST = Trust(AUTHORITY.certificate_pem)
@@ -13,7 +31,7 @@ TRUST = Trust(AUTHORITY.certificate_pem)
 
 def needed(*schemes):
     for scheme in schemes:
-        if (reason := why_absent(scheme)) is not None:
+        if (reason := why_unavailable(scheme)) is not None:
             pytest.skip(reason)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nexar.errors import UsageError
 from nexar.transport.address import (
-    Candidate,
+    AddressCandidate,
     format_address,
     host_of,
     is_loopback,
@@ -87,7 +87,7 @@ def test_text_without_a_scheme_is_no_candidate(text: str) -> None:
 
 
 def _ordered(*addresses: str, same_host: bool = False, networks: tuple[str, ...] = ()) -> list[str]:
-    candidates = [Candidate("tls", address) for address in addresses]
+    candidates = [AddressCandidate("tls", address) for address in addresses]
     known = [ipaddress.ip_network(network) for network in networks]
     ordered = order_candidates(candidates, schemes=["tls"], networks=known, same_host=same_host)
     return [candidate.address for candidate in ordered]
@@ -126,6 +126,10 @@ def test_equals_keep_their_order_and_come_once() -> None:
 
 
 def test_the_order_of_schemes_counts_first_and_unknown_ones_are_left_out() -> None:
-    candidates = [Candidate("tls", "10.0.0.7:1"), Candidate("teleport", "x"), Candidate("quic", "name:1")]
+    candidates = [
+        AddressCandidate("tls", "10.0.0.7:1"),
+        AddressCandidate("teleport", "x"),
+        AddressCandidate("quic", "name:1"),
+    ]
     found = order_candidates(candidates, schemes=["shm", "quic", "tls"])
     assert [candidate.scheme for candidate in found] == ["quic", "tls"]

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from nexar.wire.frame import MAX_BODY_BYTES, MAX_DIMENSIONS, VERSION, Frame, Kind
+from nexar.wire.frame import MAX_BODY_BYTES, MAX_DIMENSIONS, VERSION, Frame, FrameKind
 
 byte = st.integers(0, 2**8 - 1)
 word = st.integers(0, 2**32 - 1)
@@ -12,7 +12,7 @@ quad = st.integers(0, 2**64 - 1)
 @st.composite
 def frames(draw: st.DrawFn, largest_body: int = MAX_BODY_BYTES) -> Frame:
     """Any frame that a reader accepts."""
-    kind = draw(st.one_of(st.sampled_from(Kind), byte))
+    kind = draw(st.one_of(st.sampled_from(FrameKind), byte))
     dimensions = draw(st.integers(0, min(MAX_DIMENSIONS, largest_body // 8)))
     body = draw(st.integers(dimensions * 8, largest_body))
     return Frame(
@@ -36,7 +36,7 @@ def frames(draw: st.DrawFn, largest_body: int = MAX_BODY_BYTES) -> Frame:
         sequence=draw(quad),
         message=draw(quad),
         transfer=draw(quad),
-        length=body - dimensions * 8 if kind == Kind.EAGER else draw(quad),
+        length=body - dimensions * 8 if kind == FrameKind.EAGER else draw(quad),
         count=draw(quad),
         body=body,
     )

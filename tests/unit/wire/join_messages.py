@@ -3,41 +3,41 @@
 from hypothesis import strategies as st
 
 from nexar.security.proof import NONCE_BYTES, PROOF_BYTES
-from nexar.wire.bulletin import Board, Bulletin, Late, Row, Traffic
-from nexar.wire.joining import (
+from nexar.wire.join import (
     MAX_LISTED,
     MAX_RANKS,
-    Apply,
-    AreYouThere,
     Challenge,
     ChildDied,
     Committed,
     Connected,
     Current,
-    Died,
     FormationFailed,
-    Here,
-    Inquire,
+    FormationProgress,
+    FormationQuery,
     JoinMessage,
+    JoinRefusedMessage,
+    JoinRequest,
     Leave,
-    Look,
-    News,
-    Progress,
+    LivenessQuery,
+    LivenessReply,
+    MemberDied,
     Ready,
-    Refused,
     Renew,
     Renewed,
-    Reserve,
+    ReserveRanks,
     RunFailed,
-    Shown,
+    SeedPaxosMessage,
     Started,
     StartFailed,
-    Waiting,
-    Watch,
+    StatusPageReply,
+    StatusPageRequest,
+    StatusUpdate,
+    WaitingJoiners,
+    WatchStatus,
     Welcome,
-    Word,
 )
-from nexar.wire.line import line
+from nexar.wire.status import LateRank, PeerTraffic, StatusPage, StatusReport, StatusRow
+from nexar.wire.text import line
 
 nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
 proofs = st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES)
@@ -54,18 +54,18 @@ counters = st.integers(0, 2**62 - 1)
 ages = st.floats(0, 1e9)
 short = lines.map(lambda text: text[:40])
 bulletins = st.builds(
-    Bulletin,
+    StatusReport,
     ranks,
     counters,
     host=short,
     operation=short,
     began=ages,
     waiting_for=st.lists(ranks, max_size=3).map(tuple),
-    peers=st.lists(st.builds(Traffic, ranks, short, counters, counters), max_size=3).map(tuple),
-    late=st.lists(st.builds(Late, ranks, ages, ages, counters, st.floats(0, 1)), max_size=3).map(tuple),
+    peers=st.lists(st.builds(PeerTraffic, ranks, short, counters, counters), max_size=3).map(tuple),
+    late=st.lists(st.builds(LateRank, ranks, ages, ages, counters, st.floats(0, 1)), max_size=3).map(tuple),
 )
 rows = st.builds(
-    Row,
+    StatusRow,
     st.integers(1, 2**64 - 1),
     ranks,
     st.sampled_from(["running", "waiting", "stuck", "lost", "left"]),
@@ -74,12 +74,12 @@ rows = st.builds(
     gone=st.one_of(st.none(), ages),
     bulletin=st.one_of(st.none(), bulletins),
 )
-boards = st.builds(Board, short, counters, counters, counters, st.lists(rows, max_size=3).map(tuple))
+boards = st.builds(StatusPage, short, counters, counters, counters, st.lists(rows, max_size=3).map(tuple))
 
 messages: st.SearchStrategy[JoinMessage] = st.one_of(
     st.builds(Challenge, nonces, proofs),
     st.builds(
-        Apply,
+        JoinRequest,
         proofs,
         blobs,
         words,
@@ -92,15 +92,15 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
         settings=st.dictionaries(st.from_regex(r"\A[a-z][a-z0-9_]{0,63}\Z"), short, max_size=3),
         confirms=st.booleans(),
     ),
-    st.builds(Reserve, proofs, blobs, words, counts, maybe_ranks, numbers),
+    st.builds(ReserveRanks, proofs, blobs, words, counts, maybe_ranks, numbers),
     st.builds(Welcome, words, blobs, blobs, lines, counts, maybe_ranks, maybe_ranks, elastic=st.booleans()),
     st.builds(Ready),
     st.builds(Connected),
     st.builds(StartFailed, lines),
     st.builds(Started),
-    st.builds(Inquire),
+    st.builds(FormationQuery),
     st.builds(
-        Progress,
+        FormationProgress,
         st.integers(0, MAX_RANKS),
         counts,
         st.lists(ranks, max_size=MAX_LISTED).map(tuple),
@@ -117,20 +117,20 @@ messages: st.SearchStrategy[JoinMessage] = st.one_of(
         st.integers(0, 2**40),
         lines,
     ),
-    st.builds(Refused, lines, st.integers(0, 2**32)),
+    st.builds(JoinRefusedMessage, lines, st.integers(0, 2**32)),
     st.builds(Renew, blobs),
     st.builds(Renewed, blobs),
     st.builds(ChildDied, ranks, st.text(max_size=40)),
     st.builds(RunFailed, ranks, lines, st.integers(1, 255), st.booleans(), lines),
     st.builds(Leave, lines),
     st.builds(Current, blobs),
-    st.builds(Word, blobs),
-    st.builds(Died, st.integers(1, 2**64 - 1), numbers, st.text(max_size=40)),
-    st.builds(AreYouThere, numbers),
-    st.builds(Here, numbers),
-    st.builds(Waiting, st.lists(blobs, max_size=3).map(tuple)),
-    st.builds(Watch, proofs),
-    st.builds(Look, numbers),
-    st.builds(Shown, boards),
-    st.builds(News, blobs),
+    st.builds(SeedPaxosMessage, blobs),
+    st.builds(MemberDied, st.integers(1, 2**64 - 1), numbers, st.text(max_size=40)),
+    st.builds(LivenessQuery, numbers),
+    st.builds(LivenessReply, numbers),
+    st.builds(WaitingJoiners, st.lists(blobs, max_size=3).map(tuple)),
+    st.builds(WatchStatus, proofs),
+    st.builds(StatusPageRequest, numbers),
+    st.builds(StatusPageReply, boards),
+    st.builds(StatusUpdate, blobs),
 )

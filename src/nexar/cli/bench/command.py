@@ -1,21 +1,50 @@
-"""`nexar bench`: measure the collectives and messages, as nccl-tests does, beside other systems in the same run."""
+"""Sizes as they are typed (`8`, `64K`, `128M`), and the series between two of them. Pure.
+
+`nexar bench`: measure the collectives and messages, as nccl-tests does, beside other systems in the same run.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from nexar.cli.bench.measures import MEASURES
-from nexar.cli.bench.sizes import parse_size, series
-from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
+from nexar.cli.bench.protocol import MEASURES
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, fail_with
 from nexar.environment import inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.detect import detect
 
 if TYPE_CHECKING:
-    from nexar.cli.bench.comparison import Wishes
+    from nexar.cli.bench.report import MeasureOptions
+
+
+_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
+_FORM: Final = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes. ConfigError names the option."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(variable=option, value=text, allowed="a number of bytes, or one with K, M or G (1024)")
+    return int(match[1]) << _UNITS[match[2].upper()]
+
+
+def series(begin: int, end: int, factor: float) -> Iterator[int]:
+    """`begin`, and each time `factor` times more, up to `end` itself."""
+    if factor <= 1:
+        raise ConfigError(variable="-f", value=factor, allowed="a number above 1")
+    if not 0 < begin <= end:
+        raise ConfigError(variable="-b", value=begin, allowed=f"1 to the end of the series, {end}")
+    size = float(begin)
+    while round(size) <= end:
+        yield round(size)
+        size = max(size * factor, size + 1)
+
 
 ALL = "all"
 _WHAT = f"{', '.join(MEASURES)}, or {ALL}."
@@ -60,19 +89,24 @@ def bench(
     """
 
     def action() -> int:
-        from nexar.cli.bench.drawing import artist  # noqa: PLC0415  # after the options made sense
-        from nexar.cli.bench.inside import run_inside  # noqa: PLC0415
-        from nexar.cli.bench.report import Request  # noqa: PLC0415
-        from nexar.cli.bench.run import World, run  # noqa: PLC0415
-        from nexar.cli.bench.runners import SystemFailed  # noqa: PLC0415
+        from nexar.cli.bench.coordinator import (  # noqa: PLC0415
+            BenchSetup,
+            run,
+            run_inside,  # noqa: PLC0415
+        )
+        from nexar.cli.bench.report import (
+            BenchRequest,  # noqa: PLC0415
+            plot_interpreter,  # noqa: PLC0415  # after the options made sense
+        )
+        from nexar.cli.bench.systems import SystemFailed  # noqa: PLC0415
 
         start = detect(inherited())
         size = ranks if start is None else start.size
         _check(ranks=size, hosts=1 if start else hosts, root=root, rounds=rounds)
-        request = Request(
+        request = BenchRequest(
             measures=_chosen(what or ["all_reduce"], size),
             sizes=_sizes(sizes) or tuple(series(parse_size(begin, "-b"), parse_size(end, "-e"), factor)),
-            wishes=_wishes(
+            options=_options(
                 dtype=dtype,
                 op=op,
                 root=root,
@@ -85,19 +119,19 @@ def bench(
             ),
             as_json=as_json,
             plot=plot,
-            artist=None if plot is None else artist(peers.absolute()),
+            artist=None if plot is None else plot_interpreter(peers.absolute()),
         )
         rivals = tuple(name.strip() for name in against.split(",") if name.strip())
         if start is not None:
             _check_inside(rivals, hosts)
             return GOOD if run_inside(request) else FAILED
-        world = World(
+        world = BenchSetup(
             ranks=ranks, hosts=hosts, mtu=mtu, encrypt_bulk=encrypt_bulk, rivals=rivals, peers=peers.absolute()
         )
         try:
             return GOOD if run(request, world) else FAILED
         except SystemFailed as failure:
-            complain(str(failure))
+            fail_with(str(failure))
             return FAILED
 
     raise typer.Exit(exit_code_of(action))
@@ -120,7 +154,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(parse_size(size, "--sizes") for size in text.split(",")) if text else ()
 
 
-def _wishes(
+def _options(
     *,
     dtype: str,
     op: str,
@@ -131,10 +165,13 @@ def _wishes(
     rounds: int,
     seconds: float,
     timeout: float,
-) -> Wishes:
-    from nexar.cli.bench.comparison import Wishes  # noqa: PLC0415
-    from nexar.cli.bench.measuring import Unsupported, dtype_named  # noqa: PLC0415
-    from nexar.cli.bench.pattern import OPERATIONS  # noqa: PLC0415
+) -> MeasureOptions:
+    from nexar.cli.bench.measuring import (  # noqa: PLC0415
+        OPERATIONS,  # noqa: PLC0415
+        Unsupported,
+        dtype_named,
+    )
+    from nexar.cli.bench.report import MeasureOptions  # noqa: PLC0415
 
     if op not in OPERATIONS:
         raise ConfigError(variable="-o", value=op, allowed=", ".join(OPERATIONS))
@@ -142,7 +179,7 @@ def _wishes(
         itemsize = dtype_named(dtype).itemsize
     except Unsupported:
         raise ConfigError(variable="-d", value=dtype, allowed="a dtype of NumPy or of ml_dtypes") from None
-    return Wishes(
+    return MeasureOptions(
         dtype=dtype,
         itemsize=itemsize,
         op=op,
@@ -153,7 +190,7 @@ def _wishes(
         exactly=iterations is not None,
         rounds=rounds,
         seconds=seconds,
-        patience=timeout,
+        reply_timeout=timeout,
     )
 
 

@@ -1,22 +1,113 @@
-"""One block of calls on one rank, whatever the system: memory, values, warm-ups, time of each call.
+"""Values that every rank can know of every other one, and the count of elements that are not as they must be.
+
+Element j of rank r is a small number that depends on (j + r) alone and repeats: results repeat too, so any array is
+compared with six numbers, without computing the operation a second time at full length. Sums of small whole numbers
+are exact in every dtype; an average is not, and may be one rounding off.
+
+One block of calls on one rank, whatever the system: memory, values, warm-ups, time of each call.
 
 Runs in the ranks of every system, so that none is measured in a way of its own.
+
+A rank's side of its line: say hello, then measure what is ordered, until the other end hangs up.
+
+A rank with nothing to do sleeps in a read here; libraries that wait by spinning would otherwise take a core from the
+system whose turn it is. No deadline: the end of the command, however it ends, is the end of the line.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nexar.cli.bench.measures import MEASURES
-from nexar.cli.bench.order import Order, Reply
-from nexar.cli.bench.pattern import count_wrong, fill, steady_value
+from nexar.cli.bench.protocol import MEASURES, BenchOrder, BenchReply, RankHello, parse_order
 
-Call = Callable[[], object]
+Values = NDArray[Any]
+
+PERIOD: Final = 6
+_FOLDS: Final[dict[str, Callable[[Values], Values]]] = {
+    "sum": lambda stack: stack.sum(axis=0),
+    "prod": lambda stack: stack.prod(axis=0),
+    "min": lambda stack: stack.min(axis=0),
+    "max": lambda stack: stack.max(axis=0),
+    "avg": lambda stack: stack.mean(axis=0),
+    "band": np.bitwise_and.reduce,
+    "bor": np.bitwise_or.reduce,
+    "bxor": np.bitwise_xor.reduce,
+    "land": np.logical_and.reduce,
+    "lor": np.logical_or.reduce,
+    "lxor": np.logical_xor.reduce,
+}
+OPERATIONS: Final = tuple(_FOLDS)
+
+
+def steady_value(op: str) -> int:
+    """What stays itself however often it is reduced with itself; calls in a row never overflow."""
+    return 0 if op in ("sum", "bxor", "lxor") else 1
+
+
+def fill(array: Values, rank: int, op: str) -> None:
+    """The known values of a rank."""
+    _rows(array)[...] = _of_rank(rank, 0, op)
+    rest = array.size % PERIOD
+    array[array.size - rest :] = _of_rank(rank, 0, op)[:rest]
+
+
+def count_wrong(target: Values, order: BenchOrder, rank: int, ranks: int) -> int:
+    """Elements of a rank's target that differ from what the operation must give."""
+    blocks = _expected(order, rank, ranks)
+    return sum(
+        _differing(block, expected, exact=order.op != "avg")
+        for block, expected in zip(target.reshape(len(blocks), -1), blocks, strict=True)
+    )
+
+
+def _expected(order: BenchOrder, rank: int, ranks: int) -> list[Values]:
+    """For each block of the target, the numbers it repeats."""
+    mine, op = rank * order.count, order.op
+    if order.measure in ("all_gather", "gather"):
+        return [_of_rank(source, 0, op) for source in range(ranks)]
+    if order.measure == "all_to_all":
+        return [_of_rank(source, mine, op) for source in range(ranks)]
+    if order.measure == "scatter":
+        return [_of_rank(order.root, mine, op)]
+    if order.measure == "broadcast":
+        return [_of_rank(order.root, 0, op)]
+    if order.measure.startswith("p2p"):
+        return [_of_rank(0, 0, op)]
+    start = mine if order.measure == "reduce_scatter" else 0
+    return [_FOLDS[op](np.stack([_of_rank(source, start, op) for source in range(ranks)]))]
+
+
+def _of_rank(rank: int, start: int, op: str) -> Values:
+    numbers = np.arange(start, start + PERIOD) + rank
+    return numbers % 2 + 1 if op == "prod" else numbers % 3
+
+
+def _rows(array: Values) -> Values:
+    whole = array.size - array.size % PERIOD
+    return array[:whole].reshape(-1, PERIOD)
+
+
+def _differing(block: Values, expected: Values, *, exact: bool) -> int:
+    wanted = expected.astype(block.dtype)
+    rest = block.size % PERIOD
+    pairs = ((_rows(block), wanted), (block[block.size - rest :], wanted[:rest]))
+    if exact:
+        return sum(int(np.count_nonzero(found != known)) for found, known in pairs)
+    # Averages lie between 0 and 2: one rounding of the narrowest types is up to 1/8 there, of all others far less.
+    room = 1e-3 if block.dtype.itemsize >= 4 else 0.13
+    return sum(
+        int(np.count_nonzero(np.abs(found.astype(np.float32) - known.astype(np.float32)) > room))
+        for found, known in pairs
+    )
+
+
+TimedCall = Callable[[], object]
 
 
 class Unsupported(Exception):
@@ -33,20 +124,20 @@ class System(Protocol):
     def barrier(self) -> None:
         """Return when all ranks are here."""
 
-    def bind(self, order: Order, source: NDArray[Any], target: NDArray[Any]) -> Call:
+    def bind(self, order: BenchOrder, source: NDArray[Any], target: NDArray[Any]) -> TimedCall:
         """One call of the operation on this memory; `Unsupported` where there is no such operation."""
 
 
-def measure(system: System, order: Order) -> Reply:
+def measure(system: System, order: BenchOrder) -> BenchReply:
     """Check it if asked to, warm up, then time every call. All ranks begin the block together."""
     kind = MEASURES[order.measure]
     if kind.pair and system.rank > 1:
-        return Reply()
+        return BenchReply()
     try:
         source, target = _memory(order, system.size)
         call = system.bind(order, source, target)
     except Unsupported as reason:
-        return Reply(problem=str(reason))
+        return BenchReply(problem=str(reason))
     wrong = _checked(system, order, call, source, target) if order.check else 0
     source.fill(steady_value(order.op))
     target.fill(steady_value(order.op))
@@ -55,10 +146,10 @@ def measure(system: System, order: Order) -> Reply:
     if not kind.pair:  # a pair answers one another, which keeps them together
         system.barrier()
     times = _timed(call, order.iterations)
-    return Reply(nanoseconds=times if not kind.pair or system.rank == 0 else (), wrong=wrong)
+    return BenchReply(nanoseconds=times if not kind.pair or system.rank == 0 else (), wrong=wrong)
 
 
-def _timed(call: Call, iterations: int) -> tuple[int, ...]:
+def _timed(call: TimedCall, iterations: int) -> tuple[int, ...]:
     now = time.perf_counter_ns
     times = []
     for _ in range(iterations):
@@ -68,7 +159,7 @@ def _timed(call: Call, iterations: int) -> tuple[int, ...]:
     return tuple(times)
 
 
-def _checked(system: System, order: Order, call: Call, source: NDArray[Any], target: NDArray[Any]) -> int:
+def _checked(system: System, order: BenchOrder, call: TimedCall, source: NDArray[Any], target: NDArray[Any]) -> int:
     # A target that is also the input holds the values; one that is not is left with something wrong everywhere.
     in_place = not source.size and order.measure != "barrier"
     fill(source, system.rank, order.op)
@@ -80,7 +171,7 @@ def _checked(system: System, order: Order, call: Call, source: NDArray[Any], tar
     return count_wrong(target, order, system.rank, system.size) if _holds_result(order, system.rank) else 0
 
 
-def _holds_result(order: Order, rank: int) -> bool:
+def _holds_result(order: BenchOrder, rank: int) -> bool:
     if order.measure == "barrier":
         return False
     if order.measure in ("gather", "reduce"):
@@ -88,7 +179,7 @@ def _holds_result(order: Order, rank: int) -> bool:
     return rank == 1 if order.measure == "p2p-bandwidth" else True
 
 
-def _memory(order: Order, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Written to before use: memory that nobody wrote to is all one page, and reads faster than any."""
     dtype = dtype_named(order.dtype)
     source, target = (np.empty(count, dtype) for count in MEASURES[order.measure].counts(order.count, ranks))
@@ -110,3 +201,13 @@ def dtype_named(name: str) -> np.dtype[Any]:
         return found
     except (ImportError, AttributeError):
         raise Unsupported(f"no dtype {name} here") from None
+
+
+def serve(system: System, path: str) -> None:
+    """Measure for the command that listens at this Unix socket; returns when it has hung up."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(path)
+        line.sendall(RankHello(rank=system.rank, version=system.version).line())
+        with line.makefile("rb") as orders:
+            for order in orders:
+                line.sendall(measure(system, parse_order(order)).line())

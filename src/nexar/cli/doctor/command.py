@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nexar.cli.ending import FAILED, GOOD, complain, exit_code_of
-from nexar.cli.progress import counting
-from nexar.cli.way_in import NO_WAY_IN, Ticket, ticket_in, way_in
+from nexar.cli.cluster_options import NO_ENTRY, Ticket, entry_options, ticket_in
+from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of, fail_with
+from nexar.cli.progress_bar import counting
 from nexar.environment import effective, inherited
 from nexar.errors import ConfigError, UsageError
 from nexar.launch.detect import detect
 from nexar.transport.address import format_address
 
 if TYPE_CHECKING:
-    from nexar.cli.doctor.observations import Finding, Machine
-    from nexar.cli.doctor.visit import Visit
-    from nexar.cluster.worker import Place
+    from nexar.cli.doctor.observations import DoctorFinding, Machine
+    from nexar.cli.doctor.peer_probe import ProbeResult
+    from nexar.cluster.join_client import RankRequest
     from nexar.config import Config
-    from nexar.launch.start import Start
+    from nexar.launch.detect import LaunchInfo
     from nexar.security.invitation import Invitation
 
 
@@ -44,26 +44,26 @@ def doctor(
     """
 
     def action() -> int:
-        from nexar.cli.doctor.machine import look_at_machine  # noqa: PLC0415  # after the options made sense
+        from nexar.cli.doctor.machine import inspect_machine  # noqa: PLC0415  # after the options made sense
 
         _check(size, listen, ticket)
-        patience = effective(NO_WAY_IN).config.formation_timeout
-        config = effective(way_in(ticket, ticket_file, patience=patience) if size is None else {}).config
+        patience = effective(NO_ENTRY).config.formation_timeout
+        config = effective(entry_options(ticket, ticket_file, patience=patience) if size is None else {}).config
         start = detect(inherited())
-        own = None if size is None else _OwnDoor(size, listen, ticket_file)
-        machine = look_at_machine(config)
+        own = None if size is None else _OwnSeed(size, listen, ticket_file)
+        machine = inspect_machine(config)
         if own is None and not _is_invited(config, start):
             return _alone(machine, as_json=as_json)
         with _invited(config, start, own) as (invitation, place):
-            from nexar.cli.doctor.visit import visit  # noqa: PLC0415
+            from nexar.cli.doctor.peer_probe import probe_cluster  # noqa: PLC0415
 
-            return _together(machine, visit(config, invitation, place, machine), as_json=as_json)
+            return _together(machine, probe_cluster(config, invitation, place, machine), as_json=as_json)
 
     raise typer.Exit(exit_code_of(action))
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnDoor:
+class _OwnSeed:
     """The cluster of doctors that this one opens, at rank 0."""
 
     size: int
@@ -72,11 +72,11 @@ class _OwnDoor:
 
     @contextmanager
     def opened(self, config: Config) -> Iterator[Invitation]:
-        from nexar.cluster.seed import Seed  # noqa: PLC0415
-        from nexar.security.join_ticket import parse_ticket  # noqa: PLC0415
+        from nexar.cluster.seed import SeedService  # noqa: PLC0415
+        from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
         with (
-            Seed(self._place(config), self.size, config=config) as seed,
+            SeedService(self._place(config), self.size, config=config) as seed,
             nullcontext() if self.ticket_file is None else ticket_in(self.ticket_file, seed.ticket),
         ):
             if self.size > 1:
@@ -87,11 +87,11 @@ class _OwnDoor:
     def _invite(self, ticket: str) -> None:
         """Say what to do on the other hosts."""
         if self.ticket_file is None:
-            complain(f"waiting for {self.size - 1} more; run this on the other hosts:")
-            complain(f"  nexar doctor --ticket {ticket}")
+            fail_with(f"waiting for {self.size - 1} more; run this on the other hosts:")
+            fail_with(f"  nexar doctor --ticket {ticket}")
         else:
-            complain(f"waiting for {self.size - 1} more; copy {self.ticket_file} to the other hosts, and run there:")
-            complain(f"  nexar doctor --ticket-file {self.ticket_file}")
+            fail_with(f"waiting for {self.size - 1} more; copy {self.ticket_file} to the other hosts, and run there:")
+            fail_with(f"  nexar doctor --ticket-file {self.ticket_file}")
 
     def _place(self, config: Config) -> str | None:
         """Beside the port of the member in this same process, where the settings fix that."""
@@ -109,52 +109,54 @@ def _check(size: int | None, listen: str | None, ticket: str | None) -> None:
         raise UsageError("--listen says where --size opens the cluster: give both")
 
 
-def _is_invited(config: Config, start: Start | None) -> bool:
+def _is_invited(config: Config, start: LaunchInfo | None) -> bool:
     """To a cluster of doctors: by a ticket, a token, or a launcher that has started more than one."""
     return config.ticket is not None or config.seed is not None or (start is not None and start.size > 1)
 
 
 @contextmanager
-def _invited(config: Config, start: Start | None, own: _OwnDoor | None) -> Iterator[tuple[Invitation, Place]]:
-    from nexar.cluster.worker import Place  # noqa: PLC0415
-    from nexar.launch.door import choose_door  # noqa: PLC0415
-    from nexar.launch.init import opened  # noqa: PLC0415
+def _invited(
+    config: Config, start: LaunchInfo | None, own: _OwnSeed | None
+) -> Iterator[tuple[Invitation, RankRequest]]:
+    from nexar.cluster.join_client import RankRequest  # noqa: PLC0415
+    from nexar.launch.entry import choose_entry  # noqa: PLC0415
+    from nexar.launch.init import open_entry  # noqa: PLC0415
 
     if own is not None:
         with own.opened(config) as invitation:
-            yield invitation, Place(rank=0)
+            yield invitation, RankRequest(rank=0)
         return
-    place = Place() if start is None else Place(start.rank, start.launcher)
-    with opened(choose_door(start, config, os.getppid()), config) as invitation:
+    place = RankRequest() if start is None else RankRequest(start.rank, start.launcher)
+    with open_entry(choose_entry(start, config, os.getppid()), config) as invitation:
         yield invitation, place
 
 
 def _alone(machine: Machine, *, as_json: bool) -> int:
-    from nexar.cli.doctor import page  # noqa: PLC0415
-    from nexar.cli.doctor.advice import machine_findings  # noqa: PLC0415
+    from nexar.cli.doctor import report  # noqa: PLC0415
+    from nexar.cli.doctor.reachability import machine_findings  # noqa: PLC0415
 
     findings = machine_findings(machine)
     if as_json:
-        print(page.as_json(machine, {}, findings))
+        print(report.report_json(machine, {}, findings))
     else:
-        page.show_machine(machine)
-        page.show_findings(findings)
+        report.show_machine(machine)
+        report.show_findings(findings)
     return _exit_code(findings)
 
 
-def _together(machine: Machine, seen: Visit, *, as_json: bool) -> int:
-    from nexar.cli.doctor import page  # noqa: PLC0415
+def _together(machine: Machine, seen: ProbeResult, *, as_json: bool) -> int:
+    from nexar.cli.doctor import report  # noqa: PLC0415
 
     if as_json:
-        print(page.as_json(machine, seen.reports, seen.findings))
+        print(report.report_json(machine, seen.reports, seen.findings))
     elif seen.rank == 0 or not seen.concluded:
-        page.show_cluster(seen.reports, seen.size)
-        page.show_findings(seen.findings)
+        report.show_cluster(seen.reports, seen.size)
+        report.show_findings(seen.findings)
     else:
         verdict = "there is something to change" if _exit_code(seen.findings) else "nothing to change"
-        complain(f"this was rank {seen.rank} of {seen.size}: {verdict}; rank 0 has the table")
+        fail_with(f"this was rank {seen.rank} of {seen.size}: {verdict}; rank 0 has the table")
     return _exit_code(seen.findings)
 
 
-def _exit_code(findings: list[Finding] | tuple[Finding, ...]) -> int:
+def _exit_code(findings: list[DoctorFinding] | tuple[DoctorFinding, ...]) -> int:
     return FAILED if any(finding.needed for finding in findings) else GOOD

@@ -1,4 +1,7 @@
-"""Looks at this machine: what is installed, how it is connected, what it lets a process have."""
+"""Two nodes inside this process that really connect: a handshake with certificates, or a segment of memory.
+
+Looks at this machine: what is installed, how it is connected, what it lets a process have.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,87 @@ import shutil
 import socket
 import ssl
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from nexar.cli.doctor.observations import Attachment, Door, Limits, Machine, Room, Version
-from nexar.cli.doctor.round_trip import try_trip
-from nexar.cluster.host_id import host_id
-from nexar.cluster.interfaces import read_interfaces
+from nexar.cli.doctor.observations import Attachment, FreeSpace, Limits, ListenPort, Machine, RoundTrip, Version
+from nexar.cli.doctor.peer_probe import DIAL_TIMEOUT, ProbeConnection, ProbeSession
+from nexar.cluster.host import host_id, read_interfaces
+from nexar.cluster.membership import Member, Membership
 from nexar.cluster.node import Node
+from nexar.cluster.transports import NETWORK
 from nexar.config import Config
 from nexar.errors import NexarError
+from nexar.security.authority import Authority, make_credentials
+from nexar.security.certificates import Trust, fingerprint
+from nexar.transport.base import Carrier, CarrierLost, ConnectRefused
 from nexar.transport.quic import available
+from nexar.transport.shm.ring import missing_support
+
+_CLUSTER: Final = "doctor"
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def try_round_trip(scheme: str, config: Config) -> RoundTrip:
+    """Over loopback, or through memory. What fails is told, never raised."""
+    missing = available() if scheme == "quic" else missing_support() if scheme == "shm" else None
+    if missing is not None:
+        return RoundTrip(scheme, problem=missing if scheme == "shm" else "")  # the versions tell of a missing package
+    schemes = (scheme,) if scheme in NETWORK else (scheme, "tls")
+    alone = replace(
+        config, transports=schemes, bind=_LOOPBACK, port=0, port_range=None, iface=None, advertise=None, host_id=None
+    )
+    try:
+        with ExitStack() as undo:
+            near, far = (undo.enter_context(Node(alone)) for _ in range(2))
+            return RoundTrip(scheme, round_trip=_exchange(near, far, scheme, undo))
+    except (ConnectRefused, CarrierLost, OSError, NexarError) as error:
+        return RoundTrip(scheme, problem=getattr(error, "reason", None) or str(error))
+
+
+def _exchange(near: Node, far: Node, scheme: str, undo: ExitStack) -> float:
+    membership = _certified(near, far)
+    asking, answering = ProbeSession(near), ProbeSession(far)
+    for node, session in ((near, asking), (far, answering)):
+        node.listen(session)
+        session.adopt(membership)
+    undo.callback(answering.close)
+    undo.callback(asking.close)
+    deadline = time.monotonic() + DIAL_TIMEOUT
+    if scheme in NETWORK:
+        reach = next(reach for reach in asking.dial_all(0) if reach.scheme == scheme)
+        if reach.round_trip is None:
+            raise ConnectRefused(_LOOPBACK, reach.problem)
+        return reach.round_trip
+    carrier = near.connect_memory(far.memory_address_for(near.id), far.id, deadline)
+    return _ask(carrier, deadline, undo)
+
+
+def _ask(carrier: Carrier, deadline: float, undo: ExitStack) -> float:
+    connection = ProbeConnection(carrier, lambda _conversation, _said: None)
+    undo.callback(connection.finish)
+    return connection.measure(deadline).round_trip
+
+
+def _certified(*nodes: Node) -> Membership:
+    """A cluster of these, made by hand."""
+    authority = Authority.create(_CLUSTER)
+    for node in nodes:
+        certificate = authority.issue(node.id, node.key.public_key())
+        node.certify(make_credentials(node.id, _CLUSTER, node.key, certificate), Trust(authority.certificate_pem))
+    members = (Member(node.id, node.host, fingerprint(node.key.public_key()), node.addresses()) for node in nodes)
+    return Membership(_CLUSTER, 1, tuple(members))
+
 
 _PACKAGES: Final = ("nexar", "numpy", "cryptography")
 _MEMORY: Final = Path("/dev/shm")
 _SYSTEM: Final = Path("/proc/sys/net/core")
 
 
-def look_at_machine(config: Config) -> Machine:
+def inspect_machine(config: Config) -> Machine:
     """All there is to see, in about a second. Listens, and connects to itself, for moments."""
     return Machine(
         name=socket.gethostname(),
@@ -34,8 +99,8 @@ def look_at_machine(config: Config) -> Machine:
         wanted=config.transports,
         versions=_versions(),
         interfaces=_attachments(),
-        door=_door(config),
-        trips=tuple(try_trip(scheme, config) for scheme in config.transports),
+        door=_listen_port(config),
+        trips=tuple(try_round_trip(scheme, config) for scheme in config.transports),
         memory=_memory(),
         limits=_limits(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -72,21 +137,21 @@ def _attachments() -> tuple[Attachment, ...]:
     )
 
 
-def _door(config: Config) -> Door:
+def _listen_port(config: Config) -> ListenPort:
     """Open it as `nexar.init` would. The settings may ask for what cannot be had; that is what we are here to say."""
     try:
         with Node(config) as node:
             told = next(iter(node.addresses().values()), ())
-            return Door(node.listens_at, told)
+            return ListenPort(node.listens_at, told)
     except NexarError as error:
-        return Door(problem=str(error))
+        return ListenPort(problem=str(error))
 
 
-def _memory() -> Room | None:
+def _memory() -> FreeSpace | None:
     if not _MEMORY.is_dir():
         return None
     usage = shutil.disk_usage(_MEMORY)
-    return Room(str(_MEMORY), usage.total, usage.free)
+    return FreeSpace(str(_MEMORY), usage.total, usage.free)
 
 
 def _limits() -> Limits:

@@ -1,13 +1,21 @@
 """What a doctor has seen: plain values, with no judgement. Pure.
 
 They are shown as JSON as they are, and travel from the doctor of one host to that of another.
+
+What two doctors say to each other: bodies of CONTROL frames on a connection of their own. Pure.
+
+They are not the messages of links: a doctor's connection never becomes one, and a node that is no doctor hangs up at
+the first of these.
 """
 
 from __future__ import annotations
 
+from typing import Final, TypeAlias, Union
+
 import msgspec
 
 from nexar.types import Rank
+from nexar.wire.control import MAX_MESSAGE_BYTES
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -28,7 +36,7 @@ class Attachment(msgspec.Struct, frozen=True):
     loopback: bool
 
 
-class Trip(msgspec.Struct, frozen=True):
+class RoundTrip(msgspec.Struct, frozen=True):
     """A message there and back, over a connection that was made for it."""
 
     scheme: str
@@ -37,7 +45,7 @@ class Trip(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Door(msgspec.Struct, frozen=True):
+class ListenPort(msgspec.Struct, frozen=True):
     """Where this process would listen, for UDP and TCP; `problem` if it cannot."""
 
     address: str = ""
@@ -45,7 +53,7 @@ class Door(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeSpace(msgspec.Struct, frozen=True):
     """Space in a file system of memory."""
 
     path: str
@@ -74,9 +82,9 @@ class Machine(msgspec.Struct, frozen=True):
     """The setting `transports`."""
     versions: tuple[Version, ...]
     interfaces: tuple[Attachment, ...]
-    door: Door
-    trips: tuple[Trip, ...]
-    memory: Room | None
+    door: ListenPort
+    trips: tuple[RoundTrip, ...]
+    memory: FreeSpace | None
     limits: Limits
     cpus: int
     load: float
@@ -100,7 +108,7 @@ class Reach(msgspec.Struct, frozen=True):
     """Seconds by which the clock of `dest` is ahead."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class DoctorReport(msgspec.Struct, frozen=True):
     """What the doctor at one rank has seen."""
 
     rank: Rank
@@ -112,8 +120,61 @@ class Report(msgspec.Struct, frozen=True):
     reaches: tuple[Reach, ...]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DoctorFinding(msgspec.Struct, frozen=True):
     """A piece of advice. What is not needed would only help."""
 
     text: str
     needed: bool = True
+
+
+class _Base(msgspec.Struct, frozen=True, tag_field="doctor"):
+    """What all share; the name of the tag keeps them apart from everybody else's."""
+
+
+class ProbeRequest(_Base, frozen=True, tag="ask"):
+    """Answer at once, with the same number."""
+
+    number: int
+
+
+class ProbeReply(_Base, frozen=True, tag="answer"):
+    """The answer to Ask, and what time it is there: seconds since 1970."""
+
+    number: int
+    clock: float
+
+
+class ReportMessage(_Base, frozen=True, tag="hand"):
+    """Everything the sender has seen, for rank 0."""
+
+    report: DoctorReport
+
+
+class ConclusionMessage(_Base, frozen=True, tag="conclude"):
+    """From rank 0, when it has all reports or waits no longer: what is to be changed. Everybody may leave."""
+
+    findings: tuple[DoctorFinding, ...]
+
+
+ProbeMessage: TypeAlias = Union[ProbeRequest, ProbeReply, ReportMessage, ConclusionMessage]  # noqa: UP007 - msgspec reads it at run time
+
+_decoder: Final[msgspec.msgpack.Decoder[ProbeMessage]] = msgspec.msgpack.Decoder(ProbeMessage)
+
+
+class NotAProbeMessage(ValueError):
+    """Whatever that was, no doctor says it."""
+
+
+def encode_probe(said: ProbeMessage) -> bytes:
+    """The body of a frame."""
+    return msgspec.msgpack.encode(said)
+
+
+def decode_probe(body: bytes | bytearray | memoryview) -> ProbeMessage:
+    """NotADoctor for anything that `encode` did not write."""
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise NotAProbeMessage(f"{len(body)} bytes at once")
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise NotAProbeMessage("a message of another kind") from None

@@ -1,4 +1,6 @@
-"""From who reached whom to what to change between hosts. Pure.
+"""From what was seen on one machine to what to change there. Pure.
+
+From who reached whom to what to change between hosts. Pure.
 
 Ranks of one host share its network, so advice is about hosts: "a cannot be reached from b" is said once, however many
 ranks found it out.
@@ -9,10 +11,93 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nexar.cli.doctor.advice import machine_findings
-from nexar.cli.doctor.observations import Finding, Reach, Report
+from nexar.cli.doctor.observations import DoctorFinding, DoctorReport, Machine, Reach
 from nexar.transport.address import parse_address
 from nexar.types import Rank
+
+SOCKET_BUFFER_BYTES: Final = 4 << 20
+"""What QUIC asks the system for: less, and bursts of datagrams are lost."""
+OPEN_FILES: Final = 1024
+"""A rank holds two or three descriptors for each peer it talks to."""
+_BUSY: Final = 2.0
+"""Processes per CPU."""
+_WITHOUT_QUIC: Final = "until then TLS over TCP serves"
+
+
+def machine_findings(machine: Machine) -> list[DoctorFinding]:
+    """What to change on this machine, the gravest first; nothing if all is well."""
+    found = [
+        *_about_port(machine),
+        *_about_trips(machine),
+        *_about_interfaces(machine),
+        *_about_versions(machine),
+        *_about_limits(machine),
+        *_about_load(machine),
+    ]
+    return sorted(found, key=lambda finding: not finding.needed)  # stable: equals keep their order
+
+
+def _about_port(machine: Machine) -> Iterator[DoctorFinding]:
+    if machine.door.problem:
+        yield DoctorFinding(f"{machine.name} cannot listen: {machine.door.problem}")
+
+
+def _about_trips(machine: Machine) -> Iterator[DoctorFinding]:
+    for trip in machine.trips:
+        if trip.round_trip is not None or not trip.problem:
+            continue
+        if trip.scheme == "shm":
+            text = f"{machine.name} has no shared memory for its ranks: {trip.problem}; the network serves, more slowly"
+            yield DoctorFinding(text, needed=False)
+        else:
+            remedy = "allow it on loopback, or leave it out of NEXAR_TRANSPORTS"
+            yield DoctorFinding(f"{machine.name} cannot talk to itself over {trip.scheme}: {trip.problem}; {remedy}")
+
+
+def _about_interfaces(machine: Machine) -> Iterator[DoctorFinding]:
+    if not any(each.up and each.addresses and not each.loopback for each in machine.interfaces):
+        text = f"{machine.name} has no network but loopback: no other host can reach it; bring an interface up"
+        yield DoctorFinding(text, needed=False)
+
+
+def _about_versions(machine: Machine) -> Iterator[DoctorFinding]:
+    numbers = {version.name: version.number for version in machine.versions}
+    problems = {version.name: version.problem for version in machine.versions}
+    ours, quic = numbers.get("nexar"), numbers.get("nexar-quic")
+    if "quic" not in machine.wanted:
+        return
+    if quic is None:
+        reason = problems.get("nexar-quic") or "it is not installed"
+        remedy = (
+            f"`make setup` builds it in a clone where a Rust toolchain is, `make wheels` for others; {_WITHOUT_QUIC}"
+        )
+        yield DoctorFinding(f"{machine.name} has no QUIC ({reason}): {remedy}", needed=False)
+    elif quic != ours:
+        text = f"{machine.name} has nexar {ours} and nexar-quic {quic}: install the wheels of one version"
+        yield DoctorFinding(text, needed=False)
+
+
+def _about_limits(machine: Machine) -> Iterator[DoctorFinding]:
+    limits = machine.limits
+    if limits.open_files is not None and limits.open_files < OPEN_FILES:
+        text = f"{machine.name} lets a process open {limits.open_files} files: `ulimit -n {4 * OPEN_FILES}`"
+        yield DoctorFinding(text)
+    small = {
+        name: found
+        for name, found in (("rmem_max", limits.receive_buffer_bytes), ("wmem_max", limits.send_buffer_bytes))
+        if found is not None and found < SOCKET_BUFFER_BYTES
+    }
+    if small and "quic" in machine.wanted:
+        sizes = " and ".join(f"net.core.{name} is {found}" for name, found in small.items())
+        wishes = " ".join(f"net.core.{name}={SOCKET_BUFFER_BYTES}" for name in small)
+        yield DoctorFinding(f"{machine.name}: {sizes}, QUIC loses bursts: `sysctl -w {wishes}`", needed=False)
+
+
+def _about_load(machine: Machine) -> Iterator[DoctorFinding]:
+    if machine.load > _BUSY * machine.cpus:
+        text = f"{machine.name} is busy: {machine.load:.0f} processes want {machine.cpus} CPUs; stop some, or wait"
+        yield DoctorFinding(text, needed=False)
+
 
 PROTOCOLS: Final = {"quic": "UDP", "tls": "TCP"}
 """What a firewall calls them."""
@@ -22,7 +107,7 @@ _SKEW: Final = 60.0
 """Certificates allow ten minutes; beyond this, logs of two hosts cannot be read side by side either."""
 
 
-def cluster_findings(reports: Mapping[Rank, Report], size: int) -> list[Finding]:
+def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[DoctorFinding]:
     """What to change in a cluster of `size` ranks, of which these have reported; the gravest first."""
     hosts = _Hosts(reports)
     found = [
@@ -32,10 +117,10 @@ def cluster_findings(reports: Mapping[Rank, Report], size: int) -> list[Finding]
         *(finding for host in hosts.names for finding in machine_findings(hosts.first(host).machine)),
     ]
     unique = dict.fromkeys((finding.text, finding.needed) for finding in found)
-    return sorted((Finding(*each) for each in unique), key=lambda finding: not finding.needed)
+    return sorted((DoctorFinding(*each) for each in unique), key=lambda finding: not finding.needed)
 
 
-def skews(reports: Mapping[Rank, Report]) -> dict[Rank, float]:
+def skews(reports: Mapping[Rank, DoctorReport]) -> dict[Rank, float]:
     """Seconds by which each rank's clock is ahead of rank 0's, as far as anybody could tell."""
     seen: dict[Rank, tuple[float, float]] = {}
     for reach in _reaches(reports):
@@ -50,13 +135,13 @@ def skews(reports: Mapping[Rank, Report]) -> dict[Rank, float]:
 class _Hosts:
     """Reports by host, in the order of ranks."""
 
-    def __init__(self, reports: Mapping[Rank, Report]) -> None:
+    def __init__(self, reports: Mapping[Rank, DoctorReport]) -> None:
         self._reports = reports
         self.names: dict[str, list[Rank]] = {}
         for rank, report in sorted(reports.items()):
             self.names.setdefault(report.machine.host, []).append(rank)
 
-    def first(self, host: str) -> Report:
+    def first(self, host: str) -> DoctorReport:
         return self._reports[self.names[host][0]]
 
     def label(self, host: str) -> str:
@@ -85,25 +170,25 @@ class _Hosts:
         return [reach for rank in self.names[source] for reach in self._reports[rank].reaches if reach.dest in dests]
 
 
-def _about_pairs(hosts: _Hosts) -> Iterator[Finding]:
+def _about_pairs(hosts: _Hosts) -> Iterator[DoctorFinding]:
     for one, other in hosts.pairs():
         if not hosts.reached(one, other) and not hosts.reached(other, one):
-            yield _parted(hosts, one, other)
+            yield _unreachable(hosts, one, other)
         else:
             yield from _one_way(hosts, one, other)
             yield from _one_way(hosts, other, one)
 
 
-def _parted(hosts: _Hosts, one: str, other: str) -> Finding:
+def _unreachable(hosts: _Hosts, one: str, other: str) -> DoctorFinding:
     names = f"{hosts.label(one)} and {hosts.label(other)}"
     reasons = "; ".join(
         f"{PROTOCOLS.get(scheme, scheme)}: {reach.problem}" for scheme, reach in hosts.failures(one, other).items()
     )
     remedy = f"open {_port(hosts.first(other))} for UDP or TCP there, or choose the network with NEXAR_IFACE"
-    return Finding(f"{names} cannot reach each other ({reasons or 'no transport in common'}): {remedy}")
+    return DoctorFinding(f"{names} cannot reach each other ({reasons or 'no transport in common'}): {remedy}")
 
 
-def _one_way(hosts: _Hosts, source: str, dest: str) -> Iterator[Finding]:
+def _one_way(hosts: _Hosts, source: str, dest: str) -> Iterator[DoctorFinding]:
     whole = hosts.reached(source, dest)
     for scheme, reach in hosts.failures(source, dest).items():
         protocol = PROTOCOLS.get(scheme, scheme)
@@ -115,23 +200,23 @@ def _one_way(hosts: _Hosts, source: str, dest: str) -> Iterator[Finding]:
             f"({reach.problem}): {remedy}"
         )
         # TCP is the way out where UDP is closed: without it all is well as long as UDP gets through.
-        yield Finding(text, needed=scheme == "quic" or not whole)
+        yield DoctorFinding(text, needed=scheme == "quic" or not whole)
 
 
-def _port(report: Report) -> str:
+def _port(report: DoctorReport) -> str:
     if report.fixed_port:
         return f"port {parse_address(report.address)[1]}"
     return "a port (fix it with NEXAR_PORT or NEXAR_PORT_RANGE)"
 
 
-def _about_silent(reports: Mapping[Rank, Report], size: int) -> Iterator[Finding]:
+def _about_silent(reports: Mapping[Rank, DoctorReport], size: int) -> Iterator[DoctorFinding]:
     for rank in range(size):
         if rank not in reports:
             text = f"rank {rank} sent no report: see what its own doctor printed"
-            yield Finding(text)
+            yield DoctorFinding(text)
 
 
-def _about_clocks(reports: Mapping[Rank, Report]) -> Iterator[Finding]:
+def _about_clocks(reports: Mapping[Rank, DoctorReport]) -> Iterator[DoctorFinding]:
     off: dict[str, float] = {}
     for rank, ahead in skews(reports).items():
         if abs(ahead) > _SKEW and rank in reports:
@@ -140,9 +225,9 @@ def _about_clocks(reports: Mapping[Rank, Report]) -> Iterator[Finding]:
         side = "ahead of" if ahead > 0 else "behind"
         first = reports[0].machine.name if 0 in reports else "rank 0"
         text = f"the clock of {name} is {abs(ahead):.0f} s {side} that of {first}: let both keep time by NTP"
-        yield Finding(text)
+        yield DoctorFinding(text)
 
 
-def _reaches(reports: Mapping[Rank, Report]) -> Iterator[Reach]:
+def _reaches(reports: Mapping[Rank, DoctorReport]) -> Iterator[Reach]:
     for _, report in sorted(reports.items()):
         yield from report.reaches

@@ -1,4 +1,15 @@
-"""The seed's mind: whom to let in, and when everybody is there. Pure.
+"""The time between the commit of the first membership and its start. Pure.
+
+Law: the cluster starts when every member that confirms has said that it is connected, and fails when one of them is
+lost, says that it cannot connect, or does not answer in time. Both happen once, and the seed tells every member. So
+`init()` returns the whole world on every rank, or raises on every rank.
+
+Chooses the failure that stops a run on all hosts, from the reports of the launchers. Pure.
+
+The first failure that is not the consequence of another one is chosen, for good. A consequence is chosen until then:
+the rank that caused it may take longer to end, or its host may be slow.
+
+The seed's mind: whom to let in, and when everybody is there. Pure.
 
     knocked ──hello──→ greeted ──proof──→ admitted (candidate or launcher) ──world full──→ member, attendant
        │                  │                  │
@@ -19,65 +30,139 @@ Laws:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nexar.cluster.decisions.admission_events import (
-    Action,
-    Answered,
-    Applied,
-    BadMessage,
-    ChildDied,
-    Commit,
-    Connected,
-    Drop,
-    Event,
-    Fail,
-    Gone,
-    Greeted,
-    Heard,
-    Inquired,
-    Knocked,
-    Left,
-    Note,
-    NoteKind,
-    Ready,
-    Refuse,
-    Reserved,
-    RunFailed,
-    Said,
-    SendChallenge,
-    Show,
-    Start,
-    StartFailed,
-    Tell,
-    Tick,
-    Watched,
+from nexar.cluster.decisions.admission_checks import (
+    AdmissionLimits,
+    Compatibility,
+    JoinConnectionState,
+    JoinRole,
+    Observers,
+    authenticate,
+    check_hello,
 )
-from nexar.cluster.decisions.authenticating import Joining, Onlookers, authenticate, greet
-from nexar.cluster.decisions.compatibility import Compatibility
-from nexar.cluster.decisions.door_rules import DoorRules
-from nexar.cluster.decisions.formation import Formation
-from nexar.cluster.decisions.formed_cluster import FormedCluster
-from nexar.cluster.decisions.forming import Forming
-from nexar.cluster.decisions.guest import Guest
-from nexar.cluster.decisions.refusals import Refusal, Refusals, brief, brief_lines, last_line
-from nexar.cluster.decisions.register import Register
-from nexar.cluster.decisions.run_failures import RunFailures
-from nexar.cluster.decisions.starting import Starting
-from nexar.cluster.decisions.vote import Vote
-from nexar.cluster.decisions.witness import Witness
-from nexar.cluster.membership import MAX_MEMBERS, Attendant, Membership
-from nexar.errors import InternalError, UsageError
-from nexar.transport.pending_connections import PendingConnections, source_of
+from nexar.cluster.decisions.admission_events import (
+    AdmissionAction,
+    AdmissionEvent,
+    AdmissionTick,
+    BadMessage,
+    BoardRequested,
+    ChildReported,
+    CommitMembership,
+    ConnectionEnded,
+    ConnectionOpened,
+    DropConnection,
+    FailFormation,
+    HelloReceived,
+    JoinerReady,
+    JoinRequested,
+    LeaveReceived,
+    MemberAnswered,
+    MemberConnected,
+    MemberMessageReceived,
+    NotifyConnections,
+    ProgressRequested,
+    RanksRequested,
+    ReceivedEvent,
+    RefuseConnection,
+    RunFailureReported,
+    SeedEvent,
+    SeedEventKind,
+    SendChallenge,
+    ShowBoard,
+    StartCluster,
+    StartFailureReported,
+)
+from nexar.cluster.decisions.formation import DraftMembership, Forming
+from nexar.cluster.decisions.formed_cluster import FormedCluster, MemberRegister
+from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.decisions.refusals import Refusal, RefusalLog, brief, brief_lines, last_line
+from nexar.cluster.decisions.seed_voter import SeedVoter
+from nexar.cluster.membership import MAX_MEMBERS, Membership, PinnedNode
+from nexar.errors import InternalError, UsageError, headed, list_ranks
+from nexar.transport.unverified import PendingConnections, source_of
 from nexar.types import NodeId, Rank, describe_peer, format_seconds
-from nexar.wire.handshake import Hello
-from nexar.wire.joining import MAX_LISTED, Progress, Started
+from nexar.wire.hello import Hello
+from nexar.wire.join import MAX_LISTED, FormationProgress, RunFailed, Started
+
+START_TIMEOUT: Final = 10.0
+"""Seconds that members have at least to connect, however late the last of them joined."""
+
+
+class PendingStart:
+    """Which members of the first membership are not connected yet."""
+
+    def __init__(self, membership: Membership, confirming: Iterable[NodeId], now: float, deadline: float) -> None:
+        """`confirming`: members that say when they are connected. The others count as connected."""
+        self._membership = membership
+        self._awaited: dict[NodeId, None] = dict.fromkeys(confirming)
+        self._began = now
+        self.deadline: Final = max(deadline, now + START_TIMEOUT)
+        self.failure = ""
+        """Why the cluster will not start; empty: it may."""
+
+    @property
+    def complete(self) -> bool:
+        """Every member is connected."""
+        return not self._awaited and not self.failure
+
+    def connected(self, node: NodeId) -> None:
+        """This member has its links. Idempotent."""
+        self._awaited.pop(node, None)
+
+    def fail(self, reason: str) -> None:
+        """The cluster will not start. The first reason stays."""
+        self.failure = self.failure or reason
+
+    def lose(self, rank: Rank | None, reason: str) -> None:
+        """This member is gone, whether it was connected or not."""
+        self.fail(headed(f"rank {rank} was lost before the cluster had started", reason))
+
+    def expire(self, now: float) -> None:
+        """Fail if the time is up."""
+        if now >= self.deadline and self._awaited:
+            ranks = sorted(rank for node in self._awaited if (rank := self._membership.rank_of(node)) is not None)
+            span = format_seconds(now - self._began)
+            self.fail(f"{list_ranks(ranks)} did not connect to the other ranks within {span}")
+
+
+class RunFailures:
+    """Of one cluster. `launchers`: those that are connected, by node."""
+
+    def __init__(self, launchers: Mapping[NodeId, JoinConnectionState]) -> None:
+        self._launchers = launchers
+        self._ranks: dict[NodeId, range] = {}  # what each launcher has reserved; of some it is not known
+        self._chosen: RunFailed | None = None
+
+    def reserved(self, joiner: JoinConnectionState, ranks: range | None) -> list[AdmissionAction]:
+        """A launcher has come, or is back: it is told of the failure that was chosen before. `ranks`: those of its
+        children; None: as before, or not known, for the seed was started again since.
+        """
+        if joiner.node is not None and ranks is not None:
+            self._ranks[joiner.node] = ranks
+        return [] if self._chosen is None else [NotifyConnections(self._chosen, (joiner.connection,))]
+
+    def report(self, joiner: JoinConnectionState, failure: RunFailed) -> list[AdmissionAction]:
+        """A launcher reports a failure. All launchers are told of the chosen one, if it is new; otherwise the reporter
+        alone is. Refusal if the guest is not a launcher, or the rank not its child, as far as that is known.
+        """
+        if joiner.node is None or self._launchers.get(joiner.node) is not joiner:
+            raise Refusal("it reported that the run failed, and is no launcher")
+        if failure.rank not in self._ranks.get(joiner.node, (failure.rank,)):
+            raise Refusal(f"it reported that rank {failure.rank} failed, which is not its child")
+        if self._chosen is not None and (failure.consequence or not self._chosen.consequence):
+            return [NotifyConnections(self._chosen, (joiner.connection,))]
+        self._chosen = failure
+        note = SeedEvent("run failed", joiner.address, joiner.node, failure.rank, failure.cause)
+        return [note, NotifyConnections(failure, tuple(each.connection for each in self._launchers.values()))]
+
 
 _MAX_REASON: Final = 900
 """Characters of the reason why a cluster did not start."""
-_DISBELIEVED: Final = "it left when it had seen the seed's proof, as a node with another ticket or token does"
+_PROOF_REJECTED: Final = "it left when it had seen the seed's proof, as a node with another ticket or token does"
 _TOO_LATE: Final = "start all ranks at about the same time, or raise NEXAR_FORMATION_TIMEOUT_SECS"
-_CROWDED: Final = "too many connections wait to authenticate; try again"
+_TOO_MANY_PENDING: Final = "too many connections wait to authenticate; try again"
 
 
 class Admission:
@@ -90,8 +175,8 @@ class Admission:
         *,
         started: float,
         formation_timeout: float,
-        seed: Attendant,
-        rules: DoorRules | None = None,
+        seed: PinnedNode,
+        limits: AdmissionLimits | None = None,
     ) -> None:
         """Form a cluster of `size` members until `started + formation_timeout`. `seed` is pinned by the membership.
 
@@ -100,25 +185,25 @@ class Admission:
         if not 1 <= size <= MAX_MEMBERS:
             raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
         self.size = size
-        self._rules = rules or DoorRules()
+        self._limits = limits or AdmissionLimits()
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
         self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
         self._formed: FormedCluster | None = None  # once it has
-        self._starting: Starting | None = None  # from the commit until every member is connected
-        self._compatibility = Compatibility(self._rules.clocks)
-        self._guests: dict[int, Guest] = {}
-        self._pending = PendingConnections(self._rules.max_pending, self._rules.auth_timeout, self._rules.choose)
-        self._members: dict[NodeId, Guest] = {}
-        self._launchers: dict[NodeId, Guest] = {}
-        self._onlookers = Onlookers()
-        self._refusals = Refusals()
+        self._starting: PendingStart | None = None  # from the commit until every member is connected
+        self._compatibility = Compatibility(self._limits.clocks)
+        self._joiners: dict[int, JoinConnectionState] = {}
+        self._pending = PendingConnections(self._limits.max_pending, self._limits.auth_timeout, self._limits.choose)
+        self._members: dict[NodeId, JoinConnectionState] = {}
+        self._launchers: dict[NodeId, JoinConnectionState] = {}
+        self._observers = Observers()
+        self._refusals = RefusalLog()
         self._run_failures = RunFailures(self._launchers)
         self._forming: Forming | None = Forming(  # until it succeeds or fails
-            Formation(cluster, size, seed),
+            DraftMembership(cluster, size, seed),
             size,
-            self._rules,
+            self._limits,
             members=self._members,
             launchers=self._launchers,
             refusals=self._refusals,
@@ -127,23 +212,25 @@ class Admission:
         )
 
     @classmethod
-    def resumed(cls, membership: Membership, vote: Vote | None = None, *, rules: DoorRules | None = None) -> Admission:
+    def resumed(
+        cls, membership: Membership, vote: Vote | None = None, *, limits: AdmissionLimits | None = None
+    ) -> Admission:
         """The seed of a cluster that has formed, started again: those whom the membership pins may come back. `vote`:
         what it had kept of its last vote.
         """
         cluster, size, seed = membership.cluster, membership.size, membership.seed
         if seed is None:
             raise InternalError("a membership without a seed cannot be resumed by one")
-        made = cls(cluster, size, started=0, formation_timeout=0, seed=seed, rules=rules)
+        made = cls(cluster, size, started=0, formation_timeout=0, seed=seed, limits=limits)
         made._forming = None
         made._form(membership, vote)
         return made
 
     def _form(self, membership: Membership, vote: Vote | None = None) -> FormedCluster:
-        register = Register(membership, elastic=self._rules.elastic, most=self._rules.most)
-        witness = Witness(membership, vote=vote)
+        register = MemberRegister(membership, elastic=self._limits.elastic, most=self._limits.most)
+        seed_voter = SeedVoter(membership, vote=vote)
         self._formed = FormedCluster(
-            register, witness, self._members, self._launchers, self._end, compatibility=self._compatibility
+            register, seed_voter, self._members, self._launchers, self._end, compatibility=self._compatibility
         )
         return self._formed
 
@@ -155,7 +242,7 @@ class Admission:
     @property
     def elastic(self) -> bool:
         """Whether others may come in after the cluster has formed."""
-        return self._rules.elastic
+        return self._limits.elastic
 
     @property
     def failed(self) -> bool:
@@ -185,7 +272,7 @@ class Admission:
         deadlines = [each for each in (formation, start, formed, self._pending.next_deadline) if each is not None]
         return max(now, min(deadlines)) if deadlines else None
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    def step(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
         """Take note of an event; what to do about it, in this order. The only method that changes anything.
 
         Events of a connection that has ended are ignored: they were under way when it did.
@@ -193,182 +280,198 @@ class Admission:
         self._now = now
         return [*self._told(event, now), *self._settle_start(now)]
 
-    def _told(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Knocked):
+    def _told(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
+        if isinstance(event, ConnectionOpened):
             return self._knocked(event, now)
-        if isinstance(event, Tick):
+        if isinstance(event, AdmissionTick):
             return self._tick(now)
-        guest = self._guests.get(event.connection)
-        if guest is None:
+        joiner = self._joiners.get(event.connection)
+        if joiner is None:
             return []
         try:
-            return self._heard(guest, event)
+            return self._heard(joiner, event)
         except Refusal as why:
-            return self._refuse(guest, str(why), why.expelled, lines=why.lines, nobody_left=why.nobody_left)
+            return self._refuse(joiner, str(why), why.expelled, lines=why.lines, nobody_left=why.nobody_left)
 
-    def _heard(self, guest: Guest, event: Heard) -> list[Action]:
+    def _heard(self, joiner: JoinConnectionState, event: ReceivedEvent) -> list[AdmissionAction]:
         """Refusal if the guest has to go for it."""
         match event:
-            case Greeted():
-                actions = self._greeted(guest, event.hello)
-            case Applied():
-                actions = self._applied(guest, event)
-            case Ready() | Connected() | StartFailed() | Inquired():
-                actions = self._candidate_said(guest, event)
-            case Reserved():
-                actions = self._reserved(guest, event)
-            case Watched():
-                actions = self._watched(guest, event)
+            case HelloReceived():
+                actions = self._greeted(joiner, event.hello)
+            case JoinRequested():
+                actions = self._applied(joiner, event)
+            case JoinerReady() | MemberConnected() | StartFailureReported() | ProgressRequested():
+                actions = self._candidate_said(joiner, event)
+            case RanksRequested():
+                actions = self._reserved(joiner, event)
+            case BoardRequested():
+                actions = self._watched(joiner, event)
             case BadMessage():
                 raise Refusal(event.reason)
-            case Gone() | Left():
-                actions = self._went(guest, event)
-            case ChildDied() | RunFailed():
-                actions = self._reported(guest, event)
-            case Said() | Answered():
-                actions = self._spoke(guest, event)
+            case ConnectionEnded() | LeaveReceived():
+                actions = self._went(joiner, event)
+            case ChildReported() | RunFailureReported():
+                actions = self._reported(joiner, event)
+            case MemberMessageReceived() | MemberAnswered():
+                actions = self._spoke(joiner, event)
         return actions
 
-    def _candidate_said(self, guest: Guest, event: Ready | Connected | StartFailed | Inquired) -> list[Action]:
+    def _candidate_said(
+        self,
+        joiner: JoinConnectionState,
+        event: JoinerReady | MemberConnected | StartFailureReported | ProgressRequested,
+    ) -> list[AdmissionAction]:
         match event:
-            case Ready():
-                return self._ready(guest)
-            case Inquired():
-                return self._inquired(guest)
-            case Connected() | StartFailed():
-                return self._confirmed(guest, event)
+            case JoinerReady():
+                return self._ready(joiner)
+            case ProgressRequested():
+                return self._inquired(joiner)
+            case MemberConnected() | StartFailureReported():
+                return self._confirmed(joiner, event)
 
-    def _went(self, guest: Guest, event: Gone | Left) -> list[Action]:
-        if isinstance(event, Gone) and guest.hello is not None and not (guest.fingerprint or guest.watches):
-            reason = brief(f"{_DISBELIEVED} ({event.reason})")
-            self._refusals.add(self._who(guest), reason)
-            return self._end(guest, "refused", reason)
-        if isinstance(event, Gone):
-            return self._end(guest, "gone", event.reason)
-        return [Drop(guest.connection, "it took its leave"), *self._end(guest, "left", event.reason)]
+    def _went(self, joiner: JoinConnectionState, event: ConnectionEnded | LeaveReceived) -> list[AdmissionAction]:
+        if (
+            isinstance(event, ConnectionEnded)
+            and joiner.hello is not None
+            and not (joiner.fingerprint or joiner.watches)
+        ):
+            reason = brief(f"{_PROOF_REJECTED} ({event.reason})")
+            self._refusals.add(self._who(joiner), reason)
+            return self._end(joiner, "refused", reason)
+        if isinstance(event, ConnectionEnded):
+            return self._end(joiner, "gone", event.reason)
+        return [DropConnection(joiner.connection, "it took its leave"), *self._end(joiner, "left", event.reason)]
 
-    def _spoke(self, guest: Guest, event: Said | Answered) -> list[Action]:
+    def _spoke(
+        self, joiner: JoinConnectionState, event: MemberMessageReceived | MemberAnswered
+    ) -> list[AdmissionAction]:
         if self._formed is None:
             raise Refusal("it spoke like a member, and there are none yet")
-        if isinstance(event, Said):
-            return self._formed.said(guest, event, self._now)
-        return self._formed.answered(guest, event, self._now)
+        if isinstance(event, MemberMessageReceived):
+            return self._formed.said(joiner, event, self._now)
+        return self._formed.answered(joiner, event, self._now)
 
     # ------------------------------------------------------------ strangers
 
-    def _knocked(self, event: Knocked, now: float) -> list[Action]:
-        if event.connection in self._guests:
+    def _knocked(self, event: ConnectionOpened, now: float) -> list[AdmissionAction]:
+        if event.connection in self._joiners:
             raise InternalError(f"connection {event.connection} knocked twice")
-        guest = self._guests[event.connection] = Guest(event.connection, event.address)
-        knocked = Note("knocked", event.address)
+        joiner = self._joiners[event.connection] = JoinConnectionState(event.connection, event.address)
+        knocked = SeedEvent("knocked", event.address)
         if self.failed:
-            return [knocked, *self._refuse_for_failure(guest)]
+            return [knocked, *self._refuse_for_failure(joiner)]
         placement = self._pending.enter(event.connection, source_of(event.address), now)
         if not placement.admitted:
-            return [knocked, *self._drop(guest, _CROWDED)]
+            return [knocked, *self._drop(joiner, _TOO_MANY_PENDING)]
         displaced = placement.displaced
-        dropped = [] if displaced is None else self._drop(self._guests[displaced], _CROWDED)
+        dropped = [] if displaced is None else self._drop(self._joiners[displaced], _TOO_MANY_PENDING)
         return [*dropped, knocked]
 
-    def _greeted(self, guest: Guest, hello: Hello) -> list[Action]:
-        greet(guest, hello)
-        self._pending.shorten(guest.connection, self._now + self._rules.proof_timeout)
-        return [SendChallenge(guest.connection)]
+    def _greeted(self, joiner: JoinConnectionState, hello: Hello) -> list[AdmissionAction]:
+        check_hello(joiner, hello)
+        self._pending.shorten(joiner.connection, self._now + self._limits.proof_timeout)
+        return [SendChallenge(joiner.connection)]
 
-    def _prove(self, guest: Guest, role: Joining, event: Applied | Reserved | Watched) -> Hello:
+    def _prove(
+        self, joiner: JoinConnectionState, role: JoinRole, event: JoinRequested | RanksRequested | BoardRequested
+    ) -> Hello:
         """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
-        hello = authenticate(guest, role, event)
-        self._pending.leave(guest.connection)
+        hello = authenticate(joiner, role, event)
+        self._pending.leave(joiner.connection)
         return hello
 
-    def _watched(self, guest: Guest, event: Watched) -> list[Action]:
-        self._prove(guest, "onlooker", event)
-        self._onlookers.enter(guest)
-        return [Show(guest.connection), self._note("watching", guest)]
+    def _watched(self, joiner: JoinConnectionState, event: BoardRequested) -> list[AdmissionAction]:
+        self._prove(joiner, "onlooker", event)
+        self._observers.enter(joiner)
+        return [ShowBoard(joiner.connection), self._note("watching", joiner)]
 
     # ------------------------------------------------------------ forming, and after it
 
-    def _applied(self, guest: Guest, event: Applied) -> list[Action]:
-        hello = self._prove(guest, "candidate", event)
+    def _applied(self, joiner: JoinConnectionState, event: JoinRequested) -> list[AdmissionAction]:
+        hello = self._prove(joiner, "candidate", event)
         if self._forming is None:
-            return self._after().applied(guest, hello, event)
-        return [*self._forming.applied(guest, hello, event), *self._settle(self._forming)]
+            return self._after().applied(joiner, hello, event)
+        return [*self._forming.applied(joiner, hello, event), *self._settle(self._forming)]
 
-    def _ready(self, guest: Guest) -> list[Action]:
+    def _ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
         if self._forming is None:
-            return self._after().ready(guest)
-        self._forming.ready(guest)
+            return self._after().ready(joiner)
+        self._forming.ready(joiner)
         return self._settle(self._forming)
 
-    def _reserved(self, guest: Guest, event: Reserved) -> list[Action]:
-        hello, asked = self._prove(guest, "launcher", event), event.reservation
+    def _reserved(self, joiner: JoinConnectionState, event: RanksRequested) -> list[AdmissionAction]:
+        hello, asked = self._prove(joiner, "launcher", event), event.reservation
         if self._forming is None:
             after = self._after()
-            returned = after.is_attendant(hello.node)
-            actions, ranks = after.reserved(guest, hello, asked), None if returned else range(0)
+            returned = after.is_launcher(hello.node)
+            actions, ranks = after.reserved(joiner, hello, asked), None if returned else range(0)
         else:
-            actions = self._forming.reserved(guest, hello, asked)
+            actions = self._forming.reserved(joiner, hello, asked)
             ranks = self._forming.formation.ranks_of(hello.node)
-        return [*actions, *self._run_failures.reserved(guest, ranks)]
+        return [*actions, *self._run_failures.reserved(joiner, ranks)]
 
-    def _reported(self, guest: Guest, event: ChildDied | RunFailed) -> list[Action]:
+    def _reported(
+        self, joiner: JoinConnectionState, event: ChildReported | RunFailureReported
+    ) -> list[AdmissionAction]:
         """Of launchers."""
-        if isinstance(event, RunFailed):
-            return self._run_failures.report(guest, event.failure)
-        return self._child_died(guest, event)
+        if isinstance(event, RunFailureReported):
+            return self._run_failures.report(joiner, event.failure)
+        return self._child_died(joiner, event)
 
-    def _child_died(self, guest: Guest, event: ChildDied) -> list[Action]:
+    def _child_died(self, joiner: JoinConnectionState, event: ChildReported) -> list[AdmissionAction]:
         if self._forming is None:
-            actions = self._after().child_died(guest, event)
+            actions = self._after().child_died(joiner, event)
             if self._starting is not None and not event.well:
                 self._starting.lose(event.rank, last_line(event.cause))
             return actions
-        return [*self._forming.child_died(guest, event), *self._settle(self._forming)]
+        return [*self._forming.child_died(joiner, event), *self._settle(self._forming)]
 
     def _after(self) -> FormedCluster:
         if self._formed is None:
             raise InternalError("somebody spoke after the formation had failed and all connections had ended")
         return self._formed
 
-    def _settle(self, forming: Forming) -> list[Action]:
+    def _settle(self, forming: Forming) -> list[AdmissionAction]:
         """See to it that it has formed, or never will; nothing while neither is so."""
         if forming.failure:
             return self._fail(forming)
         return self._commit(forming) if forming.complete else []
 
-    def _commit(self, forming: Forming) -> list[Action]:
+    def _commit(self, forming: Forming) -> list[AdmissionAction]:
         self._forming = None
         formed = self._form(forming.formation.make_membership())
         confirming = [node for node in self._members if node in forming.confirming]
         if confirming:
-            self._starting = Starting(formed.membership, confirming, self._now, self._deadline)
-        commit = Commit(formed.membership, self._insiders(), frozenset(self._members), starts=not confirming)
-        return [commit, Note("committed", reason=f"{self.size} members"), *formed.take_over(forming.early)]
+            self._starting = PendingStart(formed.membership, confirming, self._now, self._deadline)
+        commit = CommitMembership(formed.membership, self._insiders(), frozenset(self._members), starts=not confirming)
+        return [commit, SeedEvent("committed", reason=f"{self.size} members"), *formed.take_over(forming.early)]
 
-    def _inquired(self, guest: Guest) -> list[Action]:
+    def _inquired(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
         """Of who is no candidate, or after the commit, it is no news."""
-        if self._forming is None or guest.node is None or self._members.get(guest.node) is not guest:
+        if self._forming is None or joiner.node is None or self._members.get(joiner.node) is not joiner:
             return []
         listed = dict(list(self._refusals.listed().items())[-MAX_LISTED:])
-        missing, reports = self._forming.formation.missing(MAX_LISTED), self._forming.formation.is_first(guest.node)
-        progress = Progress(len(self._members), self.size, missing, listed, reports)
-        return [Tell(progress, (guest.connection,))]
+        missing, reports = self._forming.formation.missing(MAX_LISTED), self._forming.formation.is_first(joiner.node)
+        progress = FormationProgress(len(self._members), self.size, missing, listed, reports)
+        return [NotifyConnections(progress, (joiner.connection,))]
 
     # ------------------------------------------------------------ starting
 
-    def _confirmed(self, guest: Guest, event: Connected | StartFailed) -> list[Action]:
+    def _confirmed(
+        self, joiner: JoinConnectionState, event: MemberConnected | StartFailureReported
+    ) -> list[AdmissionAction]:
         """A member says whether it is connected. Refusal from who is none. Who comes back later is told again."""
-        if self._formed is None or guest.node is None or self._members.get(guest.node) is not guest:
+        if self._formed is None or joiner.node is None or self._members.get(joiner.node) is not joiner:
             raise Refusal("it spoke like a member, and is none")
         if self._starting is None:
-            return [Tell(Started(), (guest.connection,))] if isinstance(event, Connected) else []
-        if isinstance(event, Connected):
-            self._starting.connected(guest.node)
+            return [NotifyConnections(Started(), (joiner.connection,))] if isinstance(event, MemberConnected) else []
+        if isinstance(event, MemberConnected):
+            self._starting.connected(joiner.node)
         else:
             self._starting.fail(event.reason)
         return []
 
-    def _settle_start(self, now: float) -> list[Action]:
+    def _settle_start(self, now: float) -> list[AdmissionAction]:
         """See to it that the cluster has started, or never will; nothing while neither is so."""
         starting, formed = self._starting, self._formed
         if starting is None or formed is None:
@@ -381,107 +484,107 @@ class Admission:
         if not starting.complete:
             return []
         self._starting = None
-        connections = tuple(guest.connection for guest in self._members.values())
-        start = Start(formed.membership, connections, frozenset(self._members))
-        return [start, Note("started", reason=f"{self.size} members")]
+        connections = tuple(joiner.connection for joiner in self._members.values())
+        start = StartCluster(formed.membership, connections, frozenset(self._members))
+        return [start, SeedEvent("started", reason=f"{self.size} members")]
 
-    def _fail_start(self, reason: str) -> list[Action]:
+    def _fail_start(self, reason: str) -> list[AdmissionAction]:
         """Everybody is told, also who waits to join: there is no cluster any more."""
         self._failure = brief_lines(reason, _MAX_REASON)
-        joined = tuple(self._who(guest) for guest in self._members.values())
+        joined = tuple(self._who(joiner) for joiner in self._members.values())
         self._starting = self._formed = None
-        strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
-        insiders = tuple(guest.connection for guest in self._guests.values() if guest.fingerprint)
-        refused = [action for guest in strangers for action in self._refuse_for_failure(guest)]
+        strangers = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
+        insiders = tuple(joiner.connection for joiner in self._joiners.values() if joiner.fingerprint)
+        refused = [action for joiner in strangers for action in self._refuse_for_failure(joiner)]
         self._forget_all()
         return [*refused, *self._failed(joined, insiders, self._failure)]
 
-    def _fail(self, forming: Forming) -> list[Action]:
+    def _fail(self, forming: Forming) -> list[AdmissionAction]:
         """Everybody is told: those who are in, the facts; the others, and who only looks, that it is over."""
         self._failure = f"{forming.failure}\n{_TOO_LATE}" if forming.expired else forming.failure
         insiders = (*self._insiders(), *forming.early.clear())
         flaw_of = forming.formation.flaw_of
-        joined = tuple(self._who(guest) + flaw_of(node) for node, guest in self._members.items())
+        joined = tuple(self._who(joiner) + flaw_of(node) for node, joiner in self._members.items())
         self._forming = None  # nobody takes the place of those who go now
-        strangers = [guest for guest in self._guests.values() if not guest.fingerprint]
-        refused = [action for guest in strangers for action in self._refuse_for_failure(guest)]
+        strangers = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
+        refused = [action for joiner in strangers for action in self._refuse_for_failure(joiner)]
         self._forget_all()
         return [*refused, *self._failed(joined, insiders, "" if forming.expired else self._failure)]
 
     def _forget_all(self) -> None:
-        self._guests.clear()
+        self._joiners.clear()
         self._members.clear()
         self._launchers.clear()
 
-    def _failed(self, joined: tuple[str, ...], insiders: tuple[int, ...], reason: str) -> list[Action]:
+    def _failed(self, joined: tuple[str, ...], insiders: tuple[int, ...], reason: str) -> list[AdmissionAction]:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
-        fail = Fail(joined, self.size, listed, count, elapsed, insiders, reason)
+        fail = FailFormation(joined, self.size, listed, count, elapsed, insiders, reason)
         why, *further = self._failure.split("\n")
         line = "; ".join((f"{why}, {len(joined)} of {self.size} joined", *further))
-        return [fail, Note("failed", reason=brief(line, _MAX_REASON))]
+        return [fail, SeedEvent("failed", reason=brief(line, _MAX_REASON))]
 
     # ------------------------------------------------------------ time
 
-    def _tick(self, now: float) -> list[Action]:
-        expired = [self._guests[connection] for connection in self._pending.expired(now)]
-        actions = [action for guest in expired for action in self._drop(guest, self._what_was_late(guest))]
+    def _tick(self, now: float) -> list[AdmissionAction]:
+        expired = [self._joiners[connection] for connection in self._pending.expired(now)]
+        actions = [action for joiner in expired for action in self._drop(joiner, self._what_was_late(joiner))]
         if self._forming is not None and now >= self._deadline:
             self._forming.expire(self._formation_timeout)
             actions += self._fail(self._forming)
         return actions if self._formed is None else actions + self._formed.tick(now)
 
-    def _what_was_late(self, guest: Guest) -> str:
-        if guest.hello is not None:
-            return f"it did not prove within {format_seconds(self._rules.proof_timeout)} of its hello that it may join"
-        return f"it did not authenticate within {format_seconds(self._rules.auth_timeout)}"
+    def _what_was_late(self, joiner: JoinConnectionState) -> str:
+        if joiner.hello is not None:
+            return f"it did not prove within {format_seconds(self._limits.proof_timeout)} of its hello that it may join"
+        return f"it did not authenticate within {format_seconds(self._limits.auth_timeout)}"
 
     # ------------------------------------------------------------ ends
 
     def _refuse(
-        self, guest: Guest, reason: str, expelled: int = 0, *, lines: str = "", nobody_left: bool = False
-    ) -> list[Action]:
+        self, joiner: JoinConnectionState, reason: str, expelled: int = 0, *, lines: str = "", nobody_left: bool = False
+    ) -> list[AdmissionAction]:
         """`lines`: what the guest is told, if that has more lines than one."""
         reason = brief(reason)
-        self._refusals.add(self._who(guest), reason)
-        refuse = Refuse(guest.connection, lines or reason, expelled, nobody_left)
-        return [refuse, *self._end(guest, "refused", reason)]
+        self._refusals.add(self._who(joiner), reason)
+        refuse = RefuseConnection(joiner.connection, lines or reason, expelled, nobody_left)
+        return [refuse, *self._end(joiner, "refused", reason)]
 
-    def _refuse_for_failure(self, guest: Guest) -> list[Action]:
-        return self._refuse(guest, self._failure.replace("\n", "; "), lines=self._failure)
+    def _refuse_for_failure(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
+        return self._refuse(joiner, self._failure.replace("\n", "; "), lines=self._failure)
 
-    def _drop(self, guest: Guest, reason: str) -> list[Action]:
-        self._refusals.add(self._who(guest), reason)
-        return [Drop(guest.connection, reason), *self._end(guest, "dropped", reason)]
+    def _drop(self, joiner: JoinConnectionState, reason: str) -> list[AdmissionAction]:
+        self._refusals.add(self._who(joiner), reason)
+        return [DropConnection(joiner.connection, reason), *self._end(joiner, "dropped", reason)]
 
-    def _end(self, guest: Guest, kind: NoteKind, reason: str) -> list[Action]:
-        note = self._note(kind, guest, reason)
-        if self._starting is not None and guest.node is not None and self._members.get(guest.node) is guest:
+    def _end(self, joiner: JoinConnectionState, kind: SeedEventKind, reason: str) -> list[AdmissionAction]:
+        note = self._note(kind, joiner, reason)
+        if self._starting is not None and joiner.node is not None and self._members.get(joiner.node) is joiner:
             self._starting.lose(note.rank, reason or "it left")
-        del self._guests[guest.connection]
-        self._pending.leave(guest.connection)
-        self._onlookers.leave(guest)
+        del self._joiners[joiner.connection]
+        self._pending.leave(joiner.connection)
+        self._observers.leave(joiner)
         if self._formed is not None:
-            return [note, *self._formed.withdrawn(guest, kind, reason, self._now)]
+            return [note, *self._formed.withdrawn(joiner, kind, reason, self._now)]
         if self._forming is None:
             return [note]
-        self._forming.withdrawn(guest)
+        self._forming.withdrawn(joiner)
         return [note, *self._settle(self._forming)]
 
     # ------------------------------------------------------------ words
 
     def _insiders(self) -> tuple[int, ...]:
-        return tuple(guest.connection for guest in (*self._members.values(), *self._launchers.values()))
+        return tuple(joiner.connection for joiner in (*self._members.values(), *self._launchers.values()))
 
-    def _rank(self, guest: Guest) -> Rank | None:
+    def _rank(self, joiner: JoinConnectionState) -> Rank | None:
         """What it has claimed or holds; nobody has a rank by its hello alone."""
-        if guest.node is None or self._members.get(guest.node) is not guest:
+        if joiner.node is None or self._members.get(joiner.node) is not joiner:
             return None
         book = self.membership if self._forming is None else self._forming.formation
-        return None if book is None else book.rank_of(guest.node)
+        return None if book is None else book.rank_of(joiner.node)
 
-    def _who(self, guest: Guest) -> str:
-        return describe_peer(self._rank(guest), guest.node, guest.address)
+    def _who(self, joiner: JoinConnectionState) -> str:
+        return describe_peer(self._rank(joiner), joiner.node, joiner.address)
 
-    def _note(self, kind: NoteKind, guest: Guest, reason: str = "") -> Note:
-        return Note(kind, guest.address, guest.node, self._rank(guest), brief(reason))
+    def _note(self, kind: SeedEventKind, joiner: JoinConnectionState, reason: str = "") -> SeedEvent:
+        return SeedEvent(kind, joiner.address, joiner.node, self._rank(joiner), brief(reason))

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from nexar.cluster.decisions.vote import Vote
+from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.membership import Membership
 from nexar.types import NodeId, Rank
-from nexar.wire.handshake import Hello
-from nexar.wire.joining import Apply, JoinMessage, Reserve
-from nexar.wire.joining import RunFailed as RunFailedMessage
-from nexar.wire.messages import Message
+from nexar.wire.control import Message
+from nexar.wire.hello import Hello
+from nexar.wire.join import JoinMessage, JoinRequest, ReserveRanks
+from nexar.wire.join import RunFailed as RunFailedMessage
 
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
-class Knocked:
+class ConnectionOpened:
     """A connection is open; nothing has been said on it."""
 
     connection: int
@@ -31,7 +31,7 @@ class Knocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Greeted:
+class HelloReceived:
     """It said hello, in our version."""
 
     connection: int
@@ -39,11 +39,11 @@ class Greeted:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class JoinRequested:
     """It asked to become a member."""
 
     connection: int
-    application: Apply
+    application: JoinRequest
     proof_ok: bool
     fingerprint: bytes
     """Of the key in its request, whose signature has been checked."""
@@ -52,24 +52,24 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class JoinerReady:
     """A candidate that was let in has its certificate in place: others may dial it."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class RanksRequested:
     """It asked for a block of ranks."""
 
     connection: int
-    reservation: Reserve
+    reservation: ReserveRanks
     proof_ok: bool
     fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class BoardRequested:
     """It asked to see the board."""
 
     connection: int
@@ -85,7 +85,7 @@ class BadMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ConnectionEnded:
     """The connection has ended, and not by us."""
 
     connection: int
@@ -93,7 +93,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildDied:
+class ChildReported:
     """A launcher reports the end of one of its children."""
 
     connection: int
@@ -104,7 +104,7 @@ class ChildDied:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailureReported:
     """A launcher reports the failure of one of its children, which stops the run."""
 
     connection: int
@@ -112,15 +112,15 @@ class RunFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MemberMessageReceived:
     """A word of a member about who comes next."""
 
     connection: int
-    word: Message
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class MemberAnswered:
     """A member says that it is there."""
 
     connection: int
@@ -128,14 +128,14 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class MemberConnected:
     """A member of the first membership has its links."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailureReported:
     """A member of the first membership cannot make the first communicator."""
 
     connection: int
@@ -143,14 +143,14 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Inquired:
+class ProgressRequested:
     """A candidate asks for whom the formation waits."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeaveReceived:
     """It takes its leave."""
 
     connection: int
@@ -158,29 +158,29 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class AdmissionTick:
     """Time has passed: at the latest when `due` said."""
 
 
-Heard: TypeAlias = (
-    Greeted
-    | Applied
-    | Ready
-    | Reserved
-    | Watched
+ReceivedEvent: TypeAlias = (
+    HelloReceived
+    | JoinRequested
+    | JoinerReady
+    | RanksRequested
+    | BoardRequested
     | BadMessage
-    | Gone
-    | ChildDied
-    | RunFailed
-    | Said
-    | Answered
-    | Connected
-    | StartFailed
-    | Inquired
-    | Left
+    | ConnectionEnded
+    | ChildReported
+    | RunFailureReported
+    | MemberMessageReceived
+    | MemberAnswered
+    | MemberConnected
+    | StartFailureReported
+    | ProgressRequested
+    | LeaveReceived
 )
 """What happens on a connection that has knocked."""
-Event: TypeAlias = Knocked | Heard | Tick
+AdmissionEvent: TypeAlias = ConnectionOpened | ReceivedEvent | AdmissionTick
 
 # ---------------------------------------------------------------- actions
 
@@ -193,7 +193,7 @@ class SendChallenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AdmitNode:
     """Sign its request and send Welcome with these facts."""
 
     connection: int
@@ -208,14 +208,14 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class ShowBoard:
     """It may see the board from now on, and sees it at once."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseConnection:
     """Send Refused with the reason, then close: a judgement, and trying again will not change it."""
 
     connection: int
@@ -227,7 +227,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropConnection:
     """Close without a word: no judgement, whoever it is may try again."""
 
     connection: int
@@ -235,7 +235,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitMembership:
     """The membership is settled: keep it, then send it on these connections."""
 
     membership: Membership
@@ -249,7 +249,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartCluster:
     """Every member of the first membership is connected: send Started on these connections."""
 
     membership: Membership
@@ -258,7 +258,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class NotifyConnections:
     """Send this message on these connections."""
 
     message: JoinMessage
@@ -266,14 +266,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepVote:
+class PersistVote:
     """Bring the seed's vote to the disk; what comes after it may be said only when it is there."""
 
     vote: Vote
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailFormation:
     """The cluster will not form: send FormationFailed on these connections, then close them. A membership that was
     kept is not kept any longer: nobody goes on with it.
     """
@@ -289,21 +289,33 @@ class Fail:
     """What made it fail; empty: the time was up."""
 
 
-NoteKind: TypeAlias = Literal[
+SeedEventKind: TypeAlias = Literal[
     "knocked", "admitted", "reserved", "returned", "refused", "dropped", "gone", "left", "child died", "committed",
     "failed", "moved on", "watching", "started", "run failed",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class SeedEvent:
     """For people and for logs: what happened, to whom, and why. Nothing needs to be done."""
 
-    kind: NoteKind
+    kind: SeedEventKind
     address: str | None = None
     node: NodeId | None = None
     rank: Rank | None = None
     reason: str = ""
 
 
-Action: TypeAlias = SendChallenge | Admit | Show | Refuse | Drop | Commit | Start | Tell | KeepVote | Fail | Note
+AdmissionAction: TypeAlias = (
+    SendChallenge
+    | AdmitNode
+    | ShowBoard
+    | RefuseConnection
+    | DropConnection
+    | CommitMembership
+    | StartCluster
+    | NotifyConnections
+    | PersistVote
+    | FailFormation
+    | SeedEvent
+)

@@ -1,4 +1,23 @@
-"""One node's view of those it watches: who is alive, who is stuck, who is silent. Pure.
+"""Who watches whom: everybody in a small world, three others in a large one, neighbours in a sparse one. Pure.
+
+In a large world a rank is watched by the next two and by the one opposite on the ring: neighbours often share a host
+and may die with it, the one opposite hardly does. Three are enough to notice, because what they notice is checked by
+everybody before anybody is removed; and what a node spends on watching does not grow with the world. Where not all
+ranks are neighbours, watching needs no link that is not there anyway; and who relays over somebody hears of its end
+first.
+
+Law: `a` watches `b` exactly if `b` is watched by `a`; every rank watches as many as it is watched by.
+
+How much slower this node runs than it would on an idle machine. Pure.
+
+A node that gets too little CPU reads answers late, and peers on its host are as slow as it is. A deadline for a peer
+must therefore extend by this node's own delay. Two measurements show it: how late timers run, and how long threads
+wait for a CPU compared with how long they have one.
+
+Law: the delay is 0 while the machine has CPU to spare, follows the measurements within seconds, and never exceeds
+`longest`. So a dead peer is found without loss of time on an idle machine, and is found in bounded time on any other.
+
+One node's view of those it watches: who is alive, who is stuck, who is silent. Pure.
 
 Heard    Two signs of life are kept apart. A *packet* is anything that the peer's transport sent; a *beat* is what its
          Python code sent. QUIC answers and keeps alive on a thread of its own, so packets without beats mean a process
@@ -18,15 +37,101 @@ Each finding is told once, and `alive` when it is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from nexar.cluster.decisions.refusals import brief
-from nexar.types import NodeId, format_seconds
-from nexar.wire.messages import Beat, Doing
+from nexar.topology import FULL_MESH, neighbors
+from nexar.types import NodeId, Rank, format_seconds
+from nexar.wire.control import Beat, CurrentCall
 
-State: TypeAlias = Literal["alive", "stuck", "silent", "hung"]
+SMALL_WORLD: Final = 8
+"""Up to this size everybody watches everybody."""
+
+
+def watchers(size: int, rank: Rank, topology: str = FULL_MESH) -> tuple[Rank, ...]:
+    """The ranks that watch this one, ascending."""
+    return _others(size, rank, +1, topology)
+
+
+def watched(size: int, rank: Rank, topology: str = FULL_MESH) -> tuple[Rank, ...]:
+    """The ranks that this one watches, ascending."""
+    return _others(size, rank, -1, topology)
+
+
+def _others(size: int, rank: Rank, direction: int, topology: str) -> tuple[Rank, ...]:
+    if topology != FULL_MESH or size <= SMALL_WORLD:
+        return neighbors(topology, size, rank)
+    steps = (1, 2, size // 2)
+    return tuple(sorted((rank + direction * step) % size for step in steps))
+
+
+LONGEST: Final = 20.0
+"""Seconds, whatever the settings are."""
+_MEMORY: Final = 3.0
+"""Seconds after which a measurement counts for about a third of its value."""
+_STEPS: Final = 10.0
+"""Turns of threads, here and at the peer, that one answer takes: a connection, its handshake, a question."""
+_LATEST: Final = LONGEST / _STEPS
+"""Seconds of lateness that count: a longer pause is a suspension, which says nothing about the time after it."""
+_PUNCTUAL: Final = 0.05
+"""Seconds of lateness that timers show on an idle machine."""
+_LEAST_SHARE: Final = 0.05
+"""CPU seconds per second: with less a thread's wait for a CPU says little about what work would take."""
+_UNDISTURBED: Final = 0.5
+"""Seconds by which a second of work may take longer before that counts: other processes run, too."""
+
+
+class OwnDelay:
+    """The measurements of one node, as two averages that forget exponentially."""
+
+    def __init__(self, longest: float = LONGEST) -> None:
+        """`longest`: seconds that the delay has at most."""
+        self._longest = min(longest, LONGEST)
+        self._lateness = _Average()
+        self._slowdown = _Average()
+        self._totals: tuple[float, float, float] | None = None  # cpu, waited, when
+
+    @property
+    def seconds(self) -> float:
+        """By which every deadline for a peer extends now."""
+        late = self._lateness.value if self._lateness.value >= _PUNCTUAL else 0.0
+        slow = self._slowdown.value if self._slowdown.value >= _UNDISTURBED else 0.0
+        return min(self._longest, max(_STEPS * late, slow))
+
+    def timer_ran(self, due: float, now: float) -> None:
+        """A timer that was set to `due` has run at `now`."""
+        self._lateness.add(min(_LATEST, max(0.0, now - due)), now)
+
+    def threads_used(self, cpu: float, waited: float, now: float) -> None:
+        """So many seconds this process has run in all, and so many its threads were ready and had no CPU. Totals may
+        go down: a thread that ends takes its share with it. Such a period says nothing.
+        """
+        before, self._totals = self._totals, (cpu, waited, now)
+        if before is None or now <= before[2]:
+            return
+        seconds = now - before[2]
+        ran, lacked = (cpu - before[0]) / seconds, (waited - before[1]) / seconds
+        if ran >= 0 and lacked >= 0:
+            self._slowdown.add(min(LONGEST, lacked / max(ran, _LEAST_SHARE)), now)
+
+
+class _Average:
+    """Of values that hold for the time since the one before."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._at: float | None = None
+
+    def add(self, value: float, now: float) -> None:
+        weight = 1.0 if self._at is None else 1.0 - math.exp(-(now - self._at) / _MEMORY)
+        self.value += weight * (value - self.value)
+        self._at = now
+
+
+LivenessState: TypeAlias = Literal["alive", "stuck", "silent", "hung"]
 
 _LATE: Final = 2.0
 """Intervals by which a tick may come late before that is a pause of our own."""
@@ -36,14 +141,14 @@ IF_SLOW: Final = "; if it was only slow, raise NEXAR_HEARTBEAT_TIMEOUT_SECS"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LivenessReport:
     """News of a node."""
 
     node: NodeId
-    state: State
+    state: LivenessState
     since: float
     """When it was heard last, or its call moved last: the clock's time, not a duration."""
-    doing: Doing | None
+    doing: CurrentCall | None
     """The call that it was in, by its last beat: the one that has not moved for longest."""
     cause: str
     """For people."""
@@ -55,7 +160,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PeerLiveness:
     """What is known of a node at some moment."""
 
     age: float
@@ -63,7 +168,7 @@ class Known:
     beat: Beat | None
     beat_age: float
     """Seconds since that beat; since it is watched, if there was none, or since it is heard again after a silence."""
-    state: State
+    state: LivenessState
     """As it was told last."""
 
 
@@ -76,7 +181,7 @@ class _Watched:
     count: float | None = None
     tells_apart: bool = True
     beat: Beat | None = None
-    told: State = "alive"
+    told: LivenessState = "alive"
     told_of: object = None  # what it was told to be stuck in
 
 
@@ -126,10 +231,10 @@ class FailureDetector:
         if seen is not None:
             seen.beat, seen.beaten, seen.heard = beat, now, now
 
-    def known(self, node: NodeId, now: float) -> Known | None:
+    def known(self, node: NodeId, now: float) -> PeerLiveness | None:
         """None: it is not watched."""
         seen = self._watched.get(node)
-        return None if seen is None else Known(now - seen.heard, seen.beat, now - seen.beaten, seen.told)
+        return None if seen is None else PeerLiveness(now - seen.heard, seen.beat, now - seen.beaten, seen.told)
 
     def due(self, now: float) -> float | None:
         """When to tick next at the latest; None: nobody is watched."""
@@ -146,7 +251,7 @@ class FailureDetector:
             seen.beaten + self._stuck_timeout + delay,
         )
 
-    def tick(self, now: float) -> list[Finding]:
+    def tick(self, now: float) -> list[LivenessReport]:
         """What is new. Feed it with the packets of the same moment first."""
         self._excuse(now)
         findings = [self._judge(node, seen, now) for node, seen in self._watched.items()]
@@ -178,7 +283,7 @@ class FailureDetector:
 
     # -- judging -----------------------------------------------------------------------------------------
 
-    def _judge(self, node: NodeId, seen: _Watched, now: float) -> Finding | None:
+    def _judge(self, node: NodeId, seen: _Watched, now: float) -> LivenessReport | None:
         finding = self._look(node, seen, now)
         told_of = self._subject(finding, seen) if finding.state == "stuck" else None
         if (finding.state, told_of) == (seen.told, seen.told_of):
@@ -186,43 +291,45 @@ class FailureDetector:
         seen.told, seen.told_of = finding.state, told_of
         return finding
 
-    def _look(self, node: NodeId, seen: _Watched, now: float) -> Finding:
+    def _look(self, node: NodeId, seen: _Watched, now: float) -> LivenessReport:
         """A packet that came when beats had been missing for long enough proves a process that lives and is stuck;
         without one it may as well be dead, which is found a little later.
         """
         doing = max(seen.beat.doing, key=lambda call: call.age, default=None) if seen.beat is not None else None
         silence, mute = now - seen.heard, seen.heard - seen.beaten
         if silence >= self._timeout + self.own_delay:
-            return Finding(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
+            return LivenessReport(node, "silent", seen.heard, doing, _silent(silence, seen, doing))
         if mute >= self._timeout:  # without the own delay: to be reported as stuck costs nobody the place
-            state: State = "stuck" if mute < self._stuck_timeout + self.own_delay else "hung"
-            return Finding(node, state, seen.beaten, doing, _mute(now - seen.beaten, doing))
+            state: LivenessState = "stuck" if mute < self._stuck_timeout + self.own_delay else "hung"
+            return LivenessReport(node, state, seen.beaten, doing, _mute(now - seen.beaten, doing))
         if doing is not None and doing.age >= self._timeout:
             age = doing.age + now - seen.beaten
-            return Finding(node, "stuck", now - age, doing, f"alive, stuck in {_name(doing)} for {format_seconds(age)}")
-        return Finding(node, "alive", seen.heard, doing, "it is heard again")
+            return LivenessReport(
+                node, "stuck", now - age, doing, f"alive, stuck in {_name(doing)} for {format_seconds(age)}"
+            )
+        return LivenessReport(node, "alive", seen.heard, doing, "it is heard again")
 
-    def _subject(self, finding: Finding, seen: _Watched) -> object:
+    def _subject(self, finding: LivenessReport, seen: _Watched) -> object:
         """What tells one way to be stuck from another: each is told."""
         if seen.heard - seen.beaten >= self._timeout or finding.doing is None:
             return "its beats"
         return finding.doing.communicator, finding.doing.sequence
 
 
-def _silent(silence: float, seen: _Watched, doing: Doing | None) -> str:
+def _silent(silence: float, seen: _Watched, doing: CurrentCall | None) -> str:
     last = "" if doing is None else f", last seen in {_name(doing)}"
     if seen.tells_apart:
         return f"no packet for {format_seconds(silence)}{last}: dead, stopped or cut off{IF_SLOW}"
     return f"nothing heard for {format_seconds(silence)}{last}: dead, stopped, stuck or cut off{IF_SLOW}"
 
 
-def _mute(mute: float, doing: Doing | None) -> str:
+def _mute(mute: float, doing: CurrentCall | None) -> str:
     beats = f"no beat for {format_seconds(mute)}"
     if doing is None:
         return f"alive but stuck, {beats}: its Python code does not run"
     return f"alive but stuck in {_name(doing)} for {format_seconds(doing.age + mute)}, {beats}"
 
 
-def _name(doing: Doing) -> str:
+def _name(doing: CurrentCall) -> str:
     """What a peer wrote, cut to size."""
     return f"{brief(doing.operation, _NAME_CHARACTERS)} #{doing.sequence}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from nexar.wire.joining import MAX_REASON_CHARACTERS, MAX_REFUSALS
+from nexar.wire.join import MAX_REASON_CHARACTERS, MAX_REFUSALS
 
 _MAX_TEXT: Final = 200
 """Characters of a reason that are kept; it may quote what a stranger sent."""
@@ -27,11 +27,11 @@ class Refusal(Exception):
         self.nobody_left = nobody_left
 
 
-class NoRoom(Refusal):
+class NoRanksLeft(Refusal):
     """So many places are not left. Where others may come in later, this need not be the end."""
 
 
-class Refusals:
+class RefusalLog:
     """A list that forgets its oldest."""
 
     def __init__(self) -> None:

@@ -16,13 +16,12 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from nexar.cluster.change import Departure
-from nexar.cluster.membership import Member, Membership
+from nexar.cluster.membership import Departure, Member, Membership
 from nexar.types import NodeId
-from nexar.wire.messages import Cause
+from nexar.wire.control import Cause
 
 
-class Wish(msgspec.Struct, frozen=True, array_like=True):
+class ResizeRequest(msgspec.Struct, frozen=True, array_like=True):
     """What one member brings to a checkpoint."""
 
     waiting: tuple[Member, ...] = ()
@@ -46,7 +45,7 @@ class Resize(NamedTuple):
     left: tuple[Departure, ...]
 
 
-def resize(membership: Membership, wishes: Sequence[Wish], *, least: int, most: int) -> Resize:
+def resize(membership: Membership, wishes: Sequence[ResizeRequest], *, least: int, most: int) -> Resize:
     """What becomes of the wishes of all members, by rank. `most` 0: no limit."""
     departures = _departures(membership, wishes)
     joiners = _joiners(membership, wishes)
@@ -59,7 +58,7 @@ def resize(membership: Membership, wishes: Sequence[Wish], *, least: int, most: 
     return Resize(tuple(joined), tuple(left))
 
 
-def _departures(membership: Membership, wishes: Sequence[Wish]) -> list[Departure]:
+def _departures(membership: Membership, wishes: Sequence[ResizeRequest]) -> list[Departure]:
     causes: dict[NodeId, str] = {}
     for member, wish in zip(membership.members, wishes, strict=True):
         if wish.leaving:
@@ -72,7 +71,7 @@ def _departures(membership: Membership, wishes: Sequence[Wish]) -> list[Departur
     return [Departure(node, causes[node], willing=True) for node in known if node in causes]
 
 
-def _joiners(membership: Membership, wishes: Iterable[Wish]) -> list[Member]:
+def _joiners(membership: Membership, wishes: Iterable[ResizeRequest]) -> list[Member]:
     found: dict[NodeId, Member] = {}
     for wish in wishes:
         for member in wish.waiting:
@@ -81,14 +80,14 @@ def _joiners(membership: Membership, wishes: Iterable[Wish]) -> list[Member]:
     return list(found.values())
 
 
-def encode_wish(wish: Wish) -> bytes:
+def encode_resize_request(wish: ResizeRequest) -> bytes:
     """For the other members."""
     return msgspec.msgpack.encode(wish)
 
 
-def decode_wish(data: bytes) -> Wish:
+def decode_resize_request(data: bytes) -> ResizeRequest:
     """What `encode_wish` wrote. ValueError for anything else."""
     try:
-        return msgspec.msgpack.decode(data, type=Wish)
+        return msgspec.msgpack.decode(data, type=ResizeRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a wish: {error}") from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nexar.arrays.partition import Span, segments
-from nexar.collectives.schedule import How, Part, Receive, Send
+from nexar.arrays.views import Span, segments
+from nexar.collectives.schedule import Combine, Range, RecvStep, SendStep
 
 
 def equal(count: int, size: int) -> tuple[Span, ...]:
@@ -13,14 +13,14 @@ def equal(count: int, size: int) -> tuple[Span, ...]:
     return tuple(Span(rank * count, (rank + 1) * count) for rank in range(size))
 
 
-def part(span: Span, buffer: int = 0) -> Part:
+def part(span: Span, buffer: int = 0) -> Range:
     """The span, in that buffer."""
-    return Part(buffer, span.start, span.stop)
+    return Range(buffer, span.start, span.stop)
 
 
-def whole(count: int, buffer: int = 0) -> Part:
+def whole(count: int, buffer: int = 0) -> Range:
     """All elements of a buffer."""
-    return Part(buffer, 0, count)
+    return Range(buffer, 0, count)
 
 
 def tiles(span: Span, segment: int) -> tuple[Span, ...]:
@@ -35,7 +35,7 @@ def most_tiles(spans: Iterable[Span], segment: int) -> int:
     return max(len(tiles(span, segment)) for span in spans)
 
 
-def runs(spans: Sequence[Span], ranks: Iterable[int]) -> tuple[Part, ...]:
+def runs(spans: Sequence[Span], ranks: Iterable[int]) -> tuple[Range, ...]:
     """The blocks of those ranks in buffer 0, joined where one ends as the next begins: fewer, longer messages."""
     joined: list[Span] = []
     for span in (spans[rank] for rank in ranks if spans[rank].count):
@@ -46,11 +46,11 @@ def runs(spans: Sequence[Span], ranks: Iterable[int]) -> tuple[Part, ...]:
     return tuple(map(part, joined))
 
 
-def sends(peer: int, parts: Iterable[Part], tag: int) -> Iterator[Send]:
+def sends(peer: int, parts: Iterable[Range], tag: int) -> Iterator[SendStep]:
     """One message per part, with tags from `tag` on; `receives` is the other end."""
-    return (Send(peer, each, tag + index) for index, each in enumerate(parts))
+    return (SendStep(peer, each, tag + index) for index, each in enumerate(parts))
 
 
-def receives(peer: int, parts: Iterable[Part], how: How, tag: int) -> Iterator[Receive]:
+def receives(peer: int, parts: Iterable[Range], how: Combine, tag: int) -> Iterator[RecvStep]:
     """One message per part, with tags from `tag` on; `sends` is the other end."""
-    return (Receive(peer, each, tag + index, how) for index, each in enumerate(parts))
+    return (RecvStep(peer, each, tag + index, how) for index, each in enumerate(parts))

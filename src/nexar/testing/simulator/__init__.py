@@ -6,6 +6,6 @@
 """
 
 from nexar.testing.simulator.laws import Violation
-from nexar.testing.simulator.simulation import Outcome, Simulation, succession
+from nexar.testing.simulator.simulation import Simulation, SimulationResult, membership_machine
 
-__all__ = ["Outcome", "Simulation", "Violation", "succession"]
+__all__ = ["Simulation", "SimulationResult", "Violation", "membership_machine"]

@@ -1,17 +1,27 @@
-"""The people of a simulation: who is there, who dies, who comes, who goes."""
+"""The people of a simulation: who is there, who dies, who comes, who goes.
+
+How a run must end. When nothing goes wrong any more, and a majority of the present membership lives:
+
+- all its living members are in its epoch, and nobody in it is dead;
+- no two of them are cut off from each other;
+- every living node that is not in it knows that it was expelled, or that it has lost its majority.
+
+When the majority is lost for good, its living members must know that.
+
+The present membership is the newest that anybody alive is in: what only the dead knew binds nobody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Final
 
-from nexar.cluster.change import Departure
-from nexar.cluster.decisions.succession_events import Lost, Resign, Wanted
-from nexar.cluster.membership import Attendant, Member, Membership
-from nexar.testing.simulator.member import Making, SimulatedMember
-from nexar.testing.simulator.witness import SimulatedSeed, Witnessing
-from nexar.testing.simulator.world import World
+from nexar.cluster.decisions.membership_events import ChangeRequested, PeerLossFound, ResignRequested
+from nexar.cluster.membership import Departure, Member, Membership, PinnedNode
+from nexar.testing.simulator.laws import ReferenceElectorate
+from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, SimulatedMember, SimulatedSeed
+from nexar.testing.simulator.world import SimulationContext
 from nexar.types import NodeId
 
 SEED: Final[NodeId] = 1_000_000
@@ -23,11 +33,11 @@ def first_membership(nodes: int, random: Random, *, has_seed: bool) -> Membershi
     """The cluster as it was formed. Ids and ranks have different orders, as in life."""
     order = list(range(1, nodes + 1))
     random.shuffle(order)
-    seed = Attendant(SEED, _fingerprint(SEED)) if has_seed else None
-    return Membership("simulated", 1, tuple(map(described, order)), seed=seed)
+    seed = PinnedNode(SEED, _fingerprint(SEED)) if has_seed else None
+    return Membership("simulated", 1, tuple(map(described_member, order)), seed=seed)
 
 
-def described(node: NodeId) -> Member:
+def described_member(node: NodeId) -> Member:
     """A member as the membership knows it."""
     return Member(node, f"host-{node}", _fingerprint(node), {"tls": ("10.0.0.1:1",)})
 
@@ -36,17 +46,24 @@ def _fingerprint(node: NodeId) -> bytes:
     return node.to_bytes(32, "big")
 
 
-class Cluster:
+class SimulatedCluster:
     """Members, joiners, the seed."""
 
-    def __init__(self, world: World, making: Making, witnessing: Witnessing, *, asked: bool = False) -> None:
+    def __init__(
+        self,
+        world: SimulationContext,
+        machine_factory: MachineFactory,
+        voter_factory: SeedVoterFactory,
+        *,
+        asked: bool = False,
+    ) -> None:
         """`asked`: members recover only when their user asks for it."""
         self.world = world
         self.members: dict[NodeId, SimulatedMember] = {}
         """Everybody who ever was, or wanted to be, a member."""
         self.seed: SimulatedSeed | None = None
-        self._making = making
-        self._witnessing = witnessing
+        self._machine_factory = machine_factory
+        self._voter_factory = voter_factory
         self._asked = asked
 
     def form(self, clock: Callable[[], tuple[float, float]]) -> None:
@@ -55,12 +72,14 @@ class Cluster:
         for member in first.members:
             self._appear(member.node, clock()).begin(first)
         if first.seed is not None:
-            self.seed = SimulatedSeed(self.world, first.seed.node, first, self._witnessing)
-            self.world.inhabitants[first.seed.node] = self.seed
+            self.seed = SimulatedSeed(self.world, first.seed.node, first, self._voter_factory)
+            self.world.nodes[first.seed.node] = self.seed
 
     def _appear(self, node: NodeId, clock: tuple[float, float]) -> SimulatedMember:
-        appeared = SimulatedMember(self.world, node, self._making, rate=clock[0], ahead=clock[1], asked=self._asked)
-        self.members[node] = self.world.inhabitants[node] = appeared
+        appeared = SimulatedMember(
+            self.world, node, self._machine_factory, rate=clock[0], ahead=clock[1], asked=self._asked
+        )
+        self.members[node] = self.world.nodes[node] = appeared
         return appeared
 
     # -- who is there
@@ -79,7 +98,9 @@ class Cluster:
         """Whether a collective of all members could be finished now: everybody runs, in one epoch, on open ways."""
         last = self.last
         everybody = (self.members[member.node] for member in last.members)
-        return not self.world.network.walls and all(each.running and each.epoch == last.epoch for each in everybody)
+        return not self.world.network.partitions and all(
+            each.running and each.epoch == last.epoch for each in everybody
+        )
 
     # -- who goes
 
@@ -106,15 +127,15 @@ class Cluster:
             listener = self.members[other]
             if other != gone.node and self.world.network.open(gone.node, other):
                 seconds = 0.001 + self.world.random.random() * 0.03 + self.world.network.lag(other)
-                self.world.timeline.after(seconds, _losing(listener, Lost(gone.node, cause, willing)))
+                self.world.timeline.after(seconds, _losing(listener, PeerLossFound(gone.node, cause, willing)))
 
     def resign(self, node: NodeId) -> None:
         """A member asks the others to go on without it."""
-        self.members[node].happens(Resign("it wants to"))
+        self.members[node].happens(ResignRequested("it wants to"))
 
     def release(self, nodes: Iterable[NodeId]) -> None:
         """All members have agreed, in a collective, that these leave."""
-        self._want(Wanted(left=tuple(Departure(node, "released", willing=True) for node in nodes)))
+        self._want(ChangeRequested(left=tuple(Departure(node, "released", willing=True) for node in nodes)))
 
     # -- who comes
 
@@ -128,9 +149,9 @@ class Cluster:
             if self.seed is not None:
                 self.seed.admit(node)
             self._ask(joiner, [member.node for member in self.last.members])
-        self._want(Wanted(joined=tuple(described(node) for node in nodes)))
+        self._want(ChangeRequested(joined=tuple(described_member(node) for node in nodes)))
 
-    def _want(self, wish: Wanted) -> None:
+    def _want(self, wish: ChangeRequested) -> None:
         """Each tells its own machine, when its call returns: unless the communicator that agreed is over by then."""
         epoch = self.last.epoch
         for member in self.running():
@@ -138,7 +159,7 @@ class Cluster:
 
     def _ask(self, joiner: SimulatedMember, known: list[NodeId]) -> None:
         """Ask some members again and again, until one of them says yes, or that it is over."""
-        if not joiner.alive or joiner.succession is not None or joiner.is_expelled:
+        if not joiner.alive or joiner.membership_machine is not None or joiner.is_expelled:
             return
         for node in self.world.random.sample(known, min(3, len(known))):
             if joiner.running and self.world.reaches(joiner.node, node) and self._answers(joiner, self.members[node]):
@@ -146,28 +167,98 @@ class Cluster:
         self.world.timeline.after(_ASKS_EVERY, lambda: self._ask(joiner, known))
 
     def _answers(self, joiner: SimulatedMember, member: SimulatedMember) -> bool:
-        succession = member.succession
-        if succession is None or member.is_expelled:
+        membership_machine = member.membership_machine
+        if membership_machine is None or member.is_expelled:
             return False
-        if succession.membership.rank_of(joiner.node) is not None:
-            joiner.begin(succession.membership)
+        if membership_machine.membership.rank_of(joiner.node) is not None:
+            joiner.begin(membership_machine.membership)
             return True
         removed = self.world.laws.removed.get(joiner.node)
         joiner.is_expelled = removed is not None and removed <= member.epoch
         return joiner.is_expelled
 
 
-def _losing(member: SimulatedMember, event: Lost) -> Callable[[], None]:
+def _losing(member: SimulatedMember, event: PeerLossFound) -> Callable[[], None]:
     def lose() -> None:
-        if member.succession is not None and member.succession.membership.rank_of(event.node) is not None:
+        if (
+            member.membership_machine is not None
+            and member.membership_machine.membership.rank_of(event.node) is not None
+        ):
             member.happens(event)
 
     return lambda: member.when_running(lose)
 
 
-def _wanting(member: SimulatedMember, wish: Wanted, epoch: int) -> Callable[[], None]:
+def _wanting(member: SimulatedMember, wish: ChangeRequested, epoch: int) -> Callable[[], None]:
     def want() -> None:
         if member.epoch == epoch and not member.is_expelled:
             member.happens(wish)
 
     return lambda: member.when_running(want)
+
+
+def unmet_conditions(cluster: SimulatedCluster) -> Iterator[str]:
+    """What is not yet as it must be in the end. Nothing: the cluster has settled."""
+    present = present_membership(cluster)
+    if present is None:
+        return
+    if majority_lives(cluster, present):
+        yield from _of_members(cluster, present)
+    else:
+        yield from _of_the_stuck(cluster, present)
+    yield from _of_strangers(cluster, present)
+
+
+def present_membership(cluster: SimulatedCluster) -> Membership | None:
+    """The newest that a living node is in; None: there is nobody left."""
+    epochs = [each.epoch for each in cluster.members.values() if each.alive and each.epoch and not each.is_expelled]
+    return cluster.world.laws.memberships[max(epochs)] if epochs else None
+
+
+def majority_lives(cluster: SimulatedCluster, present: Membership) -> bool:
+    """Whether a membership can still decide what comes next: one of its members lives and reaches a majority of the
+    votes that are left.
+    """
+    electorate, network = ReferenceElectorate.of(present), cluster.world.network
+    votes = [node for node in electorate.voters if _votes(cluster, node)]
+    if len(votes) < electorate.majority or not network.cuts:
+        return len(votes) >= electorate.majority
+    living = (member.node for member in present.members if cluster.members[member.node].alive)
+    return any(sum(network.both_ways(node, vote) for vote in votes) >= electorate.majority for node in living)
+
+
+def _votes(cluster: SimulatedCluster, node: NodeId) -> bool:
+    member = cluster.members.get(node)
+    if member is not None:
+        return member.alive
+    return cluster.seed is not None and cluster.seed.alive and cluster.seed.may_vote
+
+
+def _of_members(cluster: SimulatedCluster, present: Membership) -> Iterator[str]:
+    members = {each.node: cluster.members[each.node] for each in present.members}
+    for node, member in members.items():
+        if not member.alive:
+            yield f"node {node} is dead, and a member of epoch {present.epoch}"
+        elif member.epoch != present.epoch:
+            yield f"node {node} is in epoch {member.epoch}, and a member of epoch {present.epoch}"
+    for one, other in sorted(cluster.world.network.cuts):
+        if one in members and other in members:
+            yield f"nodes {one} and {other} cannot reach each other, and are members of epoch {present.epoch}"
+
+
+def _of_the_stuck(cluster: SimulatedCluster, present: Membership) -> Iterator[str]:
+    for each in present.members:
+        member = cluster.members[each.node]
+        if member.alive and not _knows(member):
+            yield f"node {each.node} does not know that the majority of epoch {member.epoch} is lost"
+
+
+def _of_strangers(cluster: SimulatedCluster, present: Membership) -> Iterator[str]:
+    for node, member in cluster.members.items():
+        removed = cluster.world.laws.removed.get(node)
+        if removed is not None and removed <= present.epoch and member.alive and not _knows(member):
+            yield f"node {node} does not know that it was removed in epoch {removed}"
+
+
+def _knows(member: SimulatedMember) -> bool:
+    return member.is_expelled or member.is_stalled or member.epoch == 0

@@ -13,10 +13,10 @@ from multiprocessing import get_context
 from random import Random
 from typing import Final, TypeAlias
 
-from nexar.testing.simulator.simulation import Outcome, Simulation
-from nexar.testing.simulator.timeline import REMEMBERED
+from nexar.testing.simulator.simulation import Simulation, SimulationResult
+from nexar.testing.simulator.world import REMEMBERED
 
-_Going: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[Outcome]]
+_Going: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]
 
 _SHOWN: Final = 5
 """So many broken runs are shown in full."""
@@ -40,7 +40,7 @@ def nodes_of(seed: int, least: int, most: int) -> int:
     return least if least == most else Random(f"nodes of {seed}").randint(least, most)
 
 
-def run_one(run: tuple[int, int, bool]) -> Outcome:
+def run_one(run: tuple[int, int, bool]) -> SimulationResult:
     """One seed, with its number of nodes; with all events, if they are wanted."""
     seed, nodes, recorded = run
     return Simulation(seed, nodes, remembered=None if recorded else REMEMBERED).run()
@@ -51,7 +51,7 @@ class _Summary:
         self.broken = 0
         self._runs = self._events = self._epochs = 0
 
-    def add(self, outcome: Outcome, *, wordy: bool) -> None:
+    def add(self, outcome: SimulationResult, *, wordy: bool) -> None:
         self._runs += 1
         self._events += outcome.events
         self._epochs += outcome.epochs - 1

@@ -20,23 +20,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nexar.cluster.change import Change
-from nexar.cluster.decisions.succession_events import (
-    Action,
-    Adopt,
-    Event,
-    Expel,
-    Found,
-    Heard,
-    Lost,
-    Probed,
-    Resign,
-    Say,
-    Wanted,
+from nexar.cluster.decisions.membership_events import (
+    ChangeRequested,
+    MembershipAction,
+    MembershipDecided,
+    MembershipInput,
+    MessageReceived,
+    PeerLossFound,
+    PeerReachable,
+    ProbeFinished,
+    ResignRequested,
+    SelfExpelled,
+    SendMessage,
 )
-from nexar.cluster.membership import Membership
+from nexar.cluster.membership import Change, Membership
 from nexar.types import NodeId
-from nexar.wire.messages import Accept, Accepted, Chosen, Instance, Number, Prepare, Promise
+from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance, Prepare, Promise
 
 
 class Violation(AssertionError):
@@ -48,16 +47,16 @@ class Violation(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Electorate:
+class ReferenceElectorate:
     """Who votes on what follows a membership."""
 
     voters: frozenset[NodeId]
 
     @staticmethod
-    def of(membership: Membership) -> Electorate:
+    def of(membership: Membership) -> ReferenceElectorate:
         """The members; and the seed, if their number is even."""
         seed = [membership.seed.node] if membership.seed is not None and membership.size % 2 == 0 else []
-        return Electorate(frozenset([*(member.node for member in membership.members), *seed]))
+        return ReferenceElectorate(frozenset([*(member.node for member in membership.members), *seed]))
 
     @property
     def majority(self) -> int:
@@ -75,12 +74,12 @@ class Laws:
         """Who may join."""
         self.removed: dict[NodeId, int] = {}
         """Since which epoch."""
-        self._electorates = {first.epoch: Electorate.of(first)}
+        self._electorates = {first.epoch: ReferenceElectorate.of(first)}
         self._chosen: dict[int, bytes] = {}  # by the epoch that it makes
-        self._values: dict[tuple[int, Number], bytes] = {}
-        self._votes: defaultdict[tuple[int, Number], set[NodeId]] = defaultdict(set)
-        self._heard: defaultdict[tuple[NodeId, int, Number], set[NodeId]] = defaultdict(set)
-        self._promised: dict[tuple[NodeId, int], Number] = {}
+        self._values: dict[tuple[int, BallotNumber], bytes] = {}
+        self._votes: defaultdict[tuple[int, BallotNumber], set[NodeId]] = defaultdict(set)
+        self._heard: defaultdict[tuple[NodeId, int, BallotNumber], set[NodeId]] = defaultdict(set)
+        self._promised: dict[tuple[NodeId, int], BallotNumber] = {}
         self._grounds: defaultdict[NodeId, set[NodeId]] = defaultdict(set)
         self._willing: set[NodeId] = set()
         self._epochs: dict[NodeId, int] = {}
@@ -96,73 +95,73 @@ class Laws:
         """A node begins with the membership of this epoch, which was chosen."""
         self._epochs[node] = epoch
 
-    def told(self, node: NodeId, event: Event) -> None:
+    def told(self, node: NodeId, event: MembershipInput) -> None:
         """Call it before a node takes a step: what the node now knows about others."""
         match event:
-            case Heard(sender=sender, word=Accepted(instance=instance, ballot=ballot)):
+            case MessageReceived(sender=sender, message=Accepted(instance=instance, ballot=ballot)):
                 self._heard[node, instance[1], ballot].add(sender)
-            case Lost(node=lost, willing=willing):
+            case PeerLossFound(node=lost, willing=willing):
                 self._grounds[node].add(lost)
                 self._willing |= {lost} if willing else set()
-            case Found(node=found):
+            case PeerReachable(node=found):
                 self._grounds[node].discard(found)
-            case Probed(node=lost, cause=cause) if cause is not None:
+            case ProbeFinished(node=lost, cause=cause) if cause is not None:
                 self._grounds[node].add(lost)
-            case Wanted(left=left):
+            case ChangeRequested(left=left):
                 self._willing |= {departure.node for departure in left}
-            case Resign():
+            case ResignRequested():
                 self._willing.add(node)
             case _:
                 return
 
-    def seen(self, node: NodeId, event: Event, actions: Iterable[Action]) -> None:
+    def seen(self, node: NodeId, event: MembershipInput, actions: Iterable[MembershipAction]) -> None:
         """Call it after a node's step. Violation if it was against the law."""
         for action in actions:
-            if type(action) is Say:
-                if (check := self._words.get(type(action.word))) is not None:
-                    check(self, node, action.word, event)
-            elif type(action) is Adopt:
+            if type(action) is SendMessage:
+                if (check := self._words.get(type(action.message))) is not None:
+                    check(self, node, action.message, event)
+            elif type(action) is MembershipDecided:
                 self._adopts(node, action.change)
-            elif type(action) is Expel:
+            elif type(action) is SelfExpelled:
                 self._expelled.add(node)
 
     # -- words
 
-    def _promises(self, node: NodeId, word: Promise, event: Event) -> None:
-        epoch = self._voting(node, word.instance, event)
+    def _promises(self, node: NodeId, message: Promise, event: MembershipInput) -> None:
+        epoch = self._voting(node, message.instance, event)
         known = self._promised.get((node, epoch))
-        if known is None or known < word.ballot:
-            self._promised[node, epoch] = word.ballot
+        if known is None or known < message.ballot:
+            self._promised[node, epoch] = message.ballot
 
-    def _asks(self, node: NodeId, word: Accept, _: Event) -> None:
+    def _asks(self, node: NodeId, message: Accept, _: MembershipInput) -> None:
         """A proposer's value."""
-        epoch = word.instance[1]
-        known = self._values.setdefault((epoch, word.ballot), word.value)
-        if known != word.value:
-            raise Violation("a ballot has one value", f"node {node} asks for two in ballot {word.ballot}")
-        if node in self._gone_by(word.value):
+        epoch = message.instance[1]
+        known = self._values.setdefault((epoch, message.ballot), message.value)
+        if known != message.value:
+            raise Violation("a ballot has one value", f"node {node} asks for two in ballot {message.ballot}")
+        if node in self._gone_by(message.value):
             self._willing.add(node)
-        self._removes(node, epoch, word.ballot)
+        self._removes(node, epoch, message.ballot)
 
-    def _votes_for(self, node: NodeId, word: Accepted, event: Event) -> None:
-        epoch = self._voting(node, word.instance, event)
-        votes = self._votes[epoch, word.ballot]
+    def _votes_for(self, node: NodeId, message: Accepted, event: MembershipInput) -> None:
+        epoch = self._voting(node, message.instance, event)
+        votes = self._votes[epoch, message.ballot]
         if node in votes:
             return  # said again: it is the same vote
         promised = self._promised.get((node, epoch))
-        if promised is not None and promised > word.ballot:
+        if promised is not None and promised > message.ballot:
             raise Violation(
                 "nobody votes below what it has promised",
-                f"node {node} votes in {word.ballot} of epoch {epoch} after it has promised {promised}",
+                f"node {node} votes in {message.ballot} of epoch {epoch} after it has promised {promised}",
             )
-        if (epoch, word.ballot) not in self._values:
-            raise Violation("a ballot has one value", f"node {node} votes in {word.ballot}, which has none")
-        self._removes(node, epoch, word.ballot)
+        if (epoch, message.ballot) not in self._values:
+            raise Violation("a ballot has one value", f"node {node} votes in {message.ballot}, which has none")
+        self._removes(node, epoch, message.ballot)
         votes.add(node)
 
-    def _calls_chosen(self, node: NodeId, word: Chosen, _: Event) -> None:
-        if word.instance[:1] == (0,):
-            self._decides(node, word.instance[1] + 1, word.value)
+    def _calls_chosen(self, node: NodeId, message: Chosen, _: MembershipInput) -> None:
+        if message.instance[:1] == (0,):
+            self._decides(node, message.instance[1] + 1, message.value)
 
     _words: dict[type, Callable[..., None]] = {  # noqa: RUF012 - never written
         Promise: _promises,
@@ -171,12 +170,12 @@ class Laws:
         Chosen: _calls_chosen,
     }
 
-    def _voting(self, node: NodeId, instance: Instance, event: Event) -> int:
+    def _voting(self, node: NodeId, instance: Instance, event: MembershipInput) -> int:
         """The epoch of a vote or promise that may be given."""
         epoch = instance[1]
         if node in self._expelled:
             raise Violation("who is expelled takes no part", f"node {node} votes in epoch {epoch}")
-        asked = isinstance(event, Heard) and isinstance(event.word, Prepare | Accept)
+        asked = isinstance(event, MessageReceived) and isinstance(event.message, Prepare | Accept)
         if asked and event.sender not in self._electorates[epoch].voters:  # type: ignore[union-attr]
             raise Violation(
                 "who is expelled takes no part",
@@ -184,7 +183,7 @@ class Laws:
             )
         return epoch
 
-    def _removes(self, node: NodeId, epoch: int, ballot: Number) -> None:
+    def _removes(self, node: NodeId, epoch: int, ballot: BallotNumber) -> None:
         """Whether this node may vote for the removals of this value."""
         value = self._values[epoch, ballot]
         doubtful = self._gone_by(value) - self._grounds[node] - self._willing - {ballot.node}
@@ -195,7 +194,7 @@ class Laws:
                 "which it has never failed to reach",
             )
 
-    def _voted_before(self, epoch: int, ballot: Number, value: bytes) -> bool:
+    def _voted_before(self, epoch: int, ballot: BallotNumber, value: bytes) -> bool:
         return any(
             known == value and key[0] == epoch and key[1] < ballot and self._votes[key]
             for key, known in self._values.items()
@@ -256,4 +255,4 @@ class Laws:
             raise Violation("nobody joins who was not let in", f"{sorted(strangers)} are members of epoch {epoch}")
         self._chosen[epoch] = value
         self.memberships[epoch] = following
-        self._electorates[epoch] = Electorate.of(following)
+        self._electorates[epoch] = ReferenceElectorate.of(following)

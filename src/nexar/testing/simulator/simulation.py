@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from nexar.cluster.change import Change
-from nexar.cluster.decisions.succession import Succession
-from nexar.cluster.membership import Membership
-from nexar.testing.simulator.cluster import Cluster, first_membership
+from nexar.cluster.decisions.membership_machine import MembershipMachine
+from nexar.cluster.membership import Change, Membership
+from nexar.testing.simulator.cluster import SimulatedCluster, first_membership, unmet_conditions
+from nexar.testing.simulator.faults import HARDEST, FaultInjector
 from nexar.testing.simulator.laws import Laws, Violation
-from nexar.testing.simulator.member import Making
-from nexar.testing.simulator.misfortunes import HARDEST, Misfortunes
-from nexar.testing.simulator.network import Network
-from nexar.testing.simulator.settling import complaints
-from nexar.testing.simulator.timeline import REMEMBERED, Timeline
-from nexar.testing.simulator.witness import Witnessing, witness
-from nexar.testing.simulator.world import LONGEST_PROBE, PROBE_TIMEOUT, RECOVERY_TIMEOUT, World
+from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, seed_voter
+from nexar.testing.simulator.world import (
+    LONGEST_PROBE,
+    PROBE_TIMEOUT,
+    RECOVERY_TIMEOUT,
+    REMEMBERED,
+    SimulatedNetwork,
+    SimulationContext,
+    Timeline,
+)
 from nexar.types import NodeId
 
-PATIENCE: Final = 180.0
+SETTLE_TIMEOUT: Final = 180.0
 """Seconds, of virtual time, in which a cluster must settle when nothing goes wrong any more."""
 _LOOKS_EVERY: Final = 2.0
 _MOST_EVENTS: Final = 50_000
@@ -30,7 +33,7 @@ _MOST_EVENTS_EACH: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """What came of a run."""
 
     seed: int
@@ -65,8 +68,8 @@ class Simulation:
         seed: int,
         nodes: int,
         *,
-        making: Making | None = None,
-        witnessing: Witnessing | None = None,
+        machine_factory: MachineFactory | None = None,
+        voter_factory: SeedVoterFactory | None = None,
         remembered: int | None = REMEMBERED,
     ) -> None:
         """`remembered`: so many of the last events are told if a law is broken; None: all, in any case."""
@@ -76,18 +79,20 @@ class Simulation:
         first = first_membership(nodes, random, has_seed=random.random() < 0.9)
         self._tells_all = remembered is None
         self._is_manual = random.random() < 0.15
-        self._applied = Applied()
+        self._applied = ChangeCache()
         self._timeline = Timeline(remembered)
-        network = Network(self._timeline, Random(random.getrandbits(64)))
+        network = SimulatedNetwork(self._timeline, Random(random.getrandbits(64)))
         most = _MOST_EVENTS + nodes * _MOST_EVENTS_EACH
-        world = World(self._timeline, network, Laws(first), Random(random.getrandbits(64)), most)
-        self.cluster = Cluster(world, making or self._make, witnessing or witness, asked=self._is_manual)
-        self._misfortunes = Misfortunes(self.cluster, Random(random.getrandbits(64)))
+        world = SimulationContext(self._timeline, network, Laws(first), Random(random.getrandbits(64)), most)
+        self.cluster = SimulatedCluster(
+            world, machine_factory or self._make, voter_factory or seed_voter, asked=self._is_manual
+        )
+        self._faults = FaultInjector(self.cluster, Random(random.getrandbits(64)))
 
-    def _make(self, node: NodeId, membership: Membership, random: Random) -> Succession:
-        return succession(node, membership, random, active=not self._is_manual, apply=self._applied)
+    def _make(self, node: NodeId, membership: Membership, random: Random) -> MembershipMachine:
+        return membership_machine(node, membership, random, active=not self._is_manual, apply=self._applied)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """From the beginning to the end."""
         try:
             self._live()
@@ -96,28 +101,30 @@ class Simulation:
         return self._outcome("")
 
     def _live(self) -> None:
-        self.cluster.form(self._misfortunes.clock)
-        self._misfortunes.plan()
+        self.cluster.form(self._faults.clock)
+        self._faults.plan()
         self._timeline.run_until(HARDEST)
-        self._misfortunes.end()
+        self._faults.end()
         self._settle()
 
     def _settle(self) -> None:
-        end = self._timeline.now + PATIENCE
-        while (open_matters := list(complaints(self.cluster))) and self._timeline.now < end:
+        end = self._timeline.now + SETTLE_TIMEOUT
+        while (open_matters := list(unmet_conditions(self.cluster))) and self._timeline.now < end:
             self._timeline.run_until(self._timeline.now + _LOOKS_EVERY)
         if open_matters:
             more = f" (and {len(open_matters) - 3} more)" if len(open_matters) > 3 else ""
             raise Violation("a live majority goes on, and everybody knows", "; ".join(open_matters[:3]) + more)
 
-    def _outcome(self, broken: str) -> Outcome:
+    def _outcome(self, broken: str) -> SimulationResult:
         timeline = self._timeline
         record = timeline.last if broken or self._tells_all else ()
         epochs = self.cluster.last.epoch
-        return Outcome(self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record)
+        return SimulationResult(
+            self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record
+        )
 
 
-class Applied:
+class ChangeCache:
     """Applies changes, and remembers what came of it: the machines of one process share equal memberships, which would
     otherwise be most of the work of thousands of them.
     """
@@ -133,16 +140,16 @@ class Applied:
         return self._known[key][1]
 
 
-def succession(
+def membership_machine(
     node: NodeId,
     membership: Membership,
     random: Random,
     *,
     active: bool = True,
     apply: Callable[[Change, Membership], Membership] = Change.apply,
-) -> Succession:
+) -> MembershipMachine:
     """The machine of the product."""
-    return Succession(
+    return MembershipMachine(
         node,
         membership,
         recovery_timeout=RECOVERY_TIMEOUT,

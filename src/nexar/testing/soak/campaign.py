@@ -1,20 +1,133 @@
-"""A soak, from the first process to the last: it starts and kills, looks after everybody, and says what went wrong."""
+"""What happens next in a soak. Pure: chance is given.
+
+A process of a soak, with what it says in files. It is ended by its process id, and has ended when `end` returns.
+
+A soak, from the first process to the last: it starts and kills, looks after everybody, and says what went wrong.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nexar.testing.soak.census import Census
-from nexar.testing.soak.chance import LEAST, next_step
-from nexar.testing.soak.member_process import MemberProcess
-from nexar.testing.soak.watch import Watch
+from nexar.testing.soak.resources import ResourceWatch
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+LEAST, MOST = 2, 10
+"""So many processes are alive."""
+_SPAWN: Final = 0.6
+_PAUSE: Final = (0.5, 2.0)
+
+
+class SoakAction(NamedTuple):
+    """One thing that happens."""
+
+    pause: float
+    """Seconds until the next."""
+    victim: str | None = None
+    """Who is killed; None: a process is started, if there is room."""
+
+
+def next_action(chance: Random, alive: int, killable: Sequence[str]) -> SoakAction | None:
+    """A start or a death; None: what chance wants cannot be now, ask again a little later."""
+    spawn = chance.random() < _SPAWN
+    pause = chance.uniform(*_PAUSE)
+    if spawn:
+        return SoakAction(pause) if alive < MOST else None
+    if alive <= LEAST or not killable:
+        return None
+    return SoakAction(pause, chance.choice(sorted(killable)))
+
+
+_SHOWN_CHARACTERS: Final = 6_000
+_DUMP_SECONDS: Final = 1.0  # for a process to write where its threads are
+
+
+class MemberProcess:
+    """Started at once."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.started_at = time.monotonic()
+        self._said = folder / f"{name}.out"
+        self._complained = folder / f"{name}.err"
+        with self._said.open("wb") as out, self._complained.open("wb") as err:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        self._read_bytes = 0
+        self._dumped_at = 0  # how much had been read then
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """What it said since this was last asked; whole lines."""
+        with self._said.open("rb") as said:
+            said.seek(self._read_bytes)
+            news = said.read()
+        whole = news[: news.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+    def kill(self) -> None:
+        """At once, without a word."""
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def end(self, timeout: float) -> bool:
+        """Whether it ended by itself in time; it has ended afterwards in any case. Idempotent."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
+
+    def dump(self) -> bool:
+        """Let it write where its threads are, once while it is silent; not before it knows the signal."""
+        if self.exit_code is not None or self._dumped_at == self._read_bytes:
+            return False
+        self._dumped_at = self._read_bytes
+        os.kill(self.pid, signal.SIGUSR2)
+        return True
+
+    def tell(self) -> str:
+        """How it is, where its threads are if it runs, and the last that it wrote to standard error."""
+        if self.dump():
+            time.sleep(_DUMP_SECONDS)
+        state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
+        return f"{self.name} (process {self.pid}) {state}:\n{self.complaints()[-_SHOWN_CHARACTERS:]}"
+
+    def complaints(self) -> str:
+        """All that it wrote to standard error."""
+        return self._complained.read_text(errors="replace")
+
 
 STALL_SECONDS: Final = 60.0
 _SUSPICIOUS_SECONDS: Final = 8.0  # who says nothing for so long writes down where it is
@@ -25,7 +138,7 @@ _END_SECONDS: Final = 60.0
 _SHOWN: Final = 4  # processes whose state is told in full when something goes wrong
 
 
-class Failure(Exception):
+class SoakFailure(Exception):
     """The soak has found something. The text says what, and all that is known about it."""
 
 
@@ -44,7 +157,7 @@ class Campaign:
         self._killed: set[str] = set()
         self._environment = dict(os.environ)
         self._seed: MemberProcess | None = None
-        self._watch = Watch()
+        self._watch = ResourceWatch()
         self.census: Final = Census()
         self.kills = 0
 
@@ -59,7 +172,7 @@ class Campaign:
             self._stop()
             leaks = self._watch.leaks()
             if leaks:
-                raise Failure("\n".join(leaks))
+                raise SoakFailure("\n".join(leaks))
 
     def summary(self) -> str:
         """The figures of all of it."""
@@ -92,7 +205,7 @@ class Campaign:
     def _happen(self, now: float) -> float:
         """One thing, or nothing; seconds until the next."""
         killable = self.census.killable(now, self._watch.protected)
-        step = next_step(self._chance, len(self.census.alive), killable)
+        step = next_action(self._chance, len(self.census.alive), killable)
         if step is None:
             return _AGAIN
         if step.victim is None:
@@ -174,13 +287,13 @@ class Campaign:
             self._look()
             time.sleep(_TICK)
 
-    def _failure(self, what: str, first: str | None = None) -> Failure:
+    def _failure(self, what: str, first: str | None = None) -> SoakFailure:
         """With what is known of everybody that lives."""
         names = sorted(self.census.alive, key=lambda name: (name != first, name))
         told = [self._processes[name].tell() for name in names[:_SHOWN]]
         seed = [] if self._seed is None else [self._seed.tell()]
         lives = [f"{name}: {life}" for name, life in self.census.lives.items() if life.alive]
-        return Failure("\n".join([what, self._line(), *lives, *told, *seed, f"the rest is in {self._folder}"]))
+        return SoakFailure("\n".join([what, self._line(), *lives, *told, *seed, f"the rest is in {self._folder}"]))
 
     def _line(self) -> str:
         census = self.census

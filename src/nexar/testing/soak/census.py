@@ -16,7 +16,7 @@ _VOTED_IN_SECONDS: Final = 15.0
 
 
 @dataclass(slots=True)
-class Life:
+class ProcessLife:
     """Of one process, as it is known."""
 
     started_at: float
@@ -38,7 +38,7 @@ class Life:
 class Census:
     """Of all processes of a soak, by name."""
 
-    lives: dict[str, Life] = field(default_factory=dict)
+    lives: dict[str, ProcessLife] = field(default_factory=dict)
     epoch: int = 0
     nodes: frozenset[int] = frozenset()
     """Of the newest membership that anybody spoke of."""
@@ -50,7 +50,7 @@ class Census:
 
     def started(self, name: str, now: float) -> None:
         """A process was started."""
-        self.lives[name] = Life(now, moved_at=now)
+        self.lives[name] = ProcessLife(now, moved_at=now)
 
     def killed(self, name: str, now: float) -> None:
         """A process was killed."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
 
-from nexar.testing.soak.campaign import Campaign, Failure
+from nexar.testing.soak.campaign import Campaign, SoakFailure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     campaign = Campaign(folder, given.seed, _write)
     try:
         campaign.run(given.minutes)
-    except Failure as failure:
+    except SoakFailure as failure:
         _write(f"{failure}\n{campaign.summary()}\nFAILED, with --seed {given.seed}")
         return 1
     _write(f"{campaign.summary()}\nnothing was wrong, nothing stood still, nothing leaked")

@@ -29,7 +29,7 @@ _SELDOM: Final = 0.2  # seconds between two reports of progress
 _CHECKPOINT_STEPS: Final = 5
 
 
-class Wrong(AssertionError):
+class WrongResult(AssertionError):
     """A result was not what it had to be."""
 
 
@@ -43,7 +43,7 @@ def weight(node: int) -> float:
     return float(node % (1 << 30))
 
 
-class Member:
+class SoakMember:
     """With whichever communicator it has."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -63,7 +63,7 @@ class Member:
             return
         self._step = state["step"]
         if not np.array_equal(state["array"], state_array(self._step)):
-            raise Wrong(f"the state of step {self._step} is not what was handed over: {state['array']}")
+            raise WrongResult(f"the state of step {self._step} is not what was handed over: {state['array']}")
 
     def live(self) -> None:
         """Until all stop."""
@@ -106,7 +106,7 @@ class Member:
         given = comm.all_reduce(mine)
         expected = sum(weight(member.node) for member in comm.membership.members)
         if not (given[:-1] == expected).all():
-            raise Wrong(f"step {self._step}: the sum is {given}, not {expected}, in {comm}")
+            raise WrongResult(f"step {self._step}: the sum is {given}, not {expected}, in {comm}")
         return bool(given[-1])
 
     def _pass_round(self) -> None:
@@ -121,14 +121,14 @@ class Member:
         told.wait()
         expected = [comm.membership.member(before).node, self._step]
         if heard.tolist() != expected:
-            raise Wrong(f"step {self._step}: rank {before} sent {heard.tolist()}, not {expected}, in {comm}")
+            raise WrongResult(f"step {self._step}: rank {before} sent {heard.tolist()}, not {expected}, in {comm}")
 
     def _checkpoint(self) -> None:
         step = self._step
         change = self._comm.checkpoint(lambda: {"step": step, "array": state_array(step)})
         if change is not None:
             if change.communicator is None:
-                raise Wrong(f"rank {self._comm.rank} was told that it has left; it did not want to")
+                raise WrongResult(f"rank {self._comm.rank} was told that it has left; it did not want to")
             self._follow(change.communicator, [])
 
     def _follow(self, successor: Communicator, lost: list[int]) -> None:
@@ -148,7 +148,7 @@ class Member:
 def main() -> None:
     """SIGUSR2 makes it write where all its threads are to standard error."""
     faulthandler.register(signal.SIGUSR2)
-    member = Member(init())
+    member = SoakMember(init())
     member.live()
     member.close()
 

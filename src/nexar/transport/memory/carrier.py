@@ -15,29 +15,39 @@ from typing import Final, Protocol
 
 from nexar.clock import Clock
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink, Waker
-from nexar.transport.memory.pipe import NEVER, Broken, Departure, Ending, Parcel, Pipe
-from nexar.transport.memory.weather import Verdict, Way, Weather
-from nexar.transport.stranger import decode_from_stranger
-from nexar.wire.codec import MAX_CHUNK_BYTES, Decode
-from nexar.wire.frame import HEADER_BYTES, FrameError, Kind, Lane, decode
+from nexar.transport.memory.pipe import (
+    NEVER,
+    DeliveryFault,
+    Direction,
+    FaultModel,
+    OutgoingTransfer,
+    Pipe,
+    PipeBroken,
+    PipeEnd,
+    QueuedItem,
+)
+from nexar.transport.unverified import decode_unverified
+from nexar.wire.frame import HEADER_BYTES, MAX_CHUNK_BYTES, Decode, FrameError, FrameKind, Lane, decode
 
 _FRAMES_PER_TURN: Final = 256  # then the node's other carriers have their turn
-_WEATHER_CHUNK_BYTES: Final = 64 << 10  # small, so that a cut can come in the middle of a payload
-_NEWS_OF_ROOM_BYTES: Final = (
+_FAULT_CHUNK_BYTES: Final = 64 << 10  # small, so that a cut can come in the middle of a payload
+_ROOM_NOTICE_BYTES: Final = (
     64 << 10
 )  # a sender may be waiting for its queue to shrink: tell it when it did by this much
-_OURS: Final = frozenset(int(kind) for kind in (Kind.CHUNK, Kind.FINISH, Kind.HELLO))  # a transport's own kinds
+_OURS: Final = frozenset(
+    int(kind) for kind in (FrameKind.CHUNK, FrameKind.FINISH, FrameKind.HELLO)
+)  # a transport's own kinds
 _BOTH_FINISHED: Final = "both sides have finished"
 
 
-class Surroundings(Protocol):
+class CarrierNetwork(Protocol):
     """What a carrier asks of its network."""
 
     clock: Clock
-    weather: Weather | None
+    fault_model: FaultModel | None
 
 
-class Home(Protocol):
+class CarrierHost(Protocol):
     """What a carrier asks of its own node's transport."""
 
     waker: Waker
@@ -64,7 +74,15 @@ class MemoryCarrier(Carrier):
     """Written by attach(), and looked up at every call: a sink may hand over to another."""
 
     def __init__(
-        self, home: Home, network: Surroundings, peer: Peer, way: Way, *, out: Pipe, inbound: Pipe, dialed: bool
+        self,
+        home: CarrierHost,
+        network: CarrierNetwork,
+        peer: Peer,
+        way: Direction,
+        *,
+        out: Pipe,
+        inbound: Pipe,
+        dialed: bool,
     ) -> None:
         self.peer = peer
         self.dialed = dialed
@@ -75,7 +93,7 @@ class MemoryCarrier(Carrier):
         self._in = inbound
         self._twin: MemoryCarrier = self  # written once, by join()
         self._attached = False  # written by attach(), after the sink
-        self._decode: Decode = decode if peer.verified else decode_from_stranger  # any thread, by admit()
+        self._decode: Decode = decode if peer.verified else decode_unverified  # any thread, by admit()
         self._error: CarrierLost | None = None  # why it ended; written once, under the lock of _out
         self._scheduled = False  # on the list of its node; set by senders, cleared by the driving thread
         self._left = threading.Event()  # set by the driving thread whenever it leaves a carrier that has ended
@@ -97,7 +115,7 @@ class MemoryCarrier(Carrier):
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
         # A lane keeps all its communicators in one order, which is more than was promised.
         copied = bytes(body[0]) if len(body) == 1 else b"".join(body)
-        due = 0.0 if self._network.weather is None else self._due()
+        due = 0.0 if self._network.fault_model is None else self._due()
         out = self._out
         with out.lock:
             if self._error is not None or out.finished:
@@ -116,7 +134,7 @@ class MemoryCarrier(Carrier):
             if transfer in self._out.departures:
                 raise ValueError(f"payload {transfer} is being sent already")
             if not self._out.unread:
-                self._out.departures[transfer] = Departure(data, due)
+                self._out.departures[transfer] = OutgoingTransfer(data, due)
         self._twin.schedule()
 
     def withdraw_payload(self, transfer: int) -> None:
@@ -131,15 +149,15 @@ class MemoryCarrier(Carrier):
             if self._out.finished:
                 return
             self._out.finished = True
-            self._out.endings.append(Ending(None, due))
+            self._out.endings.append(PipeEnd(None, due))
         self._twin.schedule()
 
     def _due(self) -> float:
         network = self._network
-        weather = network.weather
-        if weather is None:
+        fault_model = network.fault_model
+        if fault_model is None:
             return 0.0
-        return network.clock.now() + weather.delay(Way(self._way.destination, self._way.source))
+        return network.clock.now() + fault_model.delay(Direction(self._way.destination, self._way.source))
 
     def _check(self) -> None:
         error = self._error
@@ -180,13 +198,13 @@ class MemoryCarrier(Carrier):
         self._scheduled = False  # before looking: what is sent from now on schedules again
         if not self._attached or self._error is not None:
             return
-        weather = self._network.weather
+        fault_model = self._network.fault_model
         try:
-            if weather is not None:
-                self._drive_in(weather)
+            if fault_model is not None:
+                self._drive_in(fault_model)
             elif self._take_frames():
                 self._take_payload_or_ending(MAX_CHUNK_BYTES)
-        except Broken as broken:
+        except PipeBroken as broken:
             self.fail(CarrierLost(broken.kind, broken.reason))
         except BaseException as error:
             self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
@@ -201,38 +219,38 @@ class MemoryCarrier(Carrier):
         """False: the carrier has ended."""
         taken_bytes = 0
         for _ in range(_FRAMES_PER_TURN):
-            parcel = self._in.take_frame()
-            if parcel is None:
+            item = self._in.take_frame()
+            if item is None:
                 break
-            taken_bytes += len(parcel[1])
-            self._deliver(parcel)
+            taken_bytes += len(item[1])
+            self._deliver(item)
             if self._error is not None:
                 return False
         else:
             self.schedule()
-        if taken_bytes >= _NEWS_OF_ROOM_BYTES:
-            self._twin._home.waker.kick()
+        if taken_bytes >= _ROOM_NOTICE_BYTES:
+            self._twin._home.waker.wake()
         return True
 
-    def _deliver(self, parcel: Parcel) -> None:
-        header, body, _ = parcel
+    def _deliver(self, item: QueuedItem) -> None:
+        header, body, _ = item
         if len(header) != HEADER_BYTES:
-            raise Broken("misbehaved", f"a frame with a header of {len(header)} bytes")
+            raise PipeBroken("misbehaved", f"a frame with a header of {len(header)} bytes")
         try:
             frame = self._decode(header, 0)
         except FrameError as error:
-            raise Broken("misbehaved", str(error)) from None
+            raise PipeBroken("misbehaved", str(error)) from None
         if frame.body != len(body):
-            raise Broken("misbehaved", f"a frame of {len(body)} bytes that claims {frame.body}")
+            raise PipeBroken("misbehaved", f"a frame of {len(body)} bytes that claims {frame.body}")
         if frame.kind in _OURS:
-            raise Broken("misbehaved", f"a frame of kind {frame.kind} where none belongs")
+            raise PipeBroken("misbehaved", f"a frame of kind {frame.kind} where none belongs")
         self._sink.frame_arrived(self, frame, memoryview(body))
 
     def _take_payload_or_ending(self, limit: int) -> None:
         pipe = self._in
         if pipe.departures:
             if self._decode is not decode:
-                raise Broken("misbehaved", "a payload from a peer that has not proven who it is")
+                raise PipeBroken("misbehaved", "a payload from a peer that has not proven who it is")
             transfer = pipe.copy_chunk(limit)
             if transfer is not None and self._error is None:
                 self._sink.payload_arrived(self, transfer)
@@ -241,9 +259,9 @@ class MemoryCarrier(Carrier):
         if pipe.departures or pipe.endings:
             self.schedule()
 
-    def _take_ending(self, ending: Ending) -> None:
+    def _take_ending(self, ending: PipeEnd) -> None:
         if ending.reason is not None:
-            raise Broken("peer", ending.reason)
+            raise PipeBroken("peer", ending.reason)
         self._sink.carrier_finished(self)
         self._in.drained = True  # each side says so first and looks at the other then: one of them sees both
         if self._out.drained:
@@ -252,24 +270,24 @@ class MemoryCarrier(Carrier):
 
     # -- weather -----------------------------------------------------------------------------------------------
 
-    def _drive_in(self, weather: Weather) -> None:
+    def _drive_in(self, fault_model: FaultModel) -> None:
         while self._error is None:
-            verdict = weather.judge(self._way, self._in.taken_frames, self._in.payload_bytes)
-            if verdict is Verdict.CUT:
-                raise Broken("peer", "the connection was cut")
-            if verdict is Verdict.HOLD:
+            verdict = fault_model.judge(self._way, self._in.taken_frames, self._in.payload_bytes)
+            if verdict is DeliveryFault.CUT:
+                raise PipeBroken("peer", "the connection was cut")
+            if verdict is DeliveryFault.HOLD:
                 return
             now = self._network.clock.now()
-            parcel = self._in.take_due_frame(now)
-            if parcel is not None:
-                self._deliver(parcel)
+            item = self._in.take_due_frame(now)
+            if item is not None:
+                self._deliver(item)
             else:
                 self._take_what_is_due(now)
                 return
 
     def _take_what_is_due(self, now: float) -> None:
         if self._in.rest_due() <= now:
-            self._take_payload_or_ending(_WEATHER_CHUNK_BYTES)
+            self._take_payload_or_ending(_FAULT_CHUNK_BYTES)
         due = self._in.next_due()
         if now < due < NEVER:
             self._home.hold(self, due)
@@ -303,7 +321,7 @@ class MemoryCarrier(Carrier):
     def _tell_twin(self, reason: str) -> None:
         due = self._due()
         with self._out.lock:
-            self._out.endings.append(Ending(reason, due))
+            self._out.endings.append(PipeEnd(reason, due))
         self._twin.schedule()
 
     def abandon(self) -> None:

@@ -1,4 +1,6 @@
-"""One direction between two memory carriers: what was sent and has not been taken yet.
+"""What can happen to things on their way, in the memory network's words. `testing.faults` makes the weather.
+
+One direction between two memory carriers: what was sent and has not been taken yet.
 
 Law: whoever changes a pipe holds its lock, with one exception: the receiving node's driving thread takes frames off
 the left of a lane while senders append on its right, which a deque allows. The bytes of a payload are copied under
@@ -13,22 +15,58 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Final, NamedTuple, TypeAlias
+from enum import Enum
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from nexar.transport.base import Redirected
-from nexar.transport.landed import Landed
-from nexar.wire.codec import MAX_CHUNK_BYTES
-from nexar.wire.frame import Lane
+from nexar.transport.payload_table import RecentTransfers
+from nexar.wire.frame import MAX_CHUNK_BYTES, Lane
+
+
+class Direction(NamedTuple):
+    """From one node to another."""
+
+    source: int
+    destination: int
+
+
+class DeliveryFault(Enum):
+    """What becomes of the next thing on a way."""
+
+    PASS = "pass"
+    HOLD = "hold"  # nothing is delivered until the weather changes
+    CUT = "cut"  # the carrier breaks, and both ends are told
+    DOUBLE = "double"  # dials only: the listener sees two of them
+
+
+class FaultModel(Protocol):
+    """Decides what happens between sending and taking. A network without weather delivers everything at once.
+
+    Called from any thread, under no lock of the transport; answers at once.
+    """
+
+    def delay(self, way: Direction) -> float:
+        """Seconds between sending a frame, a payload or an end, and the moment it may be taken."""
+        ...
+
+    def judge(self, way: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
+        """The fate of what comes next on a carrier that has delivered so much on this way."""
+        ...
+
+    def judge_dial(self, way: Direction) -> DeliveryFault:
+        """CUT: refused. HOLD: no answer until the dialer's deadline."""
+        ...
+
 
 LANES: Final = len(Lane)
 NEVER: Final = float("inf")
 
 
-Parcel: TypeAlias = tuple[bytes, bytes, float]
+QueuedItem: TypeAlias = tuple[bytes, bytes, float]
 """One frame on its way: header, body, and when it may be taken (0 where nothing delays it)."""
 
 
-class Broken(Exception):
+class PipeBroken(Exception):
     """The carrier cannot go on. Never raised by a sink, so a carrier can tell its own end from a sink's error."""
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -37,21 +75,21 @@ class Broken(Exception):
         self.reason = reason
 
 
-class Ending(NamedTuple):
+class PipeEnd(NamedTuple):
     """The last thing in a pipe: a half-close (`reason` is None) or the end of the carrier."""
 
     reason: str | None
     due: float
 
 
-class Departure(NamedTuple):
+class OutgoingTransfer(NamedTuple):
     """A payload on the sender's side."""
 
     data: memoryview
     due: float
 
 
-class Landing:
+class IncomingTransfer:
     """A payload on the receiver's side."""
 
     __slots__ = ("arrived", "into", "size", "withdrawn")
@@ -86,51 +124,51 @@ class Pipe:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant: the collector may run a finaliser that uses the carrier meanwhile
         # Written by senders, under the lock.
-        self.lanes: tuple[deque[Parcel], ...] = tuple(deque() for _ in range(LANES))
-        self.endings: deque[Ending] = deque()
-        self.departures: dict[int, Departure] = {}
+        self.lanes: tuple[deque[QueuedItem], ...] = tuple(deque() for _ in range(LANES))
+        self.endings: deque[PipeEnd] = deque()
+        self.departures: dict[int, OutgoingTransfer] = {}
         self.sent_frames = 0
         self.sent_bytes = [0] * LANES
         self.finished = False
         # Written by the receiving side: landings, landed and unread under the lock, the rest by its driving thread.
-        self.landings: dict[int, Landing] = {}
-        self.landed = Landed()
+        self.landings: dict[int, IncomingTransfer] = {}
+        self.landed = RecentTransfers()
         self.unread = False  # the receiver has ended: whatever is sent now goes nowhere
         self.taken_frames = 0
         self.taken_bytes = [0] * LANES
         self.payload_bytes = 0
         self.drained = False  # the half-close has been delivered, and everything before it
 
-    def put_frame(self, lane: int, parcel: Parcel) -> None:
+    def put_frame(self, lane: int, item: QueuedItem) -> None:
         """Under the lock. The receiver will find it."""
         if self.unread:
             return
-        self.lanes[lane].append(parcel)
+        self.lanes[lane].append(item)
         self.sent_frames += 1
-        self.sent_bytes[lane] += len(parcel[0]) + len(parcel[1])
+        self.sent_bytes[lane] += len(item[0]) + len(item[1])
 
-    def take_frame(self) -> Parcel | None:
+    def take_frame(self) -> QueuedItem | None:
         """Driving thread only, without the lock: the oldest frame of the lowest lane that has one."""
         for number, lane in enumerate(self.lanes):
             if lane:
                 return self._take(number, lane)
         return None
 
-    def take_due_frame(self, now: float) -> Parcel | None:
+    def take_due_frame(self, now: float) -> QueuedItem | None:
         """The same, on a network with weather: what is not due yet stays, and holds up its own lane only."""
         for number, lane in enumerate(self.lanes):
             if _due(lane) <= now:
                 return self._take(number, lane)
         return None
 
-    def _take(self, number: int, lane: deque[Parcel]) -> Parcel | None:
+    def _take(self, number: int, lane: deque[QueuedItem]) -> QueuedItem | None:
         try:
-            parcel = lane.popleft()
+            item = lane.popleft()
         except IndexError:  # another thread aborted the carrier, which emptied its lanes
             return None
-        self.taken_bytes[number] += len(parcel[0]) + len(parcel[1])
+        self.taken_bytes[number] += len(item[0]) + len(item[1])
         self.taken_frames += 1
-        return parcel
+        return item
 
     def copy_chunk(self, limit: int = MAX_CHUNK_BYTES) -> int | None:
         """Move up to `limit` bytes of the oldest payload. The transfer, if that was its last byte and it is wanted.
@@ -148,17 +186,17 @@ class Pipe:
                 landing.into[start:stop] = data[start:stop]
             landing.arrived = stop
             self.payload_bytes += stop - start
-            return self._landed(transfer, landing) if stop == landing.size else None
+            return self._recent_transfers(transfer, landing) if stop == landing.size else None
 
-    def _landing_of(self, transfer: int, size: int) -> Landing:
+    def _landing_of(self, transfer: int, size: int) -> IncomingTransfer:
         landing = self.landings.get(transfer)
         if landing is None:
-            raise Broken("misbehaved", f"payload {transfer} came, but nobody expects it")
+            raise PipeBroken("misbehaved", f"payload {transfer} came, but nobody expects it")
         if landing.size != size:
-            raise Broken("misbehaved", f"payload {transfer} has {size} bytes instead of {landing.size}")
+            raise PipeBroken("misbehaved", f"payload {transfer} has {size} bytes instead of {landing.size}")
         return landing
 
-    def _landed(self, transfer: int, landing: Landing) -> int | None:
+    def _recent_transfers(self, transfer: int, landing: IncomingTransfer) -> int | None:
         del self.departures[transfer]
         del self.landings[transfer]
         if landing.into is None:
@@ -179,7 +217,7 @@ class Pipe:
         """Under the lock: the receiver names the memory for a payload."""
         if transfer in self.landings:
             raise ValueError(f"payload {transfer} is expected already")
-        self.landings[transfer] = Landing(into)
+        self.landings[transfer] = IncomingTransfer(into)
         self.landed.forget(transfer)
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
@@ -230,7 +268,7 @@ class Pipe:
         return min(self.rest_due(), *(_due(lane) for lane in self.lanes))
 
 
-def _due(lane: deque[Parcel]) -> float:
+def _due(lane: deque[QueuedItem]) -> float:
     try:
         return lane[0][2]
     except IndexError:

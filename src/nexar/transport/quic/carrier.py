@@ -18,22 +18,22 @@ from weakref import WeakMethod
 
 from nexar_quic import Connection, ConnectionLost, ForkedError, Operation, QuicError, StreamError
 
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
-from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import (
+from nexar.transport.base import SILENT_SINK, Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
+from nexar.transport.quic.driver import CompletionDriver
+from nexar.transport.quic.protocol import (
     CloseCode,
-    again,
+    StreamType,
     close_code,
+    encode_preamble,
     ended_politely,
     finished_already,
-    forked,
+    is_forked,
+    retryable,
     shorten,
     to_carrier_lost,
 )
-from nexar.transport.quic.inbound import Inbound
-from nexar.transport.quic.outbound import Outbound
-from nexar.transport.quic.preamble import StreamType, encode_preamble
-from nexar.transport.silent_sink import SILENT
+from nexar.transport.quic.receive_streams import ReceiveStreams
+from nexar.transport.quic.send_streams import SendStreams
 from nexar.wire.frame import Lane
 
 _Given = ParamSpec("_Given")
@@ -57,7 +57,7 @@ class QuicCarrier(Carrier):
     scheme = "quic"
 
     def __init__(
-        self, connection: Connection, peer: Peer, driver: Driver, forget: Callable[[QuicCarrier], None]
+        self, connection: Connection, peer: Peer, driver: CompletionDriver, forget: Callable[[QuicCarrier], None]
     ) -> None:
         self.peer = peer
         self.dialed = connection.dialed
@@ -65,10 +65,10 @@ class QuicCarrier(Carrier):
         self._driver = driver
         self._forget = forget
         fail = _weakly(self.fail)
-        self._inbound = Inbound(
+        self._inbound = ReceiveStreams(
             self, connection, driver, fail=fail, settle=_weakly(self._settle), check=_weakly(self._check)
         )
-        self._outbound = Outbound(connection, driver.completions, fail)
+        self._outbound = SendStreams(connection, driver.completions, fail)
         self._writers = self._outbound.writers  # only looked up here
         self._frames_sent = 0  # any thread
         self._farewell_sent = False  # the driving thread's
@@ -158,8 +158,8 @@ class QuicCarrier(Carrier):
     def abandon(self) -> None:
         """In a forked child: no native call, and no lock that a thread of the parent may have held."""
         self._lock = Lock()
-        self._error = forked()
-        self._inbound.sink = SILENT
+        self._error = is_forked()
+        self._inbound.sink = SILENT_SINK
         self._inbound.payloads.abandon()
         self._outbound.abandon(self._error)
 
@@ -197,7 +197,7 @@ class QuicCarrier(Carrier):
             if not self._both_finished:
                 self._inbound.tell(self._tell_loss)
         finally:
-            self._inbound.sink = SILENT
+            self._inbound.sink = SILENT_SINK
 
     def _tell_loss(self, sink: Sink) -> None:
         if self._error is not None:
@@ -225,7 +225,7 @@ class QuicCarrier(Carrier):
         if self._error is not None or not self._both_finished:
             return
         if self._inbound.farewell:
-            self._inbound.sink = SILENT
+            self._inbound.sink = SILENT_SINK
             self._end(ended_politely(), CloseCode.DONE)
             self._forget(self)
         elif not self._farewell_sent:
@@ -261,11 +261,11 @@ class QuicCarrier(Carrier):
         """What a verb raises instead of `error`."""
         if isinstance(error, StreamError):
             return self._stream_refusal(error)
-        return again(self._set_error(to_carrier_lost(error)))
+        return retryable(self._set_error(to_carrier_lost(error)))
 
     def _stream_refusal(self, error: StreamError) -> CarrierLost:
         if self._error is not None:
-            return again(self._error)
+            return retryable(self._error)
         if error.kind == "closed":
             return finished_already()  # another thread called finish() after we had looked up the writer
         lost = CarrierLost("misbehaved", f"the peer does not read an ordered stream: {error}")
@@ -274,4 +274,4 @@ class QuicCarrier(Carrier):
 
     def _check(self) -> None:
         if self._error is not None:
-            raise again(self._error)
+            raise retryable(self._error)

@@ -27,14 +27,14 @@ def is_driving() -> bool:
     return get_ident() in _driving
 
 
-class Handler(Protocol):
+class CompletionHandler(Protocol):
     """The owner of a token."""
 
     def interrupted(self, error: BaseException) -> None:
         """A handler of this owner was left by `error`. Must not call a sink."""
 
 
-class Driver:
+class CompletionDriver:
     """Waits for operations and calls who posted them."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -89,5 +89,5 @@ class Driver:
 
 
 def _tell_owner(call: Any, error: BaseException) -> None:
-    owner: Handler = call.__self__
+    owner: CompletionHandler = call.__self__
     owner.interrupted(error)

@@ -1,4 +1,6 @@
-"""Payloads on their way in: each on a stream of its own, read straight into the memory it was expected in.
+"""What a stream that is being read needs of the connection it belongs to.
+
+Payloads on their way in: each on a stream of its own, read straight into the memory it was expected in.
 
 Law: `_expected` holds every transfer whose last byte has not landed. Its memory is touched only by the one read that is
 posted into it, and who cancels that read owns the memory again. So a transfer is in one of three states: no stream yet
@@ -15,26 +17,68 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 from weakref import ref
 
-from nexar_quic import Cancelled, Operation, QuicError, Stream, StreamError
+from nexar_quic import Cancelled, Completions, Operation, QuicError, Stream, StreamError
 
-from nexar.transport.base import Redirected
-from nexar.transport.landed import Landed
-from nexar.transport.quic.receiving import Receiver
+from nexar.transport.base import Carrier, Redirected, Sink
+from nexar.transport.payload_table import RecentTransfers
+from nexar.wire.frame import Decode
+
+
+class StreamReceiver(Protocol):
+    """The receiving half of a carrier, as its streams see it. They call it in the driving thread only."""
+
+    completions: Completions
+    frames_received: int
+    sink: Sink
+    """Looked up at every call, never kept: abort() puts the silent one in its place, a sink its successor."""
+    decode: Decode
+    """Judges headers; looked up for every frame, because a stranger may be admitted between two."""
+    inside: bool
+    """Set before the sink is looked up, and lowered by leave(): see abort()."""
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """None once it has ended and nobody holds it: then nobody hears what arrives."""
+
+    def leave(self) -> None:
+        """The call of the sink has returned."""
+
+    def tell(self, call: Callable[[Sink], None]) -> None:
+        """Call the sink: `inside`, the look, the call, and leave()."""
+
+    def finish_announced(self, streams: int) -> None:
+        """The peer sends no more; it opened this many streams, all types together."""
+
+    def farewell_arrived(self) -> None:
+        """The peer has everything we announced."""
+
+    def stream_over(self) -> None:
+        """One stream has ended, whichever way; all in it was delivered or dropped. Callable from any thread."""
+
+    def misbehaved(self, reason: str) -> None:
+        """The peer broke the protocol: give up the connection."""
+
+    def read_failed(self, error: QuicError) -> None:
+        """A stream that must not break did."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """See Handler."""
+
 
 PIECE_BYTES: Final = 2 << 20
 """One read: how much of a payload is taken in between two looks at everything else. Native code fills it, and the
 window behind it, while nobody drives."""
-MAX_FORSAKEN: Final = 4096
+MAX_ABANDONED: Final = 4096
 """Transfers given up before their stream came: remembered, the oldest forgotten, because it may never come."""
 
 
 class IncomingPayloads:
     """The payloads one peer may send us. Verbs from any thread; `begin` from the driving one."""
 
-    def __init__(self, receiver: Receiver, check: Callable[[], None]) -> None:
+    def __init__(self, receiver: StreamReceiver, check: Callable[[], None]) -> None:
         """`check` raises once the carrier has ended, which is before `clear` is called.
 
         The receiver owns the table. The table does not keep it alive: in a ring of the two, an ended carrier would stay
@@ -45,12 +89,12 @@ class IncomingPayloads:
         self._owner = ref(receiver)
         self._check = check
         self._expected: dict[int, IncomingPayload] = {}  # under lock
-        self._landed = Landed()  # under lock
+        self._recent_transfers = RecentTransfers()  # under lock
         self._forsaken: dict[int, None] = {}  # under lock
         self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
 
     @property
-    def _receiver(self) -> Receiver:
+    def _receiver(self) -> StreamReceiver:
         receiver = self._owner()
         assert receiver is not None, "whoever calls the table holds its receiver"
         return receiver
@@ -62,7 +106,7 @@ class IncomingPayloads:
             if transfer in self._expected:
                 raise ValueError(f"transfer {transfer} is expected already")
             self._expected[transfer] = IncomingPayload(self, self._receiver, transfer, into)
-            self._landed.forget(transfer)
+            self._recent_transfers.forget(transfer)
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
         """See Carrier.redirect_payload."""
@@ -70,7 +114,7 @@ class IncomingPayloads:
             self._check()
             payload = self._expected.get(transfer)
             if payload is None:
-                return Redirected.LANDED if transfer in self._landed else Redirected.UNKNOWN
+                return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
             if not (payload.drop() if into is None else payload.move(into)):
                 return Redirected.LANDED
             stopped = self._give_up(transfer, payload) if into is None else None
@@ -104,7 +148,7 @@ class IncomingPayloads:
     def complete(self, transfer: int) -> None:
         """Under the lock: the last byte has landed, it is too late for a redirect."""
         self._expected.pop(transfer, None)  # gone already if the carrier ended meanwhile
-        self._landed.add(transfer)
+        self._recent_transfers.add(transfer)
 
     def clear(self) -> None:
         """The carrier has ended: nothing is touched any more."""
@@ -113,7 +157,7 @@ class IncomingPayloads:
                 payload.drop()
             self._expected.clear()
             self._forsaken.clear()
-            self._landed.clear()
+            self._recent_transfers.clear()
 
     def abandon(self) -> None:
         """In a forked child, where the lock may be held for ever, and no native call is possible."""
@@ -122,7 +166,7 @@ class IncomingPayloads:
 
     def _forsake(self, transfer: int) -> None:
         self._forsaken[transfer] = None
-        if len(self._forsaken) > MAX_FORSAKEN:
+        if len(self._forsaken) > MAX_ABANDONED:
             del self._forsaken[next(iter(self._forsaken))]
             self._forgotten += 1
 
@@ -154,7 +198,7 @@ class IncomingPayload:
 
     __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_size", "_table", "_transfer", "stream")
 
-    def __init__(self, table: IncomingPayloads, receiver: Receiver, transfer: int, into: memoryview) -> None:
+    def __init__(self, table: IncomingPayloads, receiver: StreamReceiver, transfer: int, into: memoryview) -> None:
         self.stream: Stream | None = None
         self._table = table
         self._receiver = receiver
@@ -256,7 +300,7 @@ class IncomingPayload:
 
     def landed(self, stream: Stream) -> None:
         """Every byte is there."""
-        EndOfStream(self._receiver, stream)
+        StreamEnd(self._receiver, stream)
         carrier = self._receiver.carrier
         if carrier is not None:
             self._receiver.tell(lambda sink: sink.payload_arrived(carrier, self._transfer))
@@ -272,12 +316,12 @@ class IncomingPayload:
         self._receiver.stream_over()
 
 
-class EndOfStream:
+class StreamEnd:
     """Sees a payload's stream to its end: the byte behind the last must not come."""
 
     __slots__ = ("_receiver",)
 
-    def __init__(self, receiver: Receiver, stream: Stream) -> None:
+    def __init__(self, receiver: StreamReceiver, stream: Stream) -> None:
         self._receiver = receiver
         try:
             stream.post_read(bytearray(1), receiver.completions, token=self.ended)

@@ -1,4 +1,6 @@
-"""QUIC: one UDP socket per node, dialing and listening, and the sleep of the node's driving thread.
+"""The settings of QUIC, one value. What is not here has the native package's default, which was measured.
+
+QUIC: one UDP socket per node, dialing and listening, and the sleep of the node's driving thread.
 
 A node that has QUIC sleeps in the native wait, which drives the endpoint while it waits and also watches the
 descriptors of the other transports. Between two waits a native thread keeps timers and keep-alives going.
@@ -8,26 +10,87 @@ from __future__ import annotations
 
 import errno
 import time
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Final
 
+import nexar_quic
 from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
 
 from nexar.errors import UsageError
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import format_address
 from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Transport
-from nexar.transport.disbelief import advice
-from nexar.transport.quic.addresses import resolve, to_numeric
+from nexar.transport.parallel_dial import dial_in_parallel
 from nexar.transport.quic.carrier import QuicCarrier
-from nexar.transport.quic.dialing import QuicCourse
-from nexar.transport.quic.driver import Driver
-from nexar.transport.quic.endings import CloseCode, numbered
-from nexar.transport.quic.identification import peer_of_arrival, to_native_credentials, to_native_trust
-from nexar.transport.quic.listener import Listener
-from nexar.transport.quic.settings import QuicSettings, handshake_limit
-from nexar.transport.race import race
+from nexar.transport.quic.connect import (
+    QuicDialMethod,
+    QuicListener,
+    peer_of_arrival,
+    resolve,
+    to_native_credentials,
+    to_native_trust,
+    to_numeric,
+)
+from nexar.transport.quic.driver import CompletionDriver
+from nexar.transport.quic.protocol import CloseCode, close_code_of
+from nexar.transport.unverified import certificate_advice
+
+_UNVERIFIED: Final = 256
+"""Handshakes of strangers that may be in progress, beside those of peers."""
+
+
+def handshake_limit(peers: int) -> int:
+    """Inbound handshakes that may be in progress at once, where `peers` may dial."""
+    return 2 * peers + _UNVERIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuicSettings:
+    """What a node may choose."""
+
+    idle_timeout: float = 30.0
+    """Seconds of silence after which a connection is lost."""
+    keep_alive_interval: float = 5.0
+    """Seconds; while nothing else is sent, something is, so that only a dead peer is silent."""
+    handshake_timeout: float = 10.0
+    """Seconds an inbound handshake may take. A dial has its own deadline."""
+    max_streams: int = 1024
+    """Streams a peer may have open at once. Room for all of them, 160 KB, is made when its certificate is verified."""
+    unverified_streams: int = 9
+    """The same before it has authenticated: one more than `inbound` tolerates, so that it notices who wants more."""
+    max_connections: int = 65536
+    peers: int = 1
+    """Peers that may dial at once; the limit of handshakes in progress follows from it."""
+    stream_window_bytes: int = 32 << 20
+    """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.
+    100 Gbit/s for a millisecond are 12 MiB."""
+
+    handshake_budget: int = 1024
+    """Handshakes of peers that do not authenticate which may begin at once; 64 a second after that."""
+    max_mtu: int = 8972
+    """Largest packet, both ways. Each connection finds out how large packets its path carries, by sending large ones:
+    that is worth it only where much is sent."""
+    loopback_mtu: int = 65000
+    """The same for paths over the loopback interface."""
+
+    def to_native(self) -> nexar_quic.Settings:
+        """The same for the native package, which checks the values (ValueError)."""
+        return nexar_quic.Settings(
+            idle_timeout=self.idle_timeout,
+            keep_alive_interval=self.keep_alive_interval,
+            handshake_timeout=self.handshake_timeout,
+            max_streams=self.max_streams,
+            max_connections=self.max_connections,
+            unverified_streams=self.unverified_streams,
+            max_handshakes=handshake_limit(self.peers),
+            stream_window_bytes=self.stream_window_bytes,
+            handshake_budget=self.handshake_budget,
+            max_mtu=self.max_mtu,
+            loopback_mtu=self.loopback_mtu,
+        )
+
 
 _FORKED: Final = "this process was forked; it must make a transport of its own"
 
@@ -50,11 +113,11 @@ class QuicTransport(Transport):
         try:
             self._endpoint = Endpoint(to_numeric(bind), shown, believed, native)
         except OSError as error:
-            raise numbered(error) from error
-        self._driver = Driver(self._endpoint)
+            raise close_code_of(error) from error
+        self._driver = CompletionDriver(self._endpoint)
         self._completions = self._driver.completions
         self._identity = (credentials, trust)  # replaced as one, by any thread
-        self._listener: Listener | None = None  # written by listen() and close()
+        self._listener: QuicListener | None = None  # written by listen() and close()
         self._lock = Lock()
         self._carriers: set[QuicCarrier] = set()  # under _lock
         self._closed = False  # under _lock
@@ -85,7 +148,7 @@ class QuicTransport(Transport):
         host, port = to_numeric(address)
         if host != bound[0] or port not in (0, bound[1]):
             raise OSError(errno.EADDRNOTAVAIL, f"cannot listen on {address}: bound to {format_address(*bound)}")
-        self._listener = Listener(self._endpoint, self._driver, acceptor, self._identify, self._adopt)
+        self._listener = QuicListener(self._endpoint, self._driver, acceptor, self._identify, self._adopt)
         self._listener.start()
         self.address = format_address(*bound)
         return self.address
@@ -93,10 +156,14 @@ class QuicTransport(Transport):
     def connect(self, address: str, expected: Expected, deadline: float) -> QuicCarrier:
         """See Transport."""
         try:
-            course = QuicCourse(self._endpoint, self._identity, expected)
+            course = QuicDialMethod(self._endpoint, self._identity, expected)
             beside = self._endpoint.address[0]
-            _, (connection, peer) = race(
-                address, deadline, partial(resolve, beside=beside), course, advice(expected, self._identity[0])
+            _, (connection, peer) = dial_in_parallel(
+                address,
+                deadline,
+                partial(resolve, beside=beside),
+                course,
+                certificate_advice(expected, self._identity[0]),
             )
         except ForkedError as error:
             raise ConnectRefused(address, _FORKED) from error

@@ -13,20 +13,20 @@ from threading import get_ident
 from typing import Final, Protocol
 
 from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
-from nexar.transport.shm.doorbell import Doorbell, fence
-from nexar.transport.shm.frames_out import FrameSender, flat
-from nexar.transport.shm.lifetime import Lifetime
-from nexar.transport.shm.payload_in import NOTHING, PayloadReceiver
-from nexar.transport.shm.payload_out import PayloadSender
-from nexar.transport.shm.ring import Corrupt
-from nexar.transport.shm.segment import Segment, sleep_word
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.transport.shm.ring import CarrierLifetime, RingCorrupt, WakeSocket, fence
+from nexar.transport.shm.ring_frames import RingFrameSender, ShmSegment, flat, sleep_word
+from nexar.transport.shm.ring_payloads import NOTHING, PayloadReceiver, PayloadSender
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
 _TURNS: Final = 4  # chunks each way before other carriers get theirs
-_CHUNK, _FINISH, _HELLO = int(Kind.CHUNK), int(Kind.FINISH), int(Kind.HELLO)  # neighbours; they never reach a sink
+_CHUNK, _FINISH, _HELLO = (
+    int(FrameKind.CHUNK),
+    int(FrameKind.FINISH),
+    int(FrameKind.HELLO),
+)  # neighbours; they never reach a sink
 
 
-class Owner(Protocol):
+class CarrierOwner(Protocol):
     """What a carrier needs of its transport."""
 
     def attached(self, carrier: ShmCarrier) -> None:
@@ -47,7 +47,7 @@ class ShmCarrier(Carrier):
 
     scheme = "shm"
 
-    def __init__(self, owner: Owner, peer: Peer, dialed: bool, segment: Segment, bell: Doorbell) -> None:
+    def __init__(self, owner: CarrierOwner, peer: Peer, dialed: bool, segment: ShmSegment, bell: WakeSocket) -> None:
         self.peer = peer
         self.dialed = dialed
         self.bell = bell
@@ -59,8 +59,8 @@ class ShmCarrier(Carrier):
         self._sleep_word = sleep_word(1 - segment.side)  # the peer's
         self._reader = segment.reader
         self._slot_reader = segment.slot_reader
-        self._frames_out = FrameSender(segment.writer)
-        self._life = Lifetime()
+        self._frames_out = RingFrameSender(segment.writer)
+        self._life = CarrierLifetime()
         self._payloads_in = PayloadReceiver(segment.slot_reader, self._life)
         self._payloads_out = PayloadSender(segment.slot_writer)
         self._sink: Sink | None = None  # written by attach
@@ -94,7 +94,7 @@ class ShmCarrier(Carrier):
                 self._ask_for_driver()
             if nap := self._words[self._sleep_word]:  # after the fence that the sender's lock was: see doorbell.py
                 self.bell.ring(nap)
-        except Corrupt as error:
+        except RingCorrupt as error:
             self._blame(error)
         except ValueError:
             self._raise_if_closing()  # another thread finished or aborted it meanwhile
@@ -121,7 +121,7 @@ class ShmCarrier(Carrier):
         try:
             self._payloads_out.pump(_TURNS)
             self._ring(sent=True)
-        except Corrupt as error:
+        except RingCorrupt as error:
             self._blame(error)
         except ValueError:
             self._raise_if_closing()
@@ -148,8 +148,8 @@ class ShmCarrier(Carrier):
                 self._free()
         self._life.wait_outside()
 
-    def nudge(self) -> None:
-        self.bell.nudge()
+    def wake_peer(self) -> None:
+        self.bell.wake_peer()
 
     def stats(self) -> dict[str, float]:
         return {
@@ -178,7 +178,7 @@ class ShmCarrier(Carrier):
         self.attention = True
         self._owner.poke()
 
-    def _blame(self, error: Corrupt) -> None:
+    def _blame(self, error: RingCorrupt) -> None:
         # Only the driving thread calls the sink, so that it is the one to end the carrier.
         self._fault = str(error)
         self._ask_for_driver()
@@ -203,7 +203,7 @@ class ShmCarrier(Carrier):
             if self.attention or words[self._chunk_word] != self._slot_reader.tail:
                 return self._exchange() or news
             return news
-        except Corrupt as error:
+        except RingCorrupt as error:
             self._lose("misbehaved", str(error))
             return True
         except BaseException as error:
@@ -237,7 +237,7 @@ class ShmCarrier(Carrier):
 
     def _take_special(self, frame: Frame) -> None:
         if frame.kind != _FINISH or self._finish_at is not None:
-            raise Corrupt(f"a frame of kind {frame.kind} where none may come")
+            raise RingCorrupt(f"a frame of kind {frame.kind} where none may come")
         self._finish_at = frame.count
         self.attention = True
 
@@ -275,7 +275,7 @@ class ShmCarrier(Carrier):
         # Cleared before the look: who adds work now sets it again after us, who added it before is seen by the look.
         self.attention = False
         if self._fault is not None:
-            raise Corrupt(self._fault)
+            raise RingCorrupt(self._fault)
         happened = self._send_finish() | self._tell_finish()
         if self._finish_told and self._finish_sent and not self._frames_out.waiting:
             self._end(CarrierLost("closed", "both sides have finished"))
@@ -305,7 +305,7 @@ class ShmCarrier(Carrier):
         if self._finish_at is None or self._finish_told or self._life.ended is not None:
             return False
         if self._payloads_in.chunks_received() > self._finish_at:
-            raise Corrupt("a chunk after the end")
+            raise RingCorrupt("a chunk after the end")
         if self._payloads_in.chunks_received() < self._finish_at:
             return False
         self._finish_told = True

@@ -11,16 +11,26 @@ that are authenticated already. So whoever knows the key is N, or the listener i
 A proof is an HMAC over the role of who proves, the whole HELLO and the listener's nonce: it holds for one connection,
 one pair of nodes and one direction, so it can be neither replayed nor reflected. The listener proves itself first;
 the descriptor goes to nobody who has not. A nonce found in the segment shows that both really have the same memory.
+
+An inbound connection that has proven nothing yet: the listener's half of the handshake, fed as bytes arrive.
+
+The dialer's half of the handshake: blocking, in the thread of whoever called connect.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
+import socket
 import struct
+import time
 from dataclasses import dataclass
+from threading import Event
 from typing import Final
 
+from nexar.transport.shm.ring_frames import SegmentGeometry, ShmSegment, attach_segment, create_segment
+from nexar.transport.shm.socket_directory import ShmAddress
 from nexar.types import format_node
 
 NONCE_BYTES: Final = 32
@@ -39,7 +49,7 @@ _AS_LISTENER: Final = b"listener"
 _AS_DIALER: Final = b"dialer"
 
 
-class Refused(Exception):
+class HandshakeRefused(Exception):
     """The other side is not who it should be, or does not speak this protocol."""
 
 
@@ -59,7 +69,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, challenge_nonce: bytes, more: 
 
 def _verify(proof: bytes, expected: bytes, who: str) -> None:
     if not hmac.compare_digest(proof, expected):
-        raise Refused(f"the {who} does not know the key of this address")
+        raise HandshakeRefused(f"the {who} does not know the key of this address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,9 @@ class ListenerSide:
         """From the HELLO that came. Refused if it is not one, or is meant for somebody else."""
         magic, version, dialer, wanted, _ = _HELLO.unpack(hello)
         if magic != _MAGIC or version != _VERSION:
-            raise Refused(f"not version {_VERSION} of the shared-memory handshake")
+            raise HandshakeRefused(f"not version {_VERSION} of the shared-memory handshake")
         if wanted != listener:
-            raise Refused(f"it asked for node {format_node(wanted)}")
+            raise HandshakeRefused(f"it asked for node {format_node(wanted)}")
         return cls(derive_key(secret, dialer), hello, new_nonce(), dialer)
 
     def challenge(self) -> bytes:
@@ -109,3 +119,164 @@ class ListenerSide:
         segment_nonce, proof = _PAIR.unpack(offer)
         _verify(proof, _proof(self.key, _AS_DIALER, self.hello, self.nonce, segment_nonce), "dialer")
         return bytes(segment_nonce)
+
+
+_CREDENTIALS_LAYOUT: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+def credentials_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel recorded them when it connected."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS_LAYOUT.size)
+    process, user, _ = _CREDENTIALS_LAYOUT.unpack(data)
+    return process, user
+
+
+def require_same_user(connection: socket.socket) -> None:
+    """Refused unless the process at the other end runs as our user."""
+    _, user = credentials_of(connection)
+    if user != os.geteuid():
+        raise HandshakeRefused(f"it runs as user {user}, we as {os.geteuid()}")
+
+
+class UnverifiedPeer:
+    """Used by the driving thread only. Never reads more than the handshake has to say."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        process, user = credentials_of(connection)
+        self.name = f"shm process {process} of user {user}"
+        self.connection = connection
+        self.deadline = deadline
+        self._received = b""
+        self._descriptors: list[int] = []
+        self._side: ListenerSide | None = None
+
+    @property
+    def node(self) -> int:
+        """Who it is; proven once `advance` has returned a segment."""
+        assert self._side is not None
+        return self._side.dialer
+
+    def advance(self, secret: bytes, listener: int) -> ShmSegment | None:
+        """Take in what arrived; the segment when all is proven. Refused, Corrupt, OSError."""
+        wanted = HELLO_BYTES if self._side is None else OFFER_BYTES
+        if not self._receive(wanted):
+            return None
+        message, self._received = self._received, b""
+        if self._side is not None:
+            return self._accept(self._side, message)
+        self._side = ListenerSide.start(secret, listener, message)
+        self.connection.send(self._side.challenge(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return None
+
+    def _receive(self, wanted: int) -> bool:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self.connection, wanted - len(self._received), 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        self._descriptors += descriptors
+        if not data:
+            raise HandshakeRefused("it hung up during the handshake")
+        self._received += data
+        return len(self._received) == wanted
+
+    def _accept(self, side: ListenerSide, offer: bytes) -> ShmSegment:
+        nonce = side.accept_offer(offer)
+        if len(self._descriptors) != 1:
+            raise HandshakeRefused(f"it passed {len(self._descriptors)} descriptors, one is needed")
+        segment = attach_segment(self._descriptors[0])
+        try:
+            self._answer(segment, nonce)
+        except BaseException:
+            segment.release()
+            raise
+        return segment
+
+    def _answer(self, segment: ShmSegment, nonce: bytes) -> None:
+        if segment.read_nonce() != nonce:
+            raise HandshakeRefused("its segment does not hold the nonce it announced")
+        answer = new_nonce()
+        segment.write_nonce(answer)
+        self.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def drop_descriptors(self) -> None:
+        """The mapping, if there is one, needs none."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+_RETRY: Final = 0.005  # seconds until a full backlog is tried again: such a Unix socket gives no other sign
+
+
+class ShmDial:
+    """One dial. Its connection belongs to whoever made the object, who closes it or hands it on."""
+
+    def __init__(self, deadline: float) -> None:
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._deadline = deadline
+        self._hung_up = Event()
+
+    def run(self, address: ShmAddress, node: int, geometry: SegmentGeometry) -> ShmSegment:
+        """Authenticate: the segment both share. Refused, OSError (TimeoutError at the deadline)."""
+        assert address.key is not None
+        self._connect(address.path)
+        require_same_user(self.connection)
+        segment = self._prove(DialerSide.start(address.key, node, address.node), geometry)
+        self.connection.setblocking(False)
+        return segment
+
+    def hang_up(self) -> None:
+        """By another thread, while the connection is open: let `run` end with ConnectionAbortedError."""
+        self._hung_up.set()
+        try:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # not connected yet: before it waits it looks at the flag
+
+    def _connect(self, path: str) -> None:
+        while True:
+            self._go_on()
+            try:
+                return self.connection.connect(path)
+            except BlockingIOError:
+                self._hung_up.wait(_RETRY)
+
+    def _prove(self, side: DialerSide, geometry: SegmentGeometry) -> ShmSegment:
+        self._go_on()
+        self.connection.sendall(side.hello)
+        challenge = self._receive(CHALLENGE_BYTES)
+        nonce = new_nonce()
+        offer = side.offer(challenge, nonce)
+        segment, descriptor = create_segment(geometry)
+        try:
+            segment.write_nonce(nonce)
+            socket.send_fds(self.connection, [offer], [descriptor], socket.MSG_NOSIGNAL)
+            if self._receive(ANSWER_BYTES) != segment.read_nonce():
+                raise HandshakeRefused("the listener has not the segment it was given")
+        except BaseException:
+            segment.release()
+            raise
+        finally:
+            os.close(descriptor)
+        return segment
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            self._go_on()
+            piece = self.connection.recv(size - len(data))
+            if not piece:
+                self._go_on()
+                raise HandshakeRefused("the listener hung up during the handshake")
+            data += piece
+        return data
+
+    def _go_on(self) -> None:
+        """Allow the next step the time that is left."""
+        if self._hung_up.is_set():
+            raise ConnectionAbortedError("this side's transport is closed")
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("the listener did not answer in time")
+        self.connection.settimeout(remaining)

@@ -1,23 +1,220 @@
-"""The shared-memory transport: carriers between processes of one user on one host."""
+"""All descriptors of one transport behind a single one.
+
+An epoll instance is itself readable when one of its members is, so the node's sleeper watches one descriptor however
+many peers there are, and after a sleep one call tells which doorbells rang.
+
+Takes dials: accepts, leads each candidate through the handshake, hands over what is proven.
+
+The shared-memory transport: carriers between processes of one user on one host.
+"""
 
 from __future__ import annotations
 
+import secrets
+import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
-from nexar.transport.shm.address import SCHEME, ShmAddress, listen_directory, parse_address
 from nexar.transport.shm.carrier import ShmCarrier
-from nexar.transport.shm.descriptors import Descriptors
-from nexar.transport.shm.dialer import Dial
-from nexar.transport.shm.doorbell import Doorbell, fence
-from nexar.transport.shm.handshake import Refused
-from nexar.transport.shm.listener import Listener
-from nexar.transport.shm.place import make_place, why_not_ours
-from nexar.transport.shm.segment import Geometry, Segment, sleep_word
-from nexar.transport.shm.support import missing_support
+from nexar.transport.shm.handshake import (
+    KEY_BYTES,
+    HandshakeRefused,
+    ShmDial,
+    UnverifiedPeer,
+    derive_key,
+    require_same_user,
+)
+from nexar.transport.shm.ring import RingCorrupt, WakeSocket, fence, missing_support
+from nexar.transport.shm.ring_frames import SegmentGeometry, ShmSegment, sleep_word
+from nexar.transport.shm.socket_directory import (
+    SCHEME,
+    ShmAddress,
+    SocketDirectory,
+    listen_directory,
+    make_socket_directory,
+    parse_shm_address,
+    why_not_ours,
+)
+
+
+class DescriptorSet:
+    """`add` and `remove` from any thread; `dispatch` by the driving thread."""
+
+    __slots__ = ("_epoll", "_handlers", "_lock")
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()  # close-on-exec
+        self._handlers: dict[int, Callable[[], None]] = {}  # under the lock
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """The one to watch."""
+        return self._epoll.fileno()
+
+    def add(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Call `handler` while the descriptor is readable or hung up."""
+        with self._lock:
+            self._handlers[descriptor] = handler
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, descriptor: int) -> None:
+        """Before it is closed. A handler already chosen by `dispatch` may still be called once. Idempotent."""
+        with self._lock:
+            if self._handlers.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
+
+    def dispatch(self) -> bool:
+        """Call the handlers of what is ready now. True if there were any."""
+        with self._lock:
+            if self._epoll.closed:
+                return False
+            ready = [self._handlers.get(descriptor) for descriptor, _ in self._epoll.poll(0)]
+        for handler in ready:
+            if handler is not None:
+                handler()
+        return bool(ready)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._handlers.clear()
+            self._epoll.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the instance is the parent's, so nothing is removed from it."""
+        self._epoll.close()
+
+
+HANDSHAKE_TIMEOUT: Final = 10.0
+MAX_UNVERIFIED: Final = 64
+_BACKLOG: Final = 256
+_PAUSE: Final = 0.1  # seconds without accepting after the system refused (no descriptors left)
+
+Proven = Callable[[socket.socket, ShmSegment, int, str], None]
+"""Called with a connection, its segment, the node that has proven itself, and which process that is."""
+
+
+class ShmListener:
+    """Driven by the driving thread through `descriptors`; only `address_for` is for any thread."""
+
+    def __init__(
+        self, node: int, place: SocketDirectory, descriptors: DescriptorSet, acceptor: Acceptor, proven: Proven
+    ) -> None:
+        self._node = node
+        self._place = place
+        self._descriptors = descriptors
+        self._acceptor = acceptor
+        self._proven = proven
+        self._secret = secrets.token_bytes(KEY_BYTES)
+        self._candidates: dict[int, UnverifiedPeer] = {}  # by descriptor, the oldest first
+        self._paused_until = 0.0
+        self._socket = self._bind()
+        descriptors.add(self._socket.fileno(), self._accept)
+
+    def _bind(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.setblocking(False)
+            listening.bind(self._place.socket_path)
+            listening.listen(_BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    def address_for(self, node: int | None) -> ShmAddress:
+        """What `node` needs to dial us; None: the address without a key, to show."""
+        key = None if node is None else derive_key(self._secret, node)
+        return ShmAddress(self._node, self._place.socket_path, key)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._pause(error)
+            return
+        connection.setblocking(False)
+        self._admit(UnverifiedPeer(connection, time.monotonic() + HANDSHAKE_TIMEOUT))
+
+    def _pause(self, error: OSError) -> None:
+        # The socket stays readable, so going on would spin.
+        self._descriptors.remove(self._socket.fileno())
+        self._paused_until = time.monotonic() + _PAUSE
+        self._acceptor.candidate_refused(self.address_for(None).shown, f"cannot accept: {error}")
+
+    def _admit(self, candidate: UnverifiedPeer) -> None:
+        if len(self._candidates) >= MAX_UNVERIFIED:
+            self._refuse(
+                next(iter(self._candidates.values())), "too many others knock and this one was the longest silent"
+            )
+        descriptor = candidate.connection.fileno()
+        self._candidates[descriptor] = candidate
+        self._descriptors.add(descriptor, lambda: self._advance(candidate))
+        try:
+            require_same_user(candidate.connection)
+        except HandshakeRefused as error:
+            self._refuse(candidate, str(error))
+
+    def _advance(self, candidate: UnverifiedPeer) -> None:
+        if self._candidates.get(candidate.connection.fileno()) is not candidate:
+            return  # refused since it became readable
+        try:
+            segment = candidate.advance(self._secret, self._node)
+        except (HandshakeRefused, RingCorrupt, OSError) as error:
+            self._refuse(candidate, str(error))
+            return
+        if segment is not None:
+            self._release(candidate)
+            self._proven(candidate.connection, segment, candidate.node, candidate.name)
+
+    def _release(self, candidate: UnverifiedPeer) -> None:
+        descriptor = candidate.connection.fileno()
+        self._descriptors.remove(descriptor)
+        del self._candidates[descriptor]
+        candidate.drop_descriptors()
+
+    def _refuse(self, candidate: UnverifiedPeer, reason: str) -> None:
+        self._release(candidate)
+        candidate.connection.close()
+        self._acceptor.candidate_refused(candidate.name, reason)
+
+    def due(self) -> float | None:
+        """When `expire` has something to do."""
+        times = [candidate.deadline for candidate in self._candidates.values()]
+        if self._paused_until:
+            times.append(self._paused_until)
+        return min(times, default=None)
+
+    def expire(self, now: float) -> None:
+        """Refuse those who took too long; accept again after a pause."""
+        for candidate in [each for each in self._candidates.values() if each.deadline <= now]:
+            self._refuse(candidate, f"no proof within {HANDSHAKE_TIMEOUT:g} s")
+        if 0 < self._paused_until <= now:
+            self._paused_until = 0.0
+            self._descriptors.add(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop listening, drop the candidates, remove the directory."""
+        self._descriptors.remove(self._socket.fileno())
+        for candidate in list(self._candidates.values()):
+            self._release(candidate)
+            candidate.connection.close()
+        self._socket.close()
+        self._place.remove()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors; socket and directory are the parent's."""
+        for candidate in self._candidates.values():
+            candidate.connection.close()
+        self._socket.close()
+        self._place.abandon()
+
 
 # Between sleeps the descriptors are asked only every so many polls: a system call would dominate an idle poll, and
 # while nobody sleeps a doorbell has only deaths and new dials to tell.
@@ -42,15 +239,15 @@ class ShmTransport(Transport):
     def __init__(self, waker: Waker, node: int, *, ring_bytes: int = 1 << 20, directory: str | None = None) -> None:
         self._waker = waker
         self._node = node
-        self._geometry = Geometry(ring_bytes=ring_bytes)
+        self._geometry = SegmentGeometry(ring_bytes=ring_bytes)
         self._directory = directory
-        self._descriptors = Descriptors()
+        self._descriptors = DescriptorSet()
         self._lock = threading.Lock()  # over the next four
-        self._dials: set[Dial] = set()  # under way
+        self._dials: set[ShmDial] = set()  # under way
         self._carriers: set[ShmCarrier] = set()
         self._attached: tuple[ShmCarrier, ...] = ()  # those with a sink; replaced, never changed: poll reads it freely
         self._closed = False
-        self._listener: Listener | None = None  # written by listen and close
+        self._listener: ShmListener | None = None  # written by listen and close
         self._acceptor: Acceptor | None = None  # written by listen, before the listener is there
         self._armed = False  # the driving thread sleeps or is about to; it alone writes, senders read
         self._nap = 0  # even number of the last sleep; the driving thread writes
@@ -63,10 +260,10 @@ class ShmTransport(Transport):
         self._require_support()
         if self._listener is not None or self._closed:
             raise OSError("this transport listens already, or is closed")
-        place = make_place(listen_directory(address) or self._directory)
+        place = make_socket_directory(listen_directory(address) or self._directory)
         self._acceptor = acceptor
         try:
-            self._listener = Listener(self._node, place, self._descriptors, acceptor, self._accepted)
+            self._listener = ShmListener(self._node, place, self._descriptors, acceptor, self._accepted)
         except BaseException:
             place.remove()
             raise
@@ -84,14 +281,14 @@ class ShmTransport(Transport):
             connection, segment = self._dial(target, deadline)
         except TimeoutError:
             raise
-        except Refused as error:
+        except HandshakeRefused as error:
             raise ConnectRefused(target.shown, str(error), verification=True) from error
         except OSError as error:
             raise ConnectRefused(target.shown, str(error)) from error
         return self._add(connection, segment, Peer(target.node, None, True, target.shown), dialed=True)
 
-    def _dial(self, target: ShmAddress, deadline: float) -> tuple[socket.socket, Segment]:
-        dial = Dial(deadline)
+    def _dial(self, target: ShmAddress, deadline: float) -> tuple[socket.socket, ShmSegment]:
+        dial = ShmDial(deadline)
         try:
             self._begin(dial)
             segment = dial.run(target, self._node, self._geometry)
@@ -102,19 +299,19 @@ class ShmTransport(Transport):
         self._end(dial)
         return dial.connection, segment
 
-    def _begin(self, dial: Dial) -> None:
+    def _begin(self, dial: ShmDial) -> None:
         with self._lock:
             self._dials.add(dial)
             if self._closed:
                 dial.hang_up()
 
-    def _end(self, dial: Dial) -> None:
+    def _end(self, dial: ShmDial) -> None:
         with self._lock:
             self._dials.discard(dial)
 
     def _target(self, address: str, expected: Expected) -> ShmAddress:
         try:
-            target = parse_address(address)
+            target = parse_shm_address(address)
         except ValueError as error:
             raise ConnectRefused("shm", str(error)) from error
         if target.key is None:
@@ -133,7 +330,7 @@ class ShmTransport(Transport):
         if reason is not None:
             raise OSError(reason)
 
-    def _accepted(self, connection: socket.socket, segment: Segment, node: int, process: str) -> None:
+    def _accepted(self, connection: socket.socket, segment: ShmSegment, node: int, process: str) -> None:
         assert self._acceptor is not None
         carrier = self._add(connection, segment, Peer(node, None, True, process), dialed=False)
         try:
@@ -142,8 +339,8 @@ class ShmTransport(Transport):
             carrier.fail(CarrierLost("fault", f"the acceptor raised {error!r}"))
             raise
 
-    def _add(self, connection: socket.socket, segment: Segment, peer: Peer, *, dialed: bool) -> ShmCarrier:
-        bell = Doorbell(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
+    def _add(self, connection: socket.socket, segment: ShmSegment, peer: Peer, *, dialed: bool) -> ShmCarrier:
+        bell = WakeSocket(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
         carrier = ShmCarrier(self, peer, dialed, segment, bell)
         with self._lock:
             closed = self._closed
@@ -179,7 +376,7 @@ class ShmTransport(Transport):
         `arm` sets that before it looks for work: one of the two sees the other.
         """
         if self._armed:
-            self._waker.kick()
+            self._waker.wake()
 
     # ------------------------------------------------------------------ driving
     def poll(self) -> bool:
@@ -213,7 +410,7 @@ class ShmTransport(Transport):
     def spins(self) -> bool:
         return bool(self._attached)
 
-    def arm(self) -> bool:
+    def prepare_sleep(self) -> bool:
         self._armed = True
         self._nap += 2
         carriers = self._attached

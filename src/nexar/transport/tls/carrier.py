@@ -13,18 +13,14 @@ from functools import partial
 from threading import RLock
 from typing import Final
 
-from nexar.transport.base import Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
-from nexar.transport.silent_sink import SILENT
-from nexar.transport.tls.connection import Connection, as_loss
-from nexar.transport.tls.ending import Ending
-from nexar.transport.tls.inbox import Inbox
-from nexar.transport.tls.reactor import READABLE, WRITABLE, Reactor
-from nexar.transport.tls.receiver import Receiver
-from nexar.wire.codec import encode_finish
-from nexar.wire.frame import Lane, decode
+from nexar.transport.base import SILENT_SINK, Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
+from nexar.transport.payload_table import PayloadTable
+from nexar.transport.tls.connection import CarrierEnd, TlsConnection, TlsReceiver, carrier_lost_of
+from nexar.transport.tls.sockets import READABLE, WRITABLE, Selector
+from nexar.wire.frame import Lane, decode, encode_finish
 
 _LAST_CONTROL_LANE: Final = int(Lane.RPC)
-_FAREWELL: Final = encode_finish(0)  # TCP loses nothing on the way, so there is nothing to count
+_FINISH_TIMEOUT: Final = encode_finish(0)  # TCP loses nothing on the way, so there is nothing to count
 
 
 class TlsCarrier(Carrier):
@@ -33,9 +29,9 @@ class TlsCarrier(Carrier):
     def __init__(
         self,
         peer: Peer,
-        control: Connection,
-        data: Connection,
-        reactor: Reactor,
+        control: TlsConnection,
+        data: TlsConnection,
+        reactor: Selector,
         *,
         scheme: str,
         dialed: bool,
@@ -49,9 +45,9 @@ class TlsCarrier(Carrier):
         self._forget = forget
         self._control = control
         self._data = data
-        self._inbox = Inbox()  # used under the data connection's lock
-        self._ending = Ending()
-        self._receivers = (Receiver(control, self._ending), Receiver(data, self._ending, self._inbox))
+        self._inbox = PayloadTable()  # used under the data connection's lock
+        self._ending = CarrierEnd()
+        self._receivers = (TlsReceiver(control, self._ending), TlsReceiver(data, self._ending, self._inbox))
         self._sink: Sink | None = None  # written by attach, like those of the receivers
         self._finish_told = False  # written by the driving thread
         self._delivering = RLock()
@@ -89,7 +85,7 @@ class TlsCarrier(Carrier):
         connection = self._connection(lane)
         with connection.lock:
             self._check()
-            return connection.outbox.queued_bytes(lane)
+            return connection.send_queue.queued_bytes(lane)
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         """See Carrier.expect_payload. ValueError for memory or a number that cannot be used."""
@@ -114,14 +110,14 @@ class TlsCarrier(Carrier):
         """See Carrier.withdraw_payload."""
         with self._data.lock:
             self._check()
-            self._data.outbox.withdraw(transfer)
+            self._data.send_queue.withdraw(transfer)
 
     def finish(self) -> None:
         """See Carrier.finish."""
         self._check()
         try:
-            self._control.finish(_FAREWELL)
-            self._data.finish(_FAREWELL)
+            self._control.finish(_FINISH_TIMEOUT)
+            self._data.finish(_FINISH_TIMEOUT)
         except OSError as error:
             raise self._refusal(error) from error
         self._reactor.again(self._settle)
@@ -147,7 +143,7 @@ class TlsCarrier(Carrier):
         self._control.abandon()
         self._data.abandon()
 
-    def _connection(self, lane: int) -> Connection:
+    def _connection(self, lane: int) -> TlsConnection:
         return self._control if lane <= _LAST_CONTROL_LANE else self._data
 
     def _check(self) -> None:
@@ -165,14 +161,14 @@ class TlsCarrier(Carrier):
 
     def _break_off(self, error: OSError) -> CarrierLost:
         """A send has failed; the driving thread sees to the rest."""
-        why, is_news = self._ending.break_off(as_loss(error))
+        why, is_news = self._ending.break_off(carrier_lost_of(error))
         if is_news and self._sink is not None:
             self._reactor.again(self._wind_up)
         return why
 
     # --- the driving thread
 
-    def _ready(self, receiver: Receiver, events: int) -> bool:
+    def _ready(self, receiver: TlsReceiver, events: int) -> bool:
         """The socket has news."""
         with self._delivering:
             try:
@@ -181,7 +177,7 @@ class TlsCarrier(Carrier):
                 self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
                 raise
 
-    def _exchange(self, receiver: Receiver, events: int) -> bool:
+    def _exchange(self, receiver: TlsReceiver, events: int) -> bool:
         happened = bool(events & WRITABLE)
         if happened:
             self._pump(receiver.connection)
@@ -197,11 +193,11 @@ class TlsCarrier(Carrier):
         self._ending.lose(why)
         self._settle()
 
-    def _look_again(self, receiver: Receiver) -> None:
+    def _look_again(self, receiver: TlsReceiver) -> None:
         if receiver.holds_input:
             self._reactor.again(partial(self._ready, receiver, READABLE))
 
-    def _pump(self, connection: Connection) -> None:
+    def _pump(self, connection: TlsConnection) -> None:
         try:
             connection.pump()
         except OSError as error:
@@ -242,7 +238,7 @@ class TlsCarrier(Carrier):
         if not self._finish_told and self._sink is not None:
             self._finish_told = True
             self._tell_finished(self._sink)
-        if self._control.said_farewell and self._data.said_farewell:
+        if self._control.close_notice_sent and self._data.close_notice_sent:
             self._close(self._ending.lose_silently(CarrierLost("closed", "both sides have finished")))
             self._let_go()
 
@@ -258,7 +254,7 @@ class TlsCarrier(Carrier):
         one that this is called from.
         """
         if self._sink is not None:
-            self.attach(SILENT)
+            self.attach(SILENT_SINK)
 
     def _close(self, why: CarrierLost) -> None:
         self._control.close(why)

@@ -1,31 +1,224 @@
-"""One of a carrier's two TCP connections, once it is authenticated.
+"""What one connection still has to send, in the order in which it leaves. No I/O.
+
+Law: what has begun is finished first. Then the lowest lane that has a frame; only when no lane has one, a chunk of the
+next payload, the payloads taking turns; and when nothing at all is left, the farewell.
+
+How a carrier ends: once, for one reason, told to its sink at most once.
+
+    open ──── send failed ────▶ broken ── the rest was taken in ──▶ lost ── told ──▶ over
+      ├────── stream ended, garbage ──────────────────────────────▶ lost ── told ──▶ over
+      └────── aborted, or both sides finished ───────────────────────── silently ──▶ over
+
+*Broken* exists because a peer may have sent something before it went: the thread that noticed only leaves the reason,
+the driving thread takes in what has arrived, and then the carrier is lost for that reason.
+
+One of a carrier's two TCP connections, once it is authenticated.
 
 Everything that touches the channel or the outbox happens under the connection's lock; it is held for the time of a few
 system calls and never while a sink is called. Reading is done by the driving thread alone, writing by whoever sends.
+
+The receiving half of one connection: bytes in, calls of the sink out. Belongs to the driving thread.
+
+The sink is called with no lock held, and only while the carrier has not ended. What goes wrong while reading ends the
+carrier; what a sink raises passes through here, and ends it too.
 """
 
 from __future__ import annotations
 
 import errno
 import ssl
+from collections import deque
+from dataclasses import dataclass
 from threading import Lock
+from typing import Final
 
-from nexar.transport.base import CarrierLost
-from nexar.transport.tls.channel import Channel
-from nexar.transport.tls.outbox import Outbox
-from nexar.transport.tls.reactor import READABLE, WRITABLE, Reactor, Ready
-from nexar.wire.codec import FrameReader
+from nexar.transport.base import Carrier, CarrierLost, Sink
+from nexar.transport.payload_table import PayloadTable
+from nexar.transport.tls.sockets import READABLE, WRITABLE, Channel, Ready, Selector
+from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, FrameKind, FrameReader, Lane, encode_chunk
+
+_NO_LANE: Final = -1
 
 
-class Connection:
+@dataclass(slots=True)
+class _Payload:
+    transfer: int
+    data: memoryview
+    sent: int = 0
+
+    def next_chunk(self, size_bytes: int) -> tuple[bytes, memoryview]:
+        body = self.data[self.sent : self.sent + size_bytes]
+        header = encode_chunk(self.transfer, self.sent, len(body))
+        self.sent += len(body)
+        return header, body
+
+    @property
+    def done(self) -> bool:
+        return self.sent >= len(self.data)
+
+
+class SendQueue:
+    """Frames and payloads waiting for one connection. Guarded by that connection's lock."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        """Payloads leave in chunks of that size."""
+        self._chunk_bytes = chunk_bytes
+        self._lanes: tuple[deque[bytes], ...] = tuple(deque() for _ in Lane)
+        self._bytes = [0] * len(Lane)
+        self._frames = 0  # in all lanes together
+        self._payloads: deque[_Payload] = deque()
+        self._begun: deque[memoryview] = deque()  # parts of the one frame or chunk that is on its way
+        self._begun_lane = _NO_LANE
+        self._begun_transfer: int | None = None
+        self._close_notice: bytes | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing waits."""
+        return not (self._begun or self._frames or self._payloads or self._close_notice)
+
+    def queued_bytes(self, lane: int) -> int:
+        """Bytes of this lane's frames that were not taken yet."""
+        return self._bytes[lane]
+
+    def push(self, lane: int, frame: bytes | memoryview) -> None:
+        """A frame, behind those of its lane."""
+        self._lanes[lane].append(frame)  # type: ignore[arg-type]
+        self._bytes[lane] += len(frame)
+        self._frames += 1
+
+    def resume(self, lane: int, rest: memoryview) -> None:
+        """The rest of a frame whose beginning has left already; only when nothing waits."""
+        self._begun.append(rest)
+        self._begun_lane = lane
+        self._bytes[lane] += len(rest)
+
+    def push_payload(self, transfer: int, data: memoryview) -> None:
+        """A payload, which takes its turn among the others. ValueError if it is here already."""
+        if any(payload.transfer == transfer for payload in self._payloads):
+            raise ValueError(f"payload {transfer} is being sent already")
+        self._payloads.append(_Payload(transfer, data))
+
+    def withdraw(self, transfer: int) -> None:
+        """Let the payload's memory go. A chunk that has begun must be finished, so its rest is copied."""
+        self._payloads = deque(p for p in self._payloads if p.transfer != transfer)
+        if self._begun_transfer == transfer:
+            self._begun = deque(memoryview(bytes(part)) for part in self._begun)
+            self._begun_transfer = None
+
+    def send_close_notice(self, frame: bytes) -> None:
+        """The last frame: leaves when nothing else is left."""
+        self._close_notice = frame
+
+    def next(self) -> tuple[memoryview, bool] | None:
+        """What leaves next, and whether more of the same follows at once. None when empty."""
+        if not self._begun and not self._begin():
+            return None
+        return self._begun[0], len(self._begun) > 1
+
+    def taken(self, count: int) -> None:
+        """`count` bytes of what `next` gave have left."""
+        part = self._begun[0]
+        if count < len(part):
+            self._begun[0] = part[count:]
+        else:
+            self._begun.popleft()
+        if self._begun_lane != _NO_LANE:
+            self._bytes[self._begun_lane] -= count
+
+    def clear(self) -> None:
+        """Forget everything; no memory of anybody is held any more."""
+        for frames in self._lanes:
+            frames.clear()
+        self._bytes = [0] * len(Lane)
+        self._frames = 0
+        self._payloads.clear()
+        self._begun.clear()
+        self._begun_lane, self._begun_transfer = _NO_LANE, None
+        self._close_notice = None
+
+    def _begin(self) -> bool:
+        self._begun_lane, self._begun_transfer = _NO_LANE, None
+        if self._frames:
+            self._begin_frame()
+        elif self._payloads:
+            self._begin_chunk()
+        elif self._close_notice is not None:
+            self._begun.append(memoryview(self._close_notice))
+            self._close_notice = None
+        return bool(self._begun)
+
+    def _begin_frame(self) -> None:
+        lane = next(number for number, frames in enumerate(self._lanes) if frames)
+        self._begun.append(memoryview(self._lanes[lane].popleft()))
+        self._begun_lane = lane
+        self._frames -= 1
+
+    def _begin_chunk(self) -> None:
+        payload = self._payloads.popleft()
+        header, body = payload.next_chunk(self._chunk_bytes)
+        self._begun.append(memoryview(header))
+        if len(body):
+            self._begun.append(body)
+        self._begun_transfer = payload.transfer
+        if not payload.done:
+            self._payloads.append(payload)
+
+
+class CarrierEnd:
+    """Written by any thread, under its lock; each step happens once."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._broken: CarrierLost | None = None
+        self._told = False
+        self.lost: CarrierLost | None = None
+        """Set: nothing more is delivered."""
+
+    def lose(self, why: CarrierLost | None = None) -> CarrierLost:
+        """It is lost; whoever noticed first has said why."""
+        with self._lock:
+            if self.lost is None:
+                self.lost = self._broken or why or CarrierLost("closed", "the carrier has ended")
+            return self.lost
+
+    def lose_silently(self, why: CarrierLost) -> CarrierLost:
+        """It is over, and the sink is not to be told."""
+        with self._lock:
+            self._told = True
+        return self.lose(why)
+
+    def break_off(self, why: CarrierLost) -> tuple[CarrierLost, bool]:
+        """Nothing can be sent any more: the reason, and whether this is news."""
+        with self._lock:
+            if self._broken is not None:
+                return self._broken, False
+            self._broken = self.lost or why
+            return self._broken, True
+
+    @property
+    def is_broken(self) -> bool:
+        """Nothing can be sent any more."""
+        return self._broken is not None
+
+    def take_news(self) -> CarrierLost | None:
+        """What the sink must be told now, if anything; the next call says None."""
+        with self._lock:
+            if self.lost is None or self._told:
+                return None
+            self._told = True
+            return self.lost
+
+
+class TlsConnection:
     """A byte stream to the peer, with its queue. OSError from any method that sends: the stream is broken."""
 
-    def __init__(self, channel: Channel, reader: FrameReader, reactor: Reactor) -> None:
+    def __init__(self, channel: Channel, reader: FrameReader, reactor: Selector) -> None:
         """`reader` may hold bytes that came along with the handshake."""
         self._reactor = reactor
         self.lock = Lock()
         self.channel = channel  # used under lock
-        self.outbox = Outbox(channel.chunk_bytes)  # used under lock
+        self.send_queue = SendQueue(channel.chunk_bytes)  # used under lock
         self.reader = reader  # used by the driving thread only
         self.descriptor = channel.socket.fileno()
         self.bytes_sent = 0  # written under lock
@@ -53,16 +246,16 @@ class Connection:
         with self.lock:
             self._check()
             self.frames_sent += 1
-            if self.outbox.empty:
+            if self.send_queue.empty:
                 self._send_first(lane, memoryview(frame))
             else:
-                self.outbox.push(lane, frame)
+                self.send_queue.push(lane, frame)
 
     def _send_first(self, lane: int, frame: memoryview) -> None:
         taken = self.channel.write(frame)
         self.bytes_sent += taken
         if taken < len(frame):
-            self.outbox.resume(lane, frame[taken:])
+            self.send_queue.resume(lane, frame[taken:])
             self._pump()
         elif not self.channel.flush():
             self._want_write(True)
@@ -71,7 +264,7 @@ class Connection:
         """Queue a payload and send what the socket takes of it."""
         with self.lock:
             self._check()
-            self.outbox.push_payload(transfer, data)
+            self.send_queue.push_payload(transfer, data)
             self._pump()
 
     def finish(self, farewell: bytes) -> None:
@@ -80,7 +273,7 @@ class Connection:
             if not self._finished:
                 self.check_open()
                 self._finished = True
-                self.outbox.say_farewell(farewell)
+                self.send_queue.send_close_notice(farewell)
                 self._pump()
 
     def pump(self) -> bool:
@@ -89,10 +282,10 @@ class Connection:
             return self.ended is not None or self._pump()
 
     @property
-    def said_farewell(self) -> bool:
+    def close_notice_sent(self) -> bool:
         """This side has finished, and its last byte has left."""
         with self.lock:
-            return self.ended is not None or (self._finished and self.outbox.empty and self.channel.flush())
+            return self.ended is not None or (self._finished and self.send_queue.empty and self.channel.flush())
 
     def check_open(self) -> None:
         """Raise CarrierLost if it was closed. Under lock."""
@@ -106,14 +299,14 @@ class Connection:
 
     def _pump(self) -> bool:
         budget = self.channel.burst_bytes
-        while budget > 0 and (part := self.outbox.next()) is not None:
+        while budget > 0 and (part := self.send_queue.next()) is not None:
             taken = self.channel.write(part[0], more=part[1])
             if not taken:
                 break
-            self.outbox.taken(taken)
+            self.send_queue.taken(taken)
             self.bytes_sent += taken
             budget -= taken
-        drained = self.outbox.empty and self.channel.flush()
+        drained = self.send_queue.empty and self.channel.flush()
         self._want_write(not drained)
         return drained
 
@@ -147,14 +340,14 @@ class Connection:
                 self._reactor.remove(self.descriptor)
             self.channel.socket.close()
             self.channel.release()
-            self.outbox.clear()
+            self.send_queue.clear()
 
     def abandon(self) -> None:
         """In a forked child: the descriptor and nothing else; the lock may be held by a thread that is not here."""
         self.channel.socket.close()
 
 
-def as_loss(error: OSError | EOFError) -> CarrierLost:
+def carrier_lost_of(error: OSError | EOFError) -> CarrierLost:
     """What the end of a stream says about the peer."""
     if isinstance(error, EOFError):
         return CarrierLost("peer", "the peer closed the connection")
@@ -164,3 +357,122 @@ def as_loss(error: OSError | EOFError) -> CarrierLost:
     if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return CarrierLost("timeout", reason)
     return CarrierLost("peer" if isinstance(error, ConnectionError) else "fault", reason)
+
+
+_CHUNK, _FINISH = int(FrameKind.CHUNK), int(FrameKind.FINISH)
+_OURS: Final = frozenset({_CHUNK, _FINISH, int(FrameKind.HELLO)})
+
+
+class TlsReceiver:
+    """Takes in one connection of a carrier. Without an inbox no payload may come this way."""
+
+    sink: Sink
+    """Set before anything is received, and looked up at every call: a sink may hand over to another."""
+
+    def __init__(self, connection: TlsConnection, ending: CarrierEnd, inbox: PayloadTable | None = None) -> None:
+        self.connection = connection
+        self.peer_finished = False
+        self.frames_received = 0
+        self._ending = ending
+        self._inbox = inbox  # used under the connection's lock
+        self._header_next = False  # a chunk has just ended
+
+    def receive(self, carrier: Carrier) -> bool:
+        """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
+        received = 0
+        channel = self.connection.channel
+        while self._ending.lost is None and received < channel.burst_bytes:
+            count = self._take(carrier)
+            received += count
+            if not count or (channel.exhausted and not channel.buffered):
+                break
+        return received > 0
+
+    @property
+    def holds_input(self) -> bool:
+        """Bytes have arrived that the socket does not show any more."""
+        return self._ending.lost is None and self.connection.holds_input
+
+    def _take(self, carrier: Carrier) -> int:
+        if self._inbox is not None and self._inbox.missing:
+            count, complete = self._read_chunk(self._inbox)
+            if complete is not None and self._ending.lost is None:
+                self.sink.payload_arrived(carrier, complete)
+            return count
+        count = self._fill()
+        self._dispatch(carrier)
+        return count
+
+    def _fill(self) -> int:
+        # Behind a chunk another one is likely: its header is read alone, so that its body need not be copied.
+        limit = HEADER_BYTES if self._header_next else None
+        self._header_next = False
+        try:
+            return self.connection.fill(limit)
+        except (EOFError, OSError) as error:
+            return self._end_of_stream(error)
+
+    def _read_chunk(self, inbox: PayloadTable) -> tuple[int, int | None]:
+        """Read on into the payload's own memory, or into nowhere."""
+        connection = self.connection
+        try:
+            with connection.lock:
+                if connection.ended is not None:
+                    return 0, None
+                place = inbox.destination()
+                if place is None:  # the reader is empty now: its memory is a fine nowhere
+                    place = connection.reader.room()[: inbox.missing]
+                count = connection.channel.read_into(place)
+                complete = inbox.took(count)
+        except (EOFError, OSError) as error:
+            return self._end_of_stream(error), None
+        connection.bytes_received += count
+        self._header_next = not inbox.missing
+        return count, complete
+
+    def _end_of_stream(self, error: EOFError | OSError) -> int:
+        if isinstance(error, EOFError) and self.peer_finished and self.connection.close_notice_sent:
+            # The peer has all it wants and closed first. The other connection tells the same in a moment.
+            self.connection.close(CarrierLost("closed", "both sides have finished"))
+        else:
+            self._ending.lose(carrier_lost_of(error))
+        return 0
+
+    def _dispatch(self, carrier: Carrier) -> None:
+        while self._ending.lost is None and (found := self._next()) is not None:
+            frame, body = found
+            if frame.kind in _OURS or self.peer_finished:
+                self._handle(carrier, frame, body)
+            else:
+                self.frames_received += 1
+                self.sink.frame_arrived(carrier, frame, body)
+
+    def _next(self) -> tuple[Frame, memoryview] | None:
+        try:
+            return self.connection.reader.next()
+        except FrameError as error:
+            self._ending.lose(CarrierLost("misbehaved", str(error)))
+            return None
+
+    def _handle(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
+        """Frames that are the carrier's own business."""
+        if self.peer_finished:
+            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} behind the last one"))
+        elif frame.kind == _FINISH:
+            self.peer_finished = True
+        elif frame.kind == _CHUNK and self._inbox is not None:
+            complete = self._begin_chunk(self._inbox, frame, body)
+            if complete is not None:
+                self.sink.payload_arrived(carrier, complete)
+        else:
+            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} where none may come"))
+
+    def _begin_chunk(self, inbox: PayloadTable, frame: Frame, body: memoryview) -> int | None:
+        try:
+            with self.connection.lock:
+                complete = inbox.begin(frame, body)
+        except CarrierLost as error:
+            self._ending.lose(error)
+            return None
+        self._header_next = not inbox.missing
+        return complete

@@ -13,15 +13,20 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from nexar.transport.base import ConnectRefused, Expected, Peer
-from nexar.transport.disbelief import advice
-from nexar.transport.race import Failed, race
-from nexar.transport.tls.channel import Channel, TlsChannel
-from nexar.transport.tls.handshake import HandshakeFailed, Story, dial
-from nexar.transport.tls.hello import TOKEN_BYTES, Half, Hello
-from nexar.transport.tls.sockets import SocketAddress, address_text, begin_dial, resolve
-from nexar.transport.tls.trust import Believer
+from nexar.transport.parallel_dial import TargetFailed, dial_in_parallel
+from nexar.transport.tls.handshake import (
+    TOKEN_BYTES,
+    ConnectionHello,
+    Half,
+    HandshakeFailed,
+    HandshakeSteps,
+    TlsIdentity,
+    dial,
+)
+from nexar.transport.tls.sockets import Channel, SocketAddress, TlsChannel, address_text, begin_dial, resolve
+from nexar.transport.unverified import certificate_advice
 
-Place: TypeAlias = tuple[int, SocketAddress]
+TlsTarget: TypeAlias = tuple[int, SocketAddress]
 Found: TypeAlias = tuple[Peer, list[Channel]]
 
 
@@ -33,23 +38,25 @@ class _Ended(Exception):
 
 
 def dial_peer(
-    address: str, expected: Expected, deadline: float, believer: Believer, *, plain: bool, ending: int
+    address: str, expected: Expected, deadline: float, believer: TlsIdentity, *, plain: bool, ending: int
 ) -> Found:
     """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline; ConnectRefused
     too once the descriptor `ending` is readable.
     """
     try:
-        course = _TlsCourse(expected, believer, plain=plain, ending=ending)
-        _, found = race(address, deadline, resolve, course, advice(expected, believer.credentials))
+        course = _TlsDialMethod(expected, believer, plain=plain, ending=ending)
+        _, found = dial_in_parallel(
+            address, deadline, resolve, course, certificate_advice(expected, believer.credentials)
+        )
     except _Ended as error:
         raise ConnectRefused(address, CLOSED) from error
     return found
 
 
-class _TlsCourse:
+class _TlsDialMethod:
     """See Course. Every socket of every attempt is in one poll."""
 
-    def __init__(self, expected: Expected, believer: Believer, *, plain: bool, ending: int) -> None:
+    def __init__(self, expected: Expected, believer: TlsIdentity, *, plain: bool, ending: int) -> None:
         self._expected = expected
         self._believer = believer
         self._plain = plain
@@ -57,9 +64,9 @@ class _TlsCourse:
         self._poller = select.poll()
         self._poller.register(ending, select.POLLIN)
         self._attempts: dict[int, _Attempt] = {}  # by descriptor, two each
-        self._ended: deque[tuple[Place, Found | Failed]] = deque()
+        self._ended: deque[tuple[TlsTarget, Found | TargetFailed]] = deque()
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: TlsTarget) -> None:
         """See Course."""
         attempt = _Attempt(place, self._expected, self._believer, plain=self._plain)
         try:
@@ -74,14 +81,14 @@ class _TlsCourse:
             self._attempts[descriptor] = attempt
             self._poller.register(descriptor, events)
 
-    def wait(self, timeout: float) -> tuple[Place, Found | Failed] | None:
+    def wait(self, timeout: float) -> tuple[TlsTarget, Found | TargetFailed] | None:
         """See Course."""
         if not self._ended:
             for descriptor, _ in self._poller.poll(max(timeout, 0.0) * 1000):
                 self._resume(descriptor)
         return self._ended.popleft() if self._ended else None
 
-    def show(self, place: Place) -> str:
+    def show(self, place: TlsTarget) -> str:
         """See Course."""
         return address_text(place[1])
 
@@ -90,7 +97,7 @@ class _TlsCourse:
         for attempt in self._attempts.values():
             attempt.close()
         for _, outcome in self._ended:
-            if not isinstance(outcome, Failed):
+            if not isinstance(outcome, TargetFailed):
                 for channel in outcome[1]:
                     channel.socket.close()
 
@@ -108,10 +115,10 @@ class _TlsCourse:
             self._poller.unregister(descriptor)
             if not attempt.is_whole:
                 return
-            outcome: Found | Failed = attempt.found()
+            outcome: Found | TargetFailed = attempt.found()
         except (HandshakeFailed, OSError) as error:
             outcome = _failure(error)
-        self._forget(attempt, close=isinstance(outcome, Failed))
+        self._forget(attempt, close=isinstance(outcome, TargetFailed))
         self._ended.append((attempt.place, outcome))
 
     def _forget(self, attempt: _Attempt, *, close: bool) -> None:
@@ -126,7 +133,7 @@ class _TlsCourse:
 class _Attempt:
     """Both connections to one socket address."""
 
-    def __init__(self, place: Place, expected: Expected, believer: Believer, *, plain: bool) -> None:
+    def __init__(self, place: TlsTarget, expected: Expected, believer: TlsIdentity, *, plain: bool) -> None:
         self.place = place
         self._expected = expected
         self._believer = believer
@@ -134,7 +141,7 @@ class _Attempt:
         self._token = os.urandom(TOKEN_BYTES)
         self._sockets: list[socket.socket] = []  # closed if it comes to nothing
         self._begun: list[TlsChannel] = []
-        self._stories: dict[int, Story[Channel]] = {}
+        self._stories: dict[int, HandshakeSteps[Channel]] = {}
         self._settled: dict[int, Channel] = {}
 
     def begin(self) -> list[tuple[int, int]]:
@@ -187,10 +194,10 @@ class _Attempt:
         channel = TlsChannel(dialing, context, server_side=False, server_name=name)
         self._begun.append(channel)
         check = partial(self._believer.check_dialed, self._expected)
-        self._stories[dialing.fileno()] = dial(channel, Hello(half, self._token, self._plain), check)
+        self._stories[dialing.fileno()] = dial(channel, ConnectionHello(half, self._token, self._plain), check)
 
 
-def _failure(error: HandshakeFailed | OSError) -> Failed:
+def _failure(error: HandshakeFailed | OSError) -> TargetFailed:
     if isinstance(error, HandshakeFailed):
-        return Failed(error.reason, verification=error.verification)
-    return Failed(error.strerror or str(error))
+        return TargetFailed(error.reason, verification=error.verification)
+    return TargetFailed(error.strerror or str(error))

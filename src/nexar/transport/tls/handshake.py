@@ -1,4 +1,11 @@
-"""How a connection is authenticated, told as two stories: the dialer's and the listener's.
+"""The first frame each side sends on a connection, inside TLS: which half of which carrier this is.
+
+The dialer draws a token and shows it on both connections; the listener answers each with the same, or with the reason
+why not. Only with that answer does the dialer know that its certificate was believed: in TLS 1.3 its own handshake is
+over before the other side has looked. It welcomes neither before it has both, so a dial that succeeded is a carrier at
+the listener too, however late one of the two came.
+
+How a connection is authenticated, told as two stories: the dialer's and the listener's.
 
 Each story is a generator. It never blocks: where it has to wait it yields the events it waits for, and whoever runs it
 (a loop with a deadline for a dial, the driving thread for an inbound connection) resumes it when the socket has them.
@@ -6,23 +13,96 @@ It returns the channel over which the carrier goes on, or raises HandshakeFailed
 
 Without encryption the TLS engine is shut down after the hellos: each side sends TLS's own "nothing follows" and goes on
 in plain on the same socket. The engine reads no byte beyond the peer's.
+
+What a node shows and whom it believes, made ready for handshakes; and the verdict on a certificate.
+
+One immutable value per (credentials, trust). Replacing the credentials of a live transport replaces this value: dials
+and handshakes that have begun go on with the old one.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
+import struct
 from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeAlias, TypeVar
 
-from nexar.transport.tls.channel import Channel, PlainChannel, TlsChannel
-from nexar.transport.tls.hello import MAX_HELLO_BYTES, Hello, HelloError, Verdict, decode_hello, encode_hello
-from nexar.transport.tls.reactor import READABLE, WRITABLE
-from nexar.transport.tls.sockets import pending_error
-from nexar.wire.frame import HEADER_BYTES, FrameError, decode
+from nexar.security.certificates import (
+    Credentials,
+    ForeignCertificate,
+    Trust,
+    certificate_fingerprint,
+    identify,
+    node_name,
+)
+from nexar.security.tls import client_context, server_context
+from nexar.transport.base import Expected, Peer
+from nexar.transport.tls.sockets import READABLE, WRITABLE, Channel, PlainChannel, TlsChannel, pending_error
+from nexar.types import UNKNOWN_NODE, NodeId, format_node
+from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, FrameKind, decode, encode
+from nexar.wire.text import foreign_line
+
+TOKEN_BYTES: Final = 16
+MAX_HELLO_BYTES: Final = 512
+"""Of its body. A stranger's hello commits no more memory than this."""
+_LAYOUT: Final = struct.Struct(f"<BBBx{TOKEN_BYTES}s")
+
+
+class Half(IntEnum):
+    """Which of a carrier's connections."""
+
+    CONTROL = 0
+    DATA = 1
+
+
+class HelloAnswer(IntEnum):
+    """What the listener says. The dialer's own hello says WELCOME, for want of anything to refuse."""
+
+    WELCOME = 0
+    REFUSED = 1
+    NOT_BELIEVED = 2  # refused for what the certificate says
+
+
+class HelloError(ValueError):
+    """A first frame that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionHello:
+    """See the module."""
+
+    half: Half
+    token: bytes
+    plain: bool
+    """The sender means to go on without encryption."""
+    verdict: HelloAnswer = HelloAnswer.WELCOME
+    reason: str = ""
+
+
+def encode_connection_hello(hello: ConnectionHello) -> bytes:
+    """The whole frame."""
+    reason = hello.reason.encode()[: MAX_HELLO_BYTES - _LAYOUT.size]
+    body = _LAYOUT.pack(hello.half, hello.verdict, hello.plain, hello.token) + reason
+    return encode(Frame(kind=FrameKind.HELLO, body=len(body))) + body
+
+
+def decode_connection_hello(frame: Frame, body: bytes | memoryview) -> ConnectionHello:
+    """Raises HelloError."""
+    if frame.kind != FrameKind.HELLO or not _LAYOUT.size <= len(body) <= MAX_HELLO_BYTES:
+        raise HelloError(f"the first frame is of kind {frame.kind} with {len(body)} bytes, not a hello")
+    half, verdict, plain, token = _LAYOUT.unpack_from(body)
+    reason = foreign_line(bytes(body[_LAYOUT.size :]).decode(errors="replace"))
+    try:
+        return ConnectionHello(Half(half), token, bool(plain), HelloAnswer(verdict), reason)
+    except ValueError as error:
+        raise HelloError(f"a hello that means nothing: {error}") from error
+
 
 Result = TypeVar("Result")
-Story: TypeAlias = Generator[int, None, Result]
+HandshakeSteps: TypeAlias = Generator[int, None, Result]
 
 
 class HandshakeFailed(Exception):
@@ -35,7 +115,9 @@ class HandshakeFailed(Exception):
         self.verification = verification
 
 
-def dial(channel: TlsChannel, hello: Hello, check_certificate: Callable[[bytes | None], None]) -> Story[Channel]:
+def dial(
+    channel: TlsChannel, hello: ConnectionHello, check_certificate: Callable[[bytes | None], None]
+) -> HandshakeSteps[Channel]:
     """The dialer's story, from a socket that is still connecting."""
     try:
         yield from _connected(channel)
@@ -43,13 +125,15 @@ def dial(channel: TlsChannel, hello: Hello, check_certificate: Callable[[bytes |
         check_certificate(channel.engine.getpeercert(True))
         yield from _send(channel, hello)
         answer = yield from _receive_hello(channel)
-        _heed(hello, answer)
+        _take_answer(hello, answer)
         return (yield from _settled(channel, plain=hello.plain))
     except (EOFError, OSError, FrameError, HelloError) as error:
         raise explain(error) from error
 
 
-def answer(channel: TlsChannel, judge: Callable[[Hello, bytes | None], Hello | None]) -> Story[tuple[Hello, Channel]]:
+def answer(
+    channel: TlsChannel, judge: Callable[[ConnectionHello, bytes | None], ConnectionHello | None]
+) -> HandshakeSteps[tuple[ConnectionHello, Channel]]:
     """The listener's story. `judge` looks at hello and certificate and says what to answer; None: it cannot yet, and
     is asked again when the story is resumed.
     """
@@ -61,21 +145,21 @@ def answer(channel: TlsChannel, judge: Callable[[Hello, bytes | None], Hello | N
             if channel.receive():
                 raise HandshakeFailed("it went on before it was answered")
         yield from _send(channel, verdict)
-        if verdict.verdict != Verdict.WELCOME:
-            raise HandshakeFailed(verdict.reason, verification=verdict.verdict == Verdict.NOT_BELIEVED)
+        if verdict.verdict != HelloAnswer.WELCOME:
+            raise HandshakeFailed(verdict.reason, verification=verdict.verdict == HelloAnswer.NOT_BELIEVED)
         return hello, (yield from _settled(channel, plain=hello.plain))
     except (EOFError, OSError, FrameError, HelloError) as error:
         raise explain(error) from error
 
 
-def _connected(channel: TlsChannel) -> Story[None]:
+def _connected(channel: TlsChannel) -> HandshakeSteps[None]:
     yield WRITABLE
     reason = pending_error(channel.socket)
     if reason:
         raise HandshakeFailed(reason)
 
 
-def _secured(channel: TlsChannel) -> Story[None]:
+def _secured(channel: TlsChannel) -> HandshakeSteps[None]:
     try:
         yield from _engine_done(channel, channel.engine.do_handshake)
     except ssl.SSLError:
@@ -83,7 +167,7 @@ def _secured(channel: TlsChannel) -> Story[None]:
         raise
 
 
-def _engine_done(channel: TlsChannel, step: Callable[[], object]) -> Story[None]:
+def _engine_done(channel: TlsChannel, step: Callable[[], object]) -> HandshakeSteps[None]:
     while True:
         try:
             step()
@@ -94,33 +178,33 @@ def _engine_done(channel: TlsChannel, step: Callable[[], object]) -> Story[None]
             return
 
 
-def _more(channel: TlsChannel) -> Story[None]:
+def _more(channel: TlsChannel) -> HandshakeSteps[None]:
     channel.flush()
     while not channel.receive():
         yield READABLE | (WRITABLE if channel.holds_output else 0)
         channel.flush()
 
 
-def _flushed(channel: TlsChannel) -> Story[None]:
+def _flushed(channel: TlsChannel) -> HandshakeSteps[None]:
     while not channel.flush():
         yield WRITABLE
 
 
-def _send(channel: TlsChannel, hello: Hello) -> Story[None]:
-    channel.write(memoryview(encode_hello(hello)))
+def _send(channel: TlsChannel, hello: ConnectionHello) -> HandshakeSteps[None]:
+    channel.write(memoryview(encode_connection_hello(hello)))
     yield from _flushed(channel)
 
 
-def _receive_hello(channel: TlsChannel) -> Story[Hello]:
+def _receive_hello(channel: TlsChannel) -> HandshakeSteps[ConnectionHello]:
     header = yield from _exactly(channel, HEADER_BYTES)
     frame = decode(header)
     if frame.body > MAX_HELLO_BYTES:
         raise HelloError(f"the first frame has {frame.body} bytes, a hello at most {MAX_HELLO_BYTES}")
     body = yield from _exactly(channel, frame.body)
-    return decode_hello(frame, body)
+    return decode_connection_hello(frame, body)
 
 
-def _exactly(channel: TlsChannel, size: int) -> Story[memoryview]:
+def _exactly(channel: TlsChannel, size: int) -> HandshakeSteps[memoryview]:
     view, got = memoryview(bytearray(size)), 0
     while got < size:
         count = channel.read_into(view[got:])
@@ -130,14 +214,14 @@ def _exactly(channel: TlsChannel, size: int) -> Story[memoryview]:
     return view
 
 
-def _heed(hello: Hello, answer: Hello) -> None:
-    if answer.verdict != Verdict.WELCOME:
-        raise HandshakeFailed(answer.reason, verification=answer.verdict == Verdict.NOT_BELIEVED)
+def _take_answer(hello: ConnectionHello, answer: ConnectionHello) -> None:
+    if answer.verdict != HelloAnswer.WELCOME:
+        raise HandshakeFailed(answer.reason, verification=answer.verdict == HelloAnswer.NOT_BELIEVED)
     if (answer.half, answer.token, answer.plain) != (hello.half, hello.token, hello.plain):
         raise HandshakeFailed("the answer belongs to another connection")
 
 
-def _settled(channel: TlsChannel, *, plain: bool) -> Story[Channel]:
+def _settled(channel: TlsChannel, *, plain: bool) -> HandshakeSteps[Channel]:
     if not plain:
         return channel
     yield from _engine_done(channel, channel.engine.unwrap)
@@ -169,3 +253,82 @@ def _explain_tls(error: ssl.SSLError) -> HandshakeFailed:
     if name == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return HandshakeFailed("it has no certificate", verification=True)
     return HandshakeFailed(f"it does not speak TLS as we do: {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """Makes TLS contexts' verdicts complete: names, pins, clusters."""
+
+    cluster: str | None
+    server: ssl.SSLContext | None
+    named: ssl.SSLContext
+    unnamed: ssl.SSLContext
+    credentials: Credentials | None
+    trust: Trust
+
+    @classmethod
+    def make(cls, credentials: Credentials | None, trust: Trust) -> TlsIdentity:
+        """Without credentials a node can dial, anonymously, and not listen."""
+        return cls(
+            cluster=credentials.cluster if credentials else None,
+            server=server_context(credentials, trust) if credentials else None,
+            named=client_context(credentials, trust),
+            unnamed=client_context(credentials, trust, check_name=False),
+            credentials=credentials,
+            trust=trust,
+        )
+
+    @property
+    def verifies(self) -> bool:
+        """Dials check the chain. Without authorities they cannot; then only a pinned key verifies the other side."""
+        return bool(self.trust.authorities)
+
+    def client(self, expected: Expected) -> tuple[ssl.SSLContext, str | None]:
+        """Context and name for a dial. Whose node id or cluster is not known cannot be checked for its name."""
+        if self.cluster is None or expected.node == UNKNOWN_NODE:
+            return self._context(expected, named=False), None
+        return self._context(expected, named=True), node_name(expected.node, self.cluster)
+
+    def _context(self, expected: Expected, *, named: bool) -> ssl.SSLContext:
+        if expected.anonymous:  # so rare that its context is not worth keeping
+            return client_context(None, self.trust, check_name=named)
+        return self.named if named else self.unnamed
+
+    def check_dialed(self, expected: Expected, certificate: bytes | None) -> None:
+        """Raises HandshakeFailed unless the other end is the one expected, as far as that can be known."""
+        if certificate is None:
+            raise HandshakeFailed("it showed no certificate", verification=True)
+        try:
+            if expected.fingerprint not in (None, certificate_fingerprint(certificate)):
+                raise HandshakeFailed("its key is not the pinned one", verification=True)
+            if self.verifies or expected.fingerprint:
+                # A node that joins has no cluster yet: the pin decides.
+                self._check_name(expected.node, certificate, self.cluster if self.verifies else None)
+        except ForeignCertificate as error:
+            raise HandshakeFailed(str(error), verification=True) from error
+
+    def dialed_peer(self, expected: Expected, certificate: bytes | None, address: str) -> Peer:
+        """Who is at the other end of a dial that was checked. A pinned key is as good as a name: it was shown to be
+        the other side's own, and who expects it knows whose it is.
+        """
+        if certificate is None or not (self.verifies or expected.fingerprint):
+            return Peer(expected.node, certificate, verified=False, address=address)
+        return Peer(identify(certificate).node, certificate, verified=True, address=address)
+
+    def accepted_peer(self, certificate: bytes | None, address: str) -> Peer:
+        """Who has dialed us. TLS has verified the certificate if there is one. Raises HandshakeFailed."""
+        if certificate is None:
+            return Peer(UNKNOWN_NODE, None, verified=False, address=address)
+        try:
+            node = self._check_name(UNKNOWN_NODE, certificate, self.cluster)
+        except ForeignCertificate as error:
+            raise HandshakeFailed(str(error), verification=True) from error
+        return Peer(node, certificate, verified=True, address=address)
+
+    def _check_name(self, node: NodeId, certificate: bytes, cluster: str | None) -> NodeId:
+        identity = identify(certificate)
+        if node not in (UNKNOWN_NODE, identity.node):
+            raise ForeignCertificate(f"it names node {format_node(identity.node)}, expected {format_node(node)}")
+        if cluster not in (None, identity.cluster):
+            raise ForeignCertificate(f"it belongs to cluster {identity.cluster!r}, not to {cluster!r}")
+        return identity.node

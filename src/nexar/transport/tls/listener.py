@@ -1,4 +1,10 @@
-"""Who knocks: inbound connections from the first packet to the accepted carrier, without ever blocking.
+"""Seeing off connections that were refused, so that they learn why.
+
+A socket closed while unread bytes lie in it sends a reset, and a reset makes the other side forget what it has not read
+yet: our reason. So the socket is only half-closed, what still comes is thrown away, and it is closed when the peer has
+closed its side or a moment has passed.
+
+Who knocks: inbound connections from the first packet to the accepted carrier, without ever blocking.
 
 Every connection has until its deadline to authenticate, and for a carrier both halves must come: the first one waits
 for its answer until the second has said its hello, and then both get the same one. The two stay or go together.
@@ -19,14 +25,81 @@ from random import SystemRandom
 from typing import Final
 
 from nexar.transport.base import Acceptor, Peer
-from nexar.transport.pending_connections import PendingConnections, source_of
-from nexar.transport.tls.channel import Channel, TlsChannel
-from nexar.transport.tls.handshake import HandshakeFailed, Story, answer
-from nexar.transport.tls.hello import Hello, Verdict
-from nexar.transport.tls.lingerer import Lingerer
-from nexar.transport.tls.reactor import READABLE, Reactor
-from nexar.transport.tls.sockets import address_text, tune
-from nexar.transport.tls.trust import Believer
+from nexar.transport.tls.handshake import (
+    ConnectionHello,
+    HandshakeFailed,
+    HandshakeSteps,
+    HelloAnswer,
+    TlsIdentity,
+    answer,
+)
+from nexar.transport.tls.sockets import READABLE, Channel, Selector, TlsChannel, address_text, tune
+from nexar.transport.unverified import PendingConnections, source_of
+
+LINGER_SECONDS: Final = 1.0
+_SCRAP_BYTES: Final = 64 << 10
+
+
+class RefusedConnections:
+    """Sockets on their way out. Belongs to the driving thread."""
+
+    def __init__(self, reactor: Selector, limit: int) -> None:
+        """At most `limit` at a time; beyond that the oldest goes without ceremony."""
+        self._reactor = reactor
+        self._limit = limit
+        self._leaving: dict[socket.socket, float] = {}  # socket → when it is closed at the latest, oldest first
+
+    def __len__(self) -> int:
+        return len(self._leaving)
+
+    def see_off(self, leaving: socket.socket) -> None:
+        """Close `leaving`, politely."""
+        try:
+            leaving.shutdown(socket.SHUT_WR)
+        except OSError:
+            leaving.close()  # the peer has gone: nobody is left to be told
+            return
+        if len(self._leaving) >= self._limit:
+            self._close(next(iter(self._leaving)))
+        self._leaving[leaving] = time.monotonic() + LINGER_SECONDS
+        self._reactor.add(leaving.fileno(), partial(self._drain, leaving))
+
+    def due(self) -> float | None:
+        """When `expire` has something to do."""
+        return next(iter(self._leaving.values()), None)
+
+    def expire(self, now: float) -> None:
+        """Close those whose moment has passed."""
+        for leaving in [leaving for leaving, deadline in self._leaving.items() if deadline <= now]:
+            self._close(leaving)
+
+    def close(self) -> None:
+        """Close all."""
+        for leaving in list(self._leaving):
+            self._close(leaving)
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors."""
+        for leaving in self._leaving:
+            leaving.close()
+
+    def _drain(self, leaving: socket.socket, _events: int) -> bool:
+        try:
+            if leaving.recv(_SCRAP_BYTES):
+                return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._close(leaving)
+            return True
+        self._close(leaving)
+        return True
+
+    def _close(self, leaving: socket.socket) -> None:
+        del self._leaving[leaving]
+        self._reactor.remove(leaving.fileno())
+        leaving.close()
+
 
 ACCEPTS_PER_TURN: Final = 64
 _PAUSE: Final = 0.1
@@ -38,16 +111,16 @@ Accepted = Callable[[Peer, Channel, Channel], None]
 
 
 @dataclass(slots=True)
-class _Candidate:
+class _UnverifiedConnection:
     address: str
     channel: TlsChannel
-    story: Story[tuple[Hello, Channel]] = field(init=False)
+    story: HandshakeSteps[tuple[ConnectionHello, Channel]] = field(init=False)
     watching: int = READABLE
     spoke: bool = False
-    hello: Hello | None = None
+    hello: ConnectionHello | None = None
     waits: bool = False
     """For its answer, until the other half has said hello."""
-    partner: _Candidate | None = None
+    partner: _UnverifiedConnection | None = None
     """The other half, once both have said hello."""
     settled: Channel | None = None
     """The channel once this half is through."""
@@ -57,14 +130,14 @@ class _Candidate:
         return self.channel.socket.fileno()
 
 
-class Listener:
+class TlsListener:
     """The listening socket and its candidates."""
 
     def __init__(
         self,
         listening: socket.socket,
-        reactor: Reactor,
-        believer: Callable[[], Believer],
+        reactor: Selector,
+        believer: Callable[[], TlsIdentity],
         acceptor: Acceptor,
         accepted: Accepted,
         *,
@@ -83,27 +156,27 @@ class Listener:
         self._takes = takes
         self._timeout = handshake_timeout
         self._pending = PendingConnections(max_pending, handshake_timeout, SystemRandom().choice)
-        self._candidates: dict[int, _Candidate] = {}  # by descriptor, as in `_pending`
+        self._candidates: dict[int, _UnverifiedConnection] = {}  # by descriptor, as in `_pending`
         self._crowded = f"more than {max_pending} connections wait to authenticate; try again"
         self._paused_until: float | None = None
-        self._lingerer = Lingerer(reactor, max_pending)
+        self._refused_connections = RefusedConnections(reactor, max_pending)
         reactor.add(listening.fileno(), self._knock)
 
     def due(self) -> float | None:
         """When `expire` has something to do."""
-        times = (self._pending.next_deadline, self._paused_until, self._lingerer.due())
+        times = (self._pending.next_deadline, self._paused_until, self._refused_connections.due())
         return min((time for time in times if time is not None), default=None)
 
     def expire(self) -> None:
         """Turn away whoever took too long."""
-        if not (self._candidates or self._lingerer or self._paused_until):
+        if not (self._candidates or self._refused_connections or self._paused_until):
             return
         now = time.monotonic()
         for descriptor in self._pending.expired(now):
             candidate = self._candidates.get(descriptor)
             if candidate is not None:  # its other half may have taken it along
                 self._refuse(candidate, self._what_is_missing(candidate))
-        self._lingerer.expire(now)
+        self._refused_connections.expire(now)
         if self._paused_until is not None and self._paused_until <= now:
             self._paused_until = None
             self._reactor.change(self._listening.fileno(), READABLE)
@@ -117,16 +190,16 @@ class Listener:
                 self._reactor.remove(descriptor)
             candidate.channel.socket.close()
         self._candidates.clear()
-        self._lingerer.close()
+        self._refused_connections.close()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors."""
         self._listening.close()
-        self._lingerer.abandon()
+        self._refused_connections.abandon()
         for candidate in self._candidates.values():
             candidate.channel.socket.close()
 
-    def _what_is_missing(self, candidate: _Candidate) -> str:
+    def _what_is_missing(self, candidate: _UnverifiedConnection) -> str:
         spoke = "the handshake" if candidate.spoke else "its first byte"
         missing = "its second connection" if candidate.waits else spoke
         return f"{missing} did not come within {self._timeout:g} s"
@@ -173,14 +246,14 @@ class Listener:
             return
         assert believer.server is not None
         channel = TlsChannel(connection, believer.server, server_side=True)
-        candidate = _Candidate(address, channel)
+        candidate = _UnverifiedConnection(address, channel)
         candidate.story = answer(channel, partial(self._judge, candidate))
         self._candidates[candidate.descriptor] = candidate
         self._reactor.add(candidate.descriptor, partial(self._resume, candidate))
 
     # --- getting on
 
-    def _resume(self, candidate: _Candidate, _events: int) -> bool:
+    def _resume(self, candidate: _UnverifiedConnection, _events: int) -> bool:
         candidate.spoke = True
         self._advance(candidate)
         partner = candidate.partner
@@ -189,7 +262,7 @@ class Listener:
             self._advance(partner)
         return True
 
-    def _advance(self, candidate: _Candidate) -> None:
+    def _advance(self, candidate: _UnverifiedConnection) -> None:
         try:
             events = next(candidate.story)
         except StopIteration as end:
@@ -201,12 +274,14 @@ class Listener:
         else:
             self._watch_for(candidate, events)
 
-    def _watch_for(self, candidate: _Candidate, events: int) -> None:
+    def _watch_for(self, candidate: _UnverifiedConnection, events: int) -> None:
         if events != candidate.watching:
             candidate.watching = events
             self._reactor.change(candidate.descriptor, events)
 
-    def _judge(self, candidate: _Candidate, hello: Hello, certificate: bytes | None) -> Hello | None:
+    def _judge(
+        self, candidate: _UnverifiedConnection, hello: ConnectionHello, certificate: bytes | None
+    ) -> ConnectionHello | None:
         """What to answer to a hello; None before the other half's is here."""
         candidate.hello = hello
         if candidate.partner is None:
@@ -214,14 +289,14 @@ class Listener:
         try:
             self._believer().accepted_peer(certificate, candidate.address)
         except HandshakeFailed as failure:
-            return _refusal(hello, failure.reason, Verdict.NOT_BELIEVED)
+            return _refusal(hello, failure.reason, HelloAnswer.NOT_BELIEVED)
         if hello.plain not in self._takes:
             ours, theirs = _describe(not hello.plain), _describe(hello.plain)
-            return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", Verdict.REFUSED)
+            return _refusal(hello, f"this node wants {ours} connections, the dialer {theirs} ones", HelloAnswer.REFUSED)
         candidate.waits = candidate.partner is None
-        return None if candidate.waits else Hello(hello.half, hello.token, hello.plain)
+        return None if candidate.waits else ConnectionHello(hello.half, hello.token, hello.plain)
 
-    def _pair(self, candidate: _Candidate) -> None:
+    def _pair(self, candidate: _UnverifiedConnection) -> None:
         """Join the halves of a dial. Their time begins anew: what is left to do is an answer to each."""
         partner = next((other for other in self._candidates.values() if _belong_together(candidate, other)), None)
         if partner is None:
@@ -230,7 +305,7 @@ class Listener:
         for half in (partner, candidate):
             self._pending.set_deadline(half.descriptor, time.monotonic() + self._timeout)
 
-    def _accept_if_whole(self, candidate: _Candidate) -> None:
+    def _accept_if_whole(self, candidate: _UnverifiedConnection) -> None:
         partner = candidate.partner
         assert partner is not None, "welcomed alone"
         control, data = sorted((candidate, partner), key=lambda half: half.hello.half if half.hello else 0)
@@ -248,15 +323,15 @@ class Listener:
 
     # --- going away
 
-    def _refuse(self, candidate: _Candidate, reason: str) -> None:
+    def _refuse(self, candidate: _UnverifiedConnection, reason: str) -> None:
         """Turn it away, and see to it that it can read why; its other half too, unless that is about to hear it."""
-        self._end(candidate, reason, self._lingerer.see_off)
+        self._end(candidate, reason, self._refused_connections.see_off)
 
-    def _dismiss(self, candidate: _Candidate, reason: str) -> None:
+    def _dismiss(self, candidate: _UnverifiedConnection, reason: str) -> None:
         """It gives way: nothing of it is kept. Its other half goes with it."""
         self._end(candidate, reason, socket.socket.close)
 
-    def _end(self, candidate: _Candidate, reason: str, close: Callable[[socket.socket], None]) -> None:
+    def _end(self, candidate: _UnverifiedConnection, reason: str, close: Callable[[socket.socket], None]) -> None:
         if candidate.settled is None:
             self._reactor.remove(candidate.descriptor)
         self._remove(candidate)
@@ -269,7 +344,7 @@ class Listener:
         if self._candidates.get(partner.descriptor) is partner:
             self._end(partner, reason, close)
 
-    def _remove(self, candidate: _Candidate) -> None:
+    def _remove(self, candidate: _UnverifiedConnection) -> None:
         """Its story refers back to it: unless that ends here, its TLS engine (50 KB) stays until the garbage collector
         comes, which counts objects and not bytes. For the same reason the halves of a dial forget each other.
         """
@@ -278,15 +353,15 @@ class Listener:
         candidate.story.close()
 
 
-def _belong_together(one: _Candidate, other: _Candidate) -> bool:
+def _belong_together(one: _UnverifiedConnection, other: _UnverifiedConnection) -> bool:
     if one.hello is None or other.hello is None or not other.waits:
         return False
     same_token = one.hello.token == other.hello.token and one.hello.half != other.hello.half
     return same_token and one.channel.engine.getpeercert(True) == other.channel.engine.getpeercert(True)
 
 
-def _refusal(hello: Hello, reason: str, verdict: Verdict) -> Hello:
-    return Hello(hello.half, hello.token, hello.plain, verdict, reason)
+def _refusal(hello: ConnectionHello, reason: str, verdict: HelloAnswer) -> ConnectionHello:
+    return ConnectionHello(hello.half, hello.token, hello.plain, verdict, reason)
 
 
 def _describe(plain: bool) -> str:

@@ -1,27 +1,89 @@
-"""TLS over TCP as a transport: one listener, any number of carriers, driven by one thread at a time."""
+"""Dials under way, each in the thread of its caller, and how closing the transport ends them.
+
+TLS over TCP as a transport: one listener, any number of carriers, driven by one thread at a time.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock, RLock
 from typing import Final
 
 from nexar.errors import UsageError
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.base import Acceptor, Carrier, CarrierLost, ConnectRefused, Expected, Peer, Transport, Waker
-from nexar.transport.stranger import decode_from_stranger
 from nexar.transport.tls.carrier import TlsCarrier
-from nexar.transport.tls.channel import Channel, PlainChannel
-from nexar.transport.tls.connection import Connection
-from nexar.transport.tls.dialer import dial_peer
-from nexar.transport.tls.listener import Listener
-from nexar.transport.tls.reactor import Reactor
-from nexar.transport.tls.sockets import address_text, calm, limit_unread, open_listener, widen
-from nexar.transport.tls.trust import Believer
-from nexar.transport.tls.under_way import DialsUnderWay
-from nexar.wire.codec import FIRST_BUFFER_BYTES, STRANGER_BUFFER_BYTES, FrameReader
-from nexar.wire.frame import decode
+from nexar.transport.tls.connection import TlsConnection
+from nexar.transport.tls.dialer import CLOSED, dial_peer
+from nexar.transport.tls.handshake import TlsIdentity
+from nexar.transport.tls.listener import TlsListener
+from nexar.transport.tls.sockets import (
+    Channel,
+    PlainChannel,
+    Selector,
+    address_text,
+    limit_unread,
+    open_listener,
+    restore_retry,
+    widen,
+)
+from nexar.transport.unverified import decode_unverified
+from nexar.wire.frame import FIRST_BUFFER_BYTES, UNVERIFIED_BUFFER_BYTES, FrameReader, decode
+
+
+class PendingDials:
+    """Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pipes: dict[int, int] = {}  # writing end → reading end; under _lock
+        self._ended = False  # under _lock
+
+    @contextmanager
+    def one_more(self, address: str) -> Iterator[int]:
+        """Dial inside. Gives a descriptor that becomes readable when the dial is to end; ConnectRefused if none may
+        begin any more.
+        """
+        reading, writing = os.pipe()
+        try:
+            self._enter(address, reading, writing)
+            yield reading
+        finally:
+            self._leave(writing)
+            os.close(reading)
+
+    def end(self) -> None:
+        """Those under way are to end, and none begins any more. Idempotent."""
+        with self._lock:
+            self._ended = True
+            pipes, self._pipes = self._pipes, {}
+            for writing in pipes:
+                os.write(writing, b"\0")  # closing alone would not do: a forked child may have a copy
+                os.close(writing)
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors."""
+        for writing, reading in self._pipes.items():
+            os.close(writing)
+            os.close(reading)
+        self._pipes = {}
+
+    def _enter(self, address: str, reading: int, writing: int) -> None:
+        with self._lock:
+            self._pipes[writing] = reading
+            if self._ended:
+                raise ConnectRefused(address, CLOSED)
+
+    def _leave(self, writing: int) -> None:
+        with self._lock:
+            ended = self._pipes.pop(writing, None) is None
+        if not ended:
+            os.close(writing)
+
 
 HANDSHAKE_TIMEOUT: Final = 30.0
 """Seconds an inbound connection has until its carrier is made. Its other half may come late: a network that loses a
@@ -52,18 +114,18 @@ class TlsTransport(Transport):
         max_pending: int = 256,
     ) -> None:
         """Without credentials it can only dial, as a candidate that shows no certificate."""
-        self._reactor = Reactor(waker)
-        self._believer = Believer.make(credentials, trust)  # replaced whole, by replace_credentials
+        self._reactor = Selector(waker)
+        self._believer = TlsIdentity.make(credentials, trust)  # replaced whole, by replace_credentials
         self.scheme = "tls" if encrypt else "tcp"
         self._plain = not encrypt
         self._takes = frozenset((self._plain, self._plain or plain_too))
         self._handshake_timeout = handshake_timeout
         self._max_pending = max_pending
-        self._listener: Listener | None = None  # written by listen and close
+        self._listener: TlsListener | None = None  # written by listen and close
         self._carriers: set[TlsCarrier] = set()  # any thread, under _lock
         self._closed = False  # written under _lock
         self._lock = Lock()
-        self._dials = DialsUnderWay()
+        self._dials = PendingDials()
         # Held while driving, so that a close waits for the turn to end; reentrant, because a sink may close.
         self._driving = RLock()
         if True in self._takes:
@@ -71,7 +133,7 @@ class TlsTransport(Transport):
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
         """From now on show and believe these. Carriers that exist are not touched."""
-        self._believer = Believer.make(credentials, trust)
+        self._believer = TlsIdentity.make(credentials, trust)
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
         """See Transport.listen. `[::]:port` or `:port` take IPv4 and IPv6."""
@@ -88,7 +150,7 @@ class TlsTransport(Transport):
 
         listening = open_listener(address)
         self.address = address_text(listening.getsockname())
-        self._listener = Listener(
+        self._listener = TlsListener(
             listening,
             self._reactor,
             lambda: self._believer,
@@ -118,7 +180,7 @@ class TlsTransport(Transport):
                 self._listener.expire()
             return self._reactor.turn()
 
-    def arm(self) -> bool:
+    def prepare_sleep(self) -> bool:
         """See Transport.arm."""
         return not self._reactor.has_more
 
@@ -156,14 +218,14 @@ class TlsTransport(Transport):
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
         limit_unread(data.socket)
         for channel in (control, data):
-            calm(channel.socket)
-        judge = decode if peer.verified else decode_from_stranger
-        size = FIRST_BUFFER_BYTES if peer.verified else STRANGER_BUFFER_BYTES
+            restore_retry(channel.socket)
+        judge = decode if peer.verified else decode_unverified
+        size = FIRST_BUFFER_BYTES if peer.verified else UNVERIFIED_BUFFER_BYTES
         scheme = "tls"
         if isinstance(data, PlainChannel):
             scheme = "tcp"
             widen(data.socket)
-        first, second = (Connection(channel, FrameReader(judge, size), self._reactor) for channel in (control, data))
+        first, second = (TlsConnection(channel, FrameReader(judge, size), self._reactor) for channel in (control, data))
         carrier = TlsCarrier(peer, first, second, self._reactor, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed

@@ -1,8 +1,8 @@
 """An order to start from."""
 
-from nexar.cli.bench.order import Order
+from nexar.cli.bench.protocol import BenchOrder
 
-ORDER = Order(
+ORDER = BenchOrder(
     measure="all_reduce",
     count=20,
     dtype="float32",

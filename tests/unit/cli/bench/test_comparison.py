@@ -1,10 +1,11 @@
 from dataclasses import replace
 
-from nexar.cli.bench.comparison import Wishes, row, rows
-from nexar.cli.bench.measures import MEASURES
-from nexar.cli.bench.order import Reply
+import pytest
 
-WISHES = Wishes(
+from nexar.cli.bench.protocol import MEASURES, BenchReply
+from nexar.cli.bench.report import MeasureOptions, figure, iterations_for, quantile, row, rows
+
+WISHES = MeasureOptions(
     dtype="float32",
     itemsize=4,
     op="sum",
@@ -15,7 +16,7 @@ WISHES = Wishes(
     exactly=False,
     rounds=4,
     seconds=0.3,
-    patience=1.0,
+    reply_timeout=1.0,
 )
 
 
@@ -28,7 +29,7 @@ class Answering:
     def ask(self, order, patience):
         self.log.append((self.name, order))
         times = (self.nanoseconds,) * order.iterations
-        return [self.reply or Reply(nanoseconds=times, wrong=int(order.check))] * 2
+        return [self.reply or BenchReply(nanoseconds=times, wrong=int(order.check))] * 2
 
 
 def two(**second):
@@ -76,7 +77,7 @@ def test_only_ours_is_told_which_algorithm_to_use():
 
 
 def test_a_system_that_does_not_have_it_is_left_out_with_the_reason():
-    log, systems = two(reply=Reply(problem="no such thing"))
+    log, systems = two(reply=BenchReply(problem="no such thing"))
     found = row(systems, MEASURES["all_reduce"], 10, WISHES, 2)
     assert found.problems == {"gloo": "no such thing"}
     assert list(found.figures) == ["nexar"]
@@ -96,3 +97,41 @@ def test_sizes_that_come_to_the_same_count_are_measured_once():
     found = list(rows(systems, MEASURES["all_gather"], [1, 2, 4, 8, 16], WISHES, 2))
     assert [each.size_bytes for each in found] == [8, 16]
     assert len(list(rows(systems, MEASURES["barrier"], [1, 2, 4], WISHES, 2))) == 1
+
+
+def block(*times_of_ranks, wrong=0):
+    return [BenchReply(nanoseconds=tuple(times), wrong=wrong) for times in times_of_ranks]
+
+
+def test_a_figure_is_the_median_over_blocks_of_the_slowest_rank_s_median():
+    blocks = [block([1000, 1000], [2000, 2200]), block([9000, 9000], [9000, 9000]), block([2000, 2000], [1000, 1000])]
+    assert figure("x", MEASURES["all_reduce"], 2, 4, blocks).time_us == pytest.approx(2.1)
+
+
+def test_bandwidths_follow_from_the_time():
+    found = figure("x", MEASURES["all_reduce"], 1000, 4, [block(*[[4000]] * 4)])
+    assert (found.algbw, found.busbw) == (pytest.approx(1.0), pytest.approx(1.5))
+
+
+def test_one_message_of_a_round_trip_takes_half_the_time():
+    assert figure("x", MEASURES["p2p-latency"], 2, 4, [block([4000], [])]).time_us == 2.0
+
+
+def test_wrong_elements_of_all_ranks_add_up():
+    assert figure("x", MEASURES["all_reduce"], 2, 4, [block([1], [1], wrong=3), block([1], [1])]).wrong == 6
+
+
+def test_the_distribution_is_of_all_calls():
+    found = figure("x", MEASURES["all_reduce"], 2, 4, [block(range(1000, 101_000, 1000))])
+    assert (found.p10_us, found.p99_us, found.mean_us, found.calls) == (10, 99, 50.5, 100)
+
+
+def test_quantiles_of_few_values_are_values():
+    assert [quantile([5.0], share) for share in (0.0, 0.1, 0.99, 1.0)] == [5.0] * 4
+    assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
+
+
+def test_calls_fill_the_time_within_bounds():
+    assert iterations_for(0.001, 0.3, 20) == 300
+    assert iterations_for(1.0, 0.3, 20) == 20
+    assert iterations_for(0.0, 0.3, 20) == 20_000

@@ -2,7 +2,17 @@
 
 from msgspec.structs import replace
 
-from nexar.cli.doctor.observations import Attachment, Door, Limits, Machine, Reach, Report, Room, Trip, Version
+from nexar.cli.doctor.observations import (
+    Attachment,
+    DoctorReport,
+    FreeSpace,
+    Limits,
+    ListenPort,
+    Machine,
+    Reach,
+    RoundTrip,
+    Version,
+)
 
 HEALTHY = Machine(
     name="a",
@@ -13,9 +23,9 @@ HEALTHY = Machine(
         Attachment("lo", ("127.0.0.1/8",), 65536, up=True, loopback=True),
         Attachment("eth0", ("10.0.0.1/24",), 1500, up=True, loopback=False),
     ),
-    door=Door("[::]:4000", ("10.0.0.1:4000",)),
-    trips=(Trip("shm", 20e-6), Trip("quic", 40e-6), Trip("tls", 50e-6)),
-    memory=Room("/dev/shm", 1 << 30, 1 << 29),
+    door=ListenPort("[::]:4000", ("10.0.0.1:4000",)),
+    trips=(RoundTrip("shm", 20e-6), RoundTrip("quic", 40e-6), RoundTrip("tls", 50e-6)),
+    memory=FreeSpace("/dev/shm", 1 << 30, 1 << 29),
     limits=Limits(20_000, 20_000, 8 << 20, 4 << 20, 4 << 20),
     cpus=2,
     load=0.5,
@@ -38,7 +48,7 @@ def report(rank, host, *reaches, fixed_port=True, **changes):
                 Reach(rank, dest, scheme, round_trip=found, mtu_bytes=1452 if scheme == "quic" else None, skew=0.0)
             )
     about = machine(name=host, host=host * 4, **changes)
-    return Report(rank, about, f"10.0.0.{rank + 1}:4000", fixed_port, tuple(seen))
+    return DoctorReport(rank, about, f"10.0.0.{rank + 1}:4000", fixed_port, tuple(seen))
 
 
 def reports(*given):

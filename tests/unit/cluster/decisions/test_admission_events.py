@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from nexar.cluster.decisions import admission_events
-from nexar.cluster.decisions.admission_events import Action, Event, Gone, Tick
+from nexar.cluster.decisions.admission_events import AdmissionAction, AdmissionEvent, AdmissionTick, ConnectionEnded
 
-WORDS = [*get_args(Event), *get_args(Action)]
+WORDS = [*get_args(AdmissionEvent), *get_args(AdmissionAction)]
 
 
 def test_every_word_is_an_event_or_an_action() -> None:
@@ -24,5 +24,5 @@ def test_nobody_changes_a_word_on_its_way(word: type) -> None:
 
 
 def test_words_compare_by_what_they_say() -> None:
-    assert Gone(1, "killed") == Gone(1, "killed") != Gone(2, "killed")
-    assert Tick() == Tick()
+    assert ConnectionEnded(1, "killed") == ConnectionEnded(1, "killed") != ConnectionEnded(2, "killed")
+    assert AdmissionTick() == AdmissionTick()

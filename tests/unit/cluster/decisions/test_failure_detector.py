@@ -1,15 +1,32 @@
-"""Who is alive, stuck or silent, in time that a test owns."""
+"""Who is alive, stuck or silent, in time that a test owns.
+
+How slow this node is, by the clock of a test.
+
+Who watches whom.
+"""
+
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.cluster.decisions.failure_detector import IF_SLOW, FailureDetector, Finding
-from nexar.wire.messages import Beat, Doing
+from nexar.cluster.decisions.failure_detector import (
+    IF_SLOW,
+    LONGEST,
+    SMALL_WORLD,
+    FailureDetector,
+    LivenessReport,
+    OwnDelay,
+    watched,
+    watchers,
+)
+from nexar.topology import neighbors
+from nexar.wire.control import Beat, CurrentCall
 
 INTERVAL, TIMEOUT, STUCK = 1.0, 5.0, 60.0
 PEER, OTHER = 7, 8
-ALL_REDUCE = Doing(0, "all_reduce", 1234, step=3, age=6.0)
+ALL_REDUCE = CurrentCall(0, "all_reduce", 1234, step=3, age=6.0)
 
 
 class Watch:
@@ -21,9 +38,9 @@ class Watch:
         self.detector = FailureDetector(INTERVAL, TIMEOUT, STUCK)
         self.detector.watch(nodes or (PEER,), self.now)
         self.received = 0
-        self.found: list[Finding] = []
+        self.found: list[LivenessReport] = []
 
-    def pass_(self, seconds: float, *, packets: bool = False, beat: Beat | None = None) -> list[Finding]:
+    def pass_(self, seconds: float, *, packets: bool = False, beat: Beat | None = None) -> list[LivenessReport]:
         """Tick whenever it is due; `packets` come, and a beat, before each. Returns what was found on the way."""
         before = len(self.found)
         end = self.now + seconds
@@ -39,7 +56,7 @@ class Watch:
         if beat is not None:
             self.detector.beat(PEER, beat, self.now)
 
-    def sleep(self, seconds: float) -> list[Finding]:
+    def sleep(self, seconds: float) -> list[LivenessReport]:
         """This node does not run."""
         self.now += seconds
         return self.detector.tick(self.now)
@@ -109,18 +126,18 @@ def test_where_nothing_comes_without_python_stuck_and_stopped_are_one_loss() -> 
 
 
 def test_a_call_that_does_not_move_is_told_once_and_never_lost(watch: Watch) -> None:
-    (stuck,) = watch.pass_(1000, packets=True, beat=Beat(1, (Doing(0, "barrier", 2, age=1.0), ALL_REDUCE)))
+    (stuck,) = watch.pass_(1000, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 2, age=1.0), ALL_REDUCE)))
     assert (stuck.state, stuck.doing, stuck.is_loss) == ("stuck", ALL_REDUCE, False)
     assert stuck.cause == "alive, stuck in all_reduce #1234 for 6 s"
     assert stuck.since == 95.0
-    (another,) = watch.pass_(10, packets=True, beat=Beat(1, (Doing(0, "barrier", 1235, age=9.0),)))
+    (another,) = watch.pass_(10, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 1235, age=9.0),)))
     assert another.cause == "alive, stuck in barrier #1235 for 9 s"
-    (moved,) = watch.pass_(10, packets=True, beat=Beat(1, (Doing(0, "barrier", 1235, age=0.1),)))
+    (moved,) = watch.pass_(10, packets=True, beat=Beat(1, (CurrentCall(0, "barrier", 1235, age=0.1),)))
     assert moved.state == "alive"
 
 
 def test_what_a_peer_writes_about_its_call_is_cut_to_size(watch: Watch) -> None:
-    (stuck,) = watch.pass_(1, packets=True, beat=Beat(1, (Doing(0, "\x1b[31m" + "x" * 5000, 1, age=9.0),)))
+    (stuck,) = watch.pass_(1, packets=True, beat=Beat(1, (CurrentCall(0, "\x1b[31m" + "x" * 5000, 1, age=9.0),)))
     assert len(stuck.cause) < 120
     assert stuck.cause.isprintable()
 
@@ -245,3 +262,83 @@ def test_a_node_that_runs_slowly_waits_longer_by_its_own_delay(watch: Watch) -> 
 def test_whoever_was_given_up_by_a_slow_node_is_told_which_setting_to_raise(watch: Watch) -> None:
     (found,) = watch.pass_(30)
     assert found.cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
+
+
+def test_a_node_whose_timers_are_punctual_has_no_delay() -> None:
+    delay = OwnDelay()
+    for second in range(20):
+        delay.timer_ran(float(second), second + 0.01)
+        delay.threads_used(second * 0.2, second * 0.05, float(second))
+    assert delay.seconds == 0.0
+
+
+def test_timers_that_run_late_again_and_again_are_a_delay_of_several_times_that() -> None:
+    delay = OwnDelay()
+    for second in range(20):
+        delay.timer_ran(float(second), second + 0.5)
+    assert delay.seconds == pytest.approx(5.0)
+
+
+def test_threads_that_wait_for_a_cpu_longer_than_they_have_one_are_a_delay() -> None:
+    delay = OwnDelay()
+    for second in range(20):
+        delay.threads_used(second * 0.1, second * 0.9, float(second))
+    assert delay.seconds == pytest.approx(9.0)
+
+
+def test_a_single_pause_is_forgotten_within_seconds() -> None:
+    delay = OwnDelay()
+    for second in range(5):
+        delay.timer_ran(float(second), second + 0.001)
+    delay.timer_ran(5.0, 65.0)
+    assert 0.0 < delay.seconds <= LONGEST
+    for second in range(66, 82):
+        delay.timer_ran(float(second), second + 0.001)
+    assert delay.seconds == 0.0
+
+
+@pytest.mark.parametrize(("longest", "most"), [(4.0, 4.0), (1000.0, LONGEST)])
+def test_the_delay_has_a_bound(longest: float, most: float) -> None:
+    delay = OwnDelay(longest)
+    for second in range(10):
+        delay.timer_ran(100.0 * second, 100.0 * second + 99.0)
+        delay.threads_used(second * 0.001, second * 50.0, 100.0 * second)
+    assert delay.seconds == most
+
+
+def test_totals_that_go_down_because_a_thread_ended_measure_nothing() -> None:
+    delay = OwnDelay()
+    delay.threads_used(1.0, 50.0, 0.0)
+    delay.threads_used(1.1, 2.0, 1.0)
+    assert delay.seconds == 0.0
+
+
+WORLDS = [*range(1, 40), 1000, 4096]
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_to_watch_and_to_be_watched_are_two_sides_of_one_thing(size: int) -> None:
+    pairs = {(other, rank) for rank in range(size) for other in watchers(size, rank)}
+    assert pairs == {(rank, other) for rank in range(size) for other in watched(size, rank)}
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_everybody_is_watched_by_as_many_and_nobody_by_itself(size: int) -> None:
+    many = min(size - 1, 3) if size > SMALL_WORLD else size - 1
+    for rank in range(size):
+        found = watchers(size, rank)
+        assert len(set(found) - {rank}) == len(found) == many
+        assert all(0 <= other < size for other in found)
+    assert set(Counter(other for rank in range(size) for other in watchers(size, rank)).values()) <= {many}
+
+
+def test_in_a_large_world_one_watcher_is_far_away() -> None:
+    assert watchers(100, 99) == (0, 1, 49)
+    assert watched(100, 0) == (50, 98, 99)
+
+
+@pytest.mark.parametrize("topology", ["k_regular:2", "k_regular:4", "hypercube"])
+def test_in_a_sparse_world_neighbours_watch_one_another(topology: str) -> None:
+    for size in (4, 8, 9, 33):
+        for rank in range(size):
+            assert watchers(size, rank, topology) == watched(size, rank, topology) == neighbors(topology, size, rank)

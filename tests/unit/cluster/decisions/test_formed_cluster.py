@@ -1,26 +1,32 @@
-"""After the commit: joiners wait, members choose, and the seed follows what was chosen."""
+"""After the commit: joiners wait, members choose, and the seed follows what was chosen.
 
-from nexar.cluster.change import Change, Departure
+Who is in, who waits, who may not come back.
+"""
+
+import pytest
+
 from nexar.cluster.decisions.admission import Admission
+from nexar.cluster.decisions.admission_checks import AdmissionLimits
 from nexar.cluster.decisions.admission_events import (
-    Action,
-    Admit,
-    Applied,
-    ChildDied,
-    Commit,
-    Drop,
-    Gone,
-    Left,
-    Note,
-    Ready,
-    Refuse,
-    Said,
+    AdmissionAction,
+    AdmitNode,
+    ChildReported,
+    CommitMembership,
+    ConnectionEnded,
+    DropConnection,
+    JoinerReady,
+    JoinRequested,
+    LeaveReceived,
+    MemberMessageReceived,
+    RefuseConnection,
+    SeedEvent,
 )
-from nexar.cluster.decisions.door_rules import DoorRules
-from nexar.cluster.membership import Member, Membership, decode_member
-from nexar.wire.joining import Current, Died, Waiting, Word
-from nexar.wire.messages import Chosen, Ping, decode
-from tests.unit.cluster.decisions.door import Door, a_door, application, ends, every, key, notes, only, told
+from nexar.cluster.decisions.formed_cluster import MemberRegister
+from nexar.cluster.decisions.refusals import Refusal
+from nexar.cluster.membership import Change, Departure, Member, Membership, MembershipError, PinnedNode, decode_member
+from nexar.wire.control import Chosen, Ping, decode
+from nexar.wire.join import Current, MemberDied, SeedPaxosMessage, WaitingJoiners
+from tests.unit.cluster.decisions.admission_scene import Door, a_door, application, ends, every, key, notes, only, told
 
 LATE = "the cluster has formed with 2 members and is not elastic"
 
@@ -37,23 +43,23 @@ def formed(*, elastic: bool = True, most: int = 0) -> Door:
 def resumed(door: Door, *, elastic: bool = True) -> Door:
     membership = door.machine.membership
     assert membership is not None
-    return Door(Admission.resumed(Membership.decode(membership.encode()), rules=DoorRules(elastic=elastic)))
+    return Door(Admission.resumed(Membership.decode(membership.encode()), limits=AdmissionLimits(elastic=elastic)))
 
 
 def waiting(door: Door) -> tuple[Member, ...]:
     """Who waits, as the members were told last."""
-    message, _ = told(door.actions, Waiting)[-1]
+    message, _ = told(door.actions, WaitingJoiners)[-1]
     return tuple(map(decode_member, message.members))
 
 
 def choose(
     door: Door, *, left: tuple[Departure, ...] = (), joined: tuple[Member, ...] = (), by: int = 2
-) -> list[Action]:
+) -> list[AdmissionAction]:
     """A member tells what was chosen."""
     assert door.machine.membership is not None
     epoch = door.machine.membership.epoch
     chosen = Chosen((0, epoch, 0), Change(epoch + 1, left=left, joined=joined).encode())
-    return door.tell(Said(by, chosen))
+    return door.tell(MemberMessageReceived(by, chosen))
 
 
 # ---------------------------------------------------------------- joining
@@ -62,10 +68,10 @@ def choose(
 def test_a_joiner_is_let_in_and_waits_and_all_are_told_when_it_can_be_dialed() -> None:
     door = formed()
     actions = door.join(3, rank=0)  # a rank means nothing any more
-    assert only(actions, Admit).rank is None
+    assert only(actions, AdmitNode).rank is None
     ((current, to),) = told(actions, Current)
     assert (Membership.decode(current.membership), to) == (door.machine.membership, (3,))
-    ((message, to),) = told(actions, Waiting)
+    ((message, to),) = told(actions, WaitingJoiners)
     assert [decode_member(each).node for each in message.members] == [3]
     assert to == (1, 2)
     assert door.order() == [1, 2]
@@ -74,55 +80,57 @@ def test_a_joiner_is_let_in_and_waits_and_all_are_told_when_it_can_be_dialed() -
 def test_before_it_can_be_dialed_nobody_is_told() -> None:
     door = formed()
     door.join(3)
-    applied = Applied(4, application(), True, key(4))
-    assert told(door.greet(4) + door.tell(applied), Waiting) == []
-    assert door.tell(Gone(4, "changed its mind")) == [Note("gone", "10.0.0.9:4", 4, None, "changed its mind")]
+    applied = JoinRequested(4, application(), True, key(4))
+    assert told(door.greet(4) + door.tell(applied), WaitingJoiners) == []
+    assert door.tell(ConnectionEnded(4, "changed its mind")) == [
+        SeedEvent("gone", "10.0.0.9:4", 4, None, "changed its mind")
+    ]
     assert [member.node for member in waiting(door)] == [3]
 
 
 def test_a_joiner_that_goes_away_waits_no_more() -> None:
-    for end in (Gone(3, "killed"), Left(3, "changed its mind")):
+    for end in (ConnectionEnded(3, "killed"), LeaveReceived(3, "changed its mind")):
         door = formed()
         door.join(3)
         actions = door.tell(end)
-        assert told(actions, Waiting) == [(Waiting(), (1, 2))]
-        assert only(actions, Note).rank is None
+        assert told(actions, WaitingJoiners) == [(WaitingJoiners(), (1, 2))]
+        assert only(actions, SeedEvent).rank is None
 
 
 def test_a_joiner_that_comes_back_on_another_line_waits_once() -> None:
     door = formed()
     door.join(3)
     actions = door.join(13, node=3)
-    assert only(actions, Drop).connection == 3
+    assert only(actions, DropConnection).connection == 3
     assert [member.node for member in waiting(door)] == [3]
-    assert "another key" in only(door.join(14, node=3, fingerprint=b"x" * 32), Refuse).reason
+    assert "another key" in only(door.join(14, node=3, fingerprint=b"x" * 32), RefuseConnection).reason
 
 
 def test_above_the_maximum_joiners_are_refused_with_that_reason() -> None:
     door = formed(most=3)
     door.join(3)
-    assert "no more than 3 are allowed" in only(door.join(4), Refuse).reason
-    door.tell(Gone(1, "killed"))  # who died makes room for who is started in its place
-    assert every(door.join(5), Admit)
+    assert "no more than 3 are allowed" in only(door.join(4), RefuseConnection).reason
+    door.tell(ConnectionEnded(1, "killed"))  # who died makes room for who is started in its place
+    assert every(door.join(5), AdmitNode)
 
 
 def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
-    assert only(formed(elastic=False).join(3), Refuse).reason == LATE
+    assert only(formed(elastic=False).join(3), RefuseConnection).reason == LATE
 
 
 def test_a_known_node_does_not_join_as_somebody_else() -> None:
     door = formed()
-    assert "not as a member" in only(door.join(3, node=51), Refuse).reason
-    assert "has not joined" in only(door.tell(Ready(51)), Refuse).reason
+    assert "not as a member" in only(door.join(3, node=51), RefuseConnection).reason
+    assert "has not joined" in only(door.tell(JoinerReady(51)), RefuseConnection).reason
 
 
 def test_a_launcher_may_come_later_too_for_children_without_ranks() -> None:
     door = formed(most=4)
     actions = door.reserve(61, 2)
-    assert (only(actions, Admit).first_rank, only(actions, Commit).connections) == (None, (61,))
-    assert "no more than 4" in only(door.reserve(62, 3), Refuse).reason
-    assert only(door.reserve(63, 2, node=61), Drop).connection == 61
-    assert only(formed(elastic=False).reserve(61, 2), Refuse).reason == LATE
+    assert (only(actions, AdmitNode).first_rank, only(actions, CommitMembership).connections) == (None, (61,))
+    assert "no more than 4" in only(door.reserve(62, 3), RefuseConnection).reason
+    assert only(door.reserve(63, 2, node=61), DropConnection).connection == 61
+    assert only(formed(elastic=False).reserve(61, 2), RefuseConnection).reason == LATE
 
 
 # ---------------------------------------------------------------- what was chosen
@@ -133,13 +141,13 @@ def test_a_chosen_joiner_is_told_that_it_is_in_and_everybody_what_was_chosen() -
     door.join(3)
     door.join(4)
     actions = choose(door, joined=waiting(door)[:1])
-    commit = only(actions, Commit)
+    commit = only(actions, CommitMembership)
     assert [member.node for member in commit.membership.members] == door.order() == [1, 2, 3]
     assert (commit.connections, commit.present) == ((3,), {1, 2, 3})
     assert actions[0] is commit  # it is kept before anybody hears of it
     assert [to for _, to in told(actions, Current)] == [(4,)]
-    assert [(len(message.members), to) for message, to in told(actions, Waiting)] == [(1, (1, 2, 3))]
-    ((word, to),) = told(actions, Word)
+    assert [(len(message.members), to) for message, to in told(actions, WaitingJoiners)] == [(1, (1, 2, 3))]
+    ((word, to),) = told(actions, SeedPaxosMessage)
     assert isinstance(decode(word.body), Chosen)
     assert set(to) >= {1}
     assert notes(actions) == ["moved on"]
@@ -148,20 +156,20 @@ def test_a_chosen_joiner_is_told_that_it_is_in_and_everybody_what_was_chosen() -
 def test_who_was_expelled_hears_what_was_chosen_and_then_why_its_line_ends() -> None:
     door = formed()
     actions = choose(door, left=(Departure(1, "silent\nfor long"),))
-    words = [index for index, action in enumerate(actions) if told([action], Word)]
-    refusal = only(actions, Refuse)
-    assert refusal == Refuse(1, "expelled in epoch 2: silent for long", 2)
+    words = [index for index, action in enumerate(actions) if told([action], SeedPaxosMessage)]
+    refusal = only(actions, RefuseConnection)
+    assert refusal == RefuseConnection(1, "expelled in epoch 2: silent for long", 2)
     assert words[-1] < actions.index(refusal)
     assert door.order() == [2]
-    assert only(door.join(11, node=1), Refuse) == Refuse(11, refusal.reason, 2)
-    assert only(door.join(12, node=1, epoch=1), Refuse).reason == "expelled in epoch 2: silent for long"
+    assert only(door.join(11, node=1), RefuseConnection) == RefuseConnection(11, refusal.reason, 2)
+    assert only(door.join(12, node=1, epoch=1), RefuseConnection).reason == "expelled in epoch 2: silent for long"
 
 
 def test_a_member_that_raised_is_noted_as_gone_with_what_it_raised() -> None:
     """It may still be connected when the others have moved on. That is no refusal, and the launcher shows the rest."""
     door = formed()
     raised = "it raised an exception and left:\nTraceback (most recent call last):\n  …\nValueError: on purpose"
-    noted = [(note.kind, note.reason) for note in every(choose(door, left=(Departure(1, raised),)), Note)]
+    noted = [(note.kind, note.reason) for note in every(choose(door, left=(Departure(1, raised),)), SeedEvent)]
     assert ("gone", "ValueError: on purpose") in noted
 
 
@@ -169,17 +177,17 @@ def test_who_left_by_its_own_will_is_not_refused() -> None:
     door = formed()
     actions = choose(door, left=(Departure(1, "done", willing=True),))
     assert ends(actions) == [1]
-    assert not every(actions, Refuse)
-    assert told(actions, Died) == []
+    assert not every(actions, RefuseConnection)
+    assert told(actions, MemberDied) == []
 
 
 def test_nobody_moves_on_twice_or_by_nonsense() -> None:
     door = formed()
     chosen = Chosen((0, 1, 0), Change(2, left=(Departure(1, "gone"),)).encode())
-    assert every(door.tell(Said(2, chosen)), Commit)
-    assert not every(door.tell(Said(2, chosen)), Commit)
-    assert not every(door.tell(Said(2, Chosen((0, 2, 0), b"nonsense"))), Commit)
-    assert door.tell(Said(2, Ping(1))) == []
+    assert every(door.tell(MemberMessageReceived(2, chosen)), CommitMembership)
+    assert not every(door.tell(MemberMessageReceived(2, chosen)), CommitMembership)
+    assert not every(door.tell(MemberMessageReceived(2, Chosen((0, 2, 0), b"nonsense"))), CommitMembership)
+    assert door.tell(MemberMessageReceived(2, Ping(1))) == []
     assert door.order() == [2]
 
 
@@ -187,10 +195,13 @@ def test_only_members_speak_like_members() -> None:
     door = formed()
     door.join(3)
     for stranger in (3, 51):
-        assert "is none" in only(door.tell(Said(stranger, Chosen((0, 1, 0), b""))), Refuse).reason
+        assert (
+            "is none"
+            in only(door.tell(MemberMessageReceived(stranger, Chosen((0, 1, 0), b""))), RefuseConnection).reason
+        )
     forming = a_door(2)
     forming.join(1)
-    assert "none yet" in only(forming.tell(Said(1, Chosen((0, 1, 0), b""))), Refuse).reason
+    assert "none yet" in only(forming.tell(MemberMessageReceived(1, Chosen((0, 1, 0), b""))), RefuseConnection).reason
 
 
 # ---------------------------------------------------------------- hints
@@ -199,25 +210,25 @@ def test_only_members_speak_like_members() -> None:
 def test_a_line_that_breaks_is_a_hint_for_the_other_members() -> None:
     door = formed()
     door.join(3)
-    ((died, to),) = told(door.tell(Gone(1, "reset")), Died)
-    assert (died, to) == (Died(1, 1, "its line to the seed broke: reset"), (2,))
+    ((died, to),) = told(door.tell(ConnectionEnded(1, "reset")), MemberDied)
+    assert (died, to) == (MemberDied(1, 1, "its line to the seed broke: reset"), (2,))
 
 
 def test_a_farewell_is_none() -> None:
-    assert told(formed().tell(Left(1, "done")), Died) == []
+    assert told(formed().tell(LeaveReceived(1, "done")), MemberDied) == []
 
 
 def test_the_death_of_a_child_is_a_hint_also_when_ranks_have_moved() -> None:
     door = formed()
-    ((died, to),) = told(door.tell(ChildDied(51, 0, "was killed by SIGKILL")), Died)
-    assert (died, to) == (Died(1, 1, "was killed by SIGKILL"), (2,))
+    ((died, to),) = told(door.tell(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied)
+    assert (died, to) == (MemberDied(1, 1, "was killed by SIGKILL"), (2,))
     choose(door, left=(Departure(1, "gone"),))
-    assert told(door.tell(ChildDied(51, 0, "was killed by SIGKILL")), Died) == []
-    assert "which it is not" in only(door.tell(ChildDied(51, 1, "killed")), Refuse).reason
+    assert told(door.tell(ChildReported(51, 0, "was killed by SIGKILL")), MemberDied) == []
+    assert "which it is not" in only(door.tell(ChildReported(51, 1, "killed")), RefuseConnection).reason
 
 
 def test_a_child_that_ended_well_is_no_death() -> None:
-    assert formed().tell(ChildDied(51, 0, "ended", well=True)) == []
+    assert formed().tell(ChildReported(51, 0, "ended", well=True)) == []
 
 
 # ---------------------------------------------------------------- started again
@@ -229,17 +240,17 @@ def test_a_restarted_seed_knows_the_newest_membership_and_follows_on() -> None:
     choose(door, joined=waiting(door))
     door = resumed(door)
     actions = door.join(12, node=3)
-    assert only(actions, Commit).membership.epoch == 2
-    assert only(actions, Admit).rank == 2
-    assert told(actions, Waiting) == [(Waiting(), (12,))]
+    assert only(actions, CommitMembership).membership.epoch == 2
+    assert only(actions, AdmitNode).rank == 2
+    assert told(actions, WaitingJoiners) == [(WaitingJoiners(), (12,))]
     choose(door, left=(Departure(1, "gone"),), by=12)
     assert door.order() == [2, 3]
 
 
 def test_a_restarted_seed_that_is_behind_lets_newer_members_try_again() -> None:
     door = resumed(formed())
-    assert only(door.join(9, epoch=3), Drop).connection == 9
-    assert "no member of epoch 1" in only(door.join(10, epoch=1), Refuse).reason
+    assert only(door.join(9, epoch=3), DropConnection).connection == 9
+    assert "no member of epoch 1" in only(door.join(10, epoch=1), RefuseConnection).reason
 
 
 def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
@@ -247,7 +258,7 @@ def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
     choose(door, left=(Departure(2, "gone"),), by=1)
     door = resumed(door)
     door.reserve(61, 1, node=51)
-    assert notes(door.tell(ChildDied(61, 0, "was killed by SIGKILL"))) == ["child died"]
+    assert notes(door.tell(ChildReported(61, 0, "was killed by SIGKILL"))) == ["child died"]
 
 
 # ---------------------------------------------------------------- nobody is left
@@ -256,13 +267,123 @@ def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
 def test_joiners_wait_as_long_as_a_member_is_left_and_no_longer() -> None:
     door = formed()
     door.join(3)
-    assert not every(door.tell(Gone(1, "killed")), Refuse)
-    refusal = only(door.tell(Left(2, "done")), Refuse)
+    assert not every(door.tell(ConnectionEnded(1, "killed")), RefuseConnection)
+    refusal = only(door.tell(LeaveReceived(2, "done")), RefuseConnection)
     assert (refusal.connection, refusal.reason[:31]) == (3, "every member has left or died: ")
-    assert only(door.join(4), Refuse).reason == refusal.reason
-    assert every(door.join(12, node=2), Admit)  # a member that is back
-    assert every(door.join(5), Admit)
+    assert only(door.join(4), RefuseConnection).reason == refusal.reason
+    assert every(door.join(12, node=2), AdmitNode)  # a member that is back
+    assert every(door.join(5), AdmitNode)
 
 
 def test_at_a_restarted_seed_joiners_wait_for_members_that_may_come_back() -> None:
-    assert every(resumed(formed()).join(3), Admit)
+    assert every(resumed(formed()).join(3), AdmitNode)
+
+
+LAUNCHER = 51
+
+
+def member(node: int, launcher: int = 0) -> Member:
+    return Member(node, "a", key(node), {"tls": (f"10.0.0.1:{node}",)}, frozenset({"tls"}), launcher)
+
+
+TWO = Membership("c", 1, (member(1, LAUNCHER), member(2)), (PinnedNode(LAUNCHER, key(LAUNCHER)),))
+
+
+def a_register(most: int = 0, *, elastic: bool = True) -> MemberRegister:
+    return MemberRegister(TWO, elastic=elastic, most=most)
+
+
+def test_a_member_is_known_by_its_key() -> None:
+    register = a_register()
+    assert register.check_member(2, key(2)) == 1
+    assert register.check_member(3, key(3)) is None
+    with pytest.raises(Refusal, match="another key"):
+        register.check_member(2, key(3))
+
+
+def test_who_waits_is_listed_in_the_order_of_coming_once_it_can_be_dialed() -> None:
+    register = a_register()
+    for node in (9, 8, 7):
+        register.admit(member(node))
+    register.make_ready(7)
+    register.make_ready(9)
+    assert register.waiting == (member(9), member(7))
+    assert register.admitted == {7, 8, 9}
+    assert register.withdraw(9)
+    assert not register.withdraw(8)
+    assert register.waiting == (member(7),)
+    assert register.admitted == {7, 8, 9}  # members that heard of it may choose it at this moment
+
+
+def test_members_and_those_who_wait_are_never_more_than_allowed() -> None:
+    register = a_register(most=3)
+    register.check_room(1)
+    register.admit(member(3))
+    with pytest.raises(Refusal, match=r"2 members and 1 that wait .* no more than 3 .*NEXAR_ELASTIC_MAX_WORLD_SIZE"):
+        register.admit(member(4))
+    register.admit(member(3))  # the same once more takes no second place
+    register.withdraw(3)
+    register.admit(member(4))
+
+
+def test_who_died_makes_room_at_once_and_takes_it_again_when_it_is_back() -> None:
+    register = a_register(most=2)
+    register.set_present(1, present=False)
+    register.set_present(77, present=False)
+    assert register.present == 1
+    register.check_room(1)
+    register.set_present(1, present=True)
+    with pytest.raises(Refusal):
+        register.check_room(1)
+
+
+def test_a_cluster_that_is_not_elastic_has_room_for_nobody() -> None:
+    with pytest.raises(Refusal, match="formed with 2 members and is not elastic"):
+        a_register(elastic=False).admit(member(3))
+
+
+def test_those_who_wait_find_room_in_one_message() -> None:
+    register = a_register()
+    addresses = {"tls": tuple(f"10.0.0.1:{number}/{'x' * 480}" for number in range(64))}
+    for node in range(10, 40):
+        register.admit(Member(node, "a", key(node), addresses))
+    with pytest.raises(Refusal, match="fill a message"):
+        register.admit(Member(40, "a", key(40), {**addresses, "quic": addresses["tls"] * 4}))
+
+
+def test_a_change_makes_joiners_members_and_remembers_who_left() -> None:
+    register = a_register()
+    register.admit(member(3))
+    register.make_ready(3)
+    register.set_present(1, present=False)
+    register.follow(Change(2, left=(Departure(1, "was killed"),), joined=(member(3),)))
+    assert [each.node for each in register.membership.members] == [2, 3]
+    assert (register.membership.epoch, register.present, register.waiting) == (2, 2, ())
+    assert register.why_former(1, 0) == ("expelled in epoch 2: was killed", 2)
+    register.follow(Change(3, left=(Departure(2, "done", willing=True),)))
+    assert register.why_former(2, 0) == ("left in epoch 3: done", 0)
+    assert register.why_former(3, 0) is None
+    with pytest.raises(MembershipError):
+        register.follow(Change(9))
+
+
+def test_a_new_member_whose_line_broke_is_absent() -> None:
+    register = a_register()
+    register.follow(Change(2, joined=(member(3),)))
+    assert (register.membership.size, register.present) == (3, 2)
+
+
+def test_who_says_that_it_was_a_member_and_is_none_is_told_so() -> None:
+    register = MemberRegister(Membership("c", 5, TWO.members))
+    assert register.why_former(9, 3) == ("expelled: it is no member of epoch 5 any more", 5)
+    assert register.why_former(9, 6) is None  # it may know more than this seed
+    assert register.why_former(9, 0) is None
+
+
+def test_launchers_speak_of_ranks_of_the_first_membership() -> None:
+    register = a_register()
+    register.follow(Change(2, left=(Departure(1, "gone"),)))
+    assert register.child(LAUNCHER, 0) == 1
+    assert register.child(LAUNCHER, 1) is None
+    assert register.knows_children
+    assert not MemberRegister(Membership("c", 2, TWO.members)).knows_children

@@ -1,11 +1,11 @@
 """The list of refusals is bounded in every direction, and counts what it forgets."""
 
-from nexar.cluster.decisions.refusals import Refusals, brief
-from nexar.wire.joining import MAX_REFUSALS
+from nexar.cluster.decisions.refusals import RefusalLog, brief
+from nexar.wire.join import MAX_REFUSALS
 
 
 def test_the_newest_are_listed_and_all_are_counted() -> None:
-    refusals = Refusals()
+    refusals = RefusalLog()
     for number in range(1000):
         refusals.add(f"stranger {number}", "no")
     assert (len(refusals), refusals.count) == (MAX_REFUSALS, 1000)
@@ -22,7 +22,7 @@ def test_a_reason_is_one_short_line_whatever_a_stranger_wrote() -> None:
 
 
 def test_the_last_reason_for_the_same_stranger_counts() -> None:
-    refusals = Refusals()
+    refusals = RefusalLog()
     refusals.add("somebody", "first")
     refusals.add("somebody", "second")
     assert refusals.listed() == {"somebody": "second"}
@@ -30,7 +30,7 @@ def test_the_last_reason_for_the_same_stranger_counts() -> None:
 
 
 def test_one_that_is_turned_away_again_and_again_hides_nobody() -> None:
-    refusals = Refusals()
+    refusals = RefusalLog()
     refusals.add("somebody", "no")
     for _ in range(1000):
         refusals.add("a flood", "no")

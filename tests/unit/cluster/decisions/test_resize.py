@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nexar.cluster.change import Departure
-from nexar.cluster.decisions.resize import Resize, Wish, decode_wish, encode_wish, resize
-from tests.unit.cluster.decisions.parliament import a_member, a_membership
+from nexar.cluster.decisions.resize import Resize, ResizeRequest, decode_resize_request, encode_resize_request, resize
+from nexar.cluster.membership import Departure
+from tests.unit.cluster.decisions.voters import a_member, a_membership
 
 NO_LIMIT = 0
 
 
-def wishes(size: int, **by_rank: Wish) -> list[Wish]:
+def wishes(size: int, **by_rank: ResizeRequest) -> list[ResizeRequest]:
     """`r2=Wish(…)`: that of rank 2; the others have none."""
-    return [by_rank.get(f"r{rank}", Wish()) for rank in range(size)]
+    return [by_rank.get(f"r{rank}", ResizeRequest()) for rank in range(size)]
 
 
-def waiting(*nodes: int) -> Wish:
-    return Wish(waiting=tuple(a_member(node) for node in nodes))
+def waiting(*nodes: int) -> ResizeRequest:
+    return ResizeRequest(waiting=tuple(a_member(node) for node in nodes))
 
 
-def resized(size: int, least: int = 1, most: int = NO_LIMIT, **by_rank: Wish) -> tuple[list[int], list[int]]:
+def resized(size: int, least: int = 1, most: int = NO_LIMIT, **by_rank: ResizeRequest) -> tuple[list[int], list[int]]:
     """Nodes that come, and nodes that go; rank r is node r + 1."""
     found = resize(a_membership(size), wishes(size, **by_rank), least=least, most=most)
     return [member.node for member in found.joined], [departure.node for departure in found.left]
@@ -49,39 +49,42 @@ def test_no_more_come_in_than_there_is_room_for() -> None:
 
 
 def test_who_leaves_makes_room() -> None:
-    assert resized(3, most=3, r0=waiting(9), r1=Wish(leaving=True)) == ([9], [2])
+    assert resized(3, most=3, r0=waiting(9), r1=ResizeRequest(leaving=True)) == ([9], [2])
 
 
 def test_who_has_to_stay_makes_no_room() -> None:
-    assert resized(1, most=1, r0=Wish((a_member(9),), leaving=True)) == ([], [])
+    assert resized(1, most=1, r0=ResizeRequest((a_member(9),), leaving=True)) == ([], [])
 
 
 def test_the_minimum_is_kept_and_joiners_count_for_it() -> None:
-    both = {"r0": Wish(leaving=True), "r2": Wish(leaving=True)}
+    both = {"r0": ResizeRequest(leaving=True), "r2": ResizeRequest(leaving=True)}
     assert resized(3, least=2, **both) == ([], [1])
     assert resized(3, least=3, **both) == ([], [])
-    assert resized(3, least=3, r0=Wish((a_member(9),), leaving=True), r2=Wish(leaving=True)) == ([9], [1])
+    assert resized(3, least=3, r0=ResizeRequest((a_member(9),), leaving=True), r2=ResizeRequest(leaving=True)) == (
+        [9],
+        [1],
+    )
 
 
 def test_somebody_stays() -> None:
-    everybody = {f"r{rank}": Wish(leaving=True) for rank in range(3)}
+    everybody = {f"r{rank}": ResizeRequest(leaving=True) for rank in range(3)}
     assert resized(3, **everybody) == ([], [1, 2])
-    assert resized(1, r0=Wish((a_member(9),), leaving=True)) == ([9], [])
+    assert resized(1, r0=ResizeRequest((a_member(9),), leaving=True)) == ([9], [])
 
 
 def test_causes_say_who_wanted_it() -> None:
-    asking = Wish(removals={2: "too slow", 3: "", 77: "not here"})
-    found = resize(a_membership(4), wishes(4, r0=asking, r2=Wish(leaving=True)), least=1, most=NO_LIMIT)
+    asking = ResizeRequest(removals={2: "too slow", 3: "", 77: "not here"})
+    found = resize(a_membership(4), wishes(4, r0=asking, r2=ResizeRequest(leaving=True)), least=1, most=NO_LIMIT)
     assert found.left == (
         Departure(2, "rank 0 asked it to leave: too slow", willing=True),
         Departure(3, "it wanted to leave", willing=True),
     )
-    found = resize(a_membership(2), wishes(2, r1=Wish(removals={1: ""})), least=1, most=NO_LIMIT)
+    found = resize(a_membership(2), wishes(2, r1=ResizeRequest(removals={1: ""})), least=1, most=NO_LIMIT)
     assert found.left == (Departure(1, "rank 1 asked it to leave", willing=True),)
 
 
 any_wish = st.builds(
-    Wish,
+    ResizeRequest,
     waiting=st.lists(st.integers(1, 30).map(a_member), max_size=6).map(tuple),
     leaving=st.booleans(),
     removals=st.dictionaries(st.integers(1, 30), st.text(max_size=20), max_size=4),
@@ -90,7 +93,7 @@ any_wish = st.builds(
 
 
 @given(st.lists(any_wish, min_size=1, max_size=8), st.integers(1, 10), st.none() | st.integers(0, 6))
-def test_the_laws_hold_whatever_is_wished(told: list[Wish], least: int, beyond: int | None) -> None:
+def test_the_laws_hold_whatever_is_wished(told: list[ResizeRequest], least: int, beyond: int | None) -> None:
     most = NO_LIMIT if beyond is None else least + beyond
     membership = a_membership(len(told))
     found: Resize = resize(membership, told, least=least, most=most)
@@ -106,11 +109,11 @@ def test_the_laws_hold_whatever_is_wished(told: list[Wish], least: int, beyond: 
 
 
 @given(any_wish)
-def test_decoding_undoes_encoding(wish: Wish) -> None:
-    assert decode_wish(encode_wish(wish)) == wish
+def test_decoding_undoes_encoding(wish: ResizeRequest) -> None:
+    assert decode_resize_request(encode_resize_request(wish)) == wish
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94", encode_wish(Wish())[:-1], b"\x91\xa3abc"])
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94", encode_resize_request(ResizeRequest())[:-1], b"\x91\xa3abc"])
 def test_what_is_no_wish_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a wish"):
-        decode_wish(data)
+        decode_resize_request(data)

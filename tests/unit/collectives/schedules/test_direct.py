@@ -1,20 +1,39 @@
-"""Everybody to everybody."""
+"""Nobody leaves before everybody has come.
 
-from nexar.arrays.partition import split
-from nexar.collectives.schedule import Fold, Part
+Everybody to everybody.
+"""
+
+from nexar.arrays.views import split
+from nexar.collectives.schedule import LocalFold, Range
 from nexar.collectives.schedules import direct
+from nexar.collectives.schedules.direct import NO_ELEMENTS, dissemination_barrier, two_phase_barrier
+
+
+def test_messages_of_a_barrier_have_no_payload():
+    for way in (dissemination_barrier, two_phase_barrier):
+        for step in way(0, 5):
+            assert {each.part for each in (*step.sends, *step.receives)} == {NO_ELEMENTS}
+
+
+def test_distances_double():
+    assert [step.sends[0].peer for step in dissemination_barrier(1, 6)] == [2, 3, 5]
+
+
+def test_rank_0_releases_nobody_before_all_have_come():
+    come, go = two_phase_barrier(0, 4)
+    assert [each.peer for each in come.receives] == [each.peer for each in go.sends] == [1, 2, 3]
 
 
 def test_contributions_are_folded_from_rank_0_up():
-    (step,) = direct.reduce_scatter(1, 3, split(30, 3))
+    (step,) = direct.direct_reduce_scatter(1, 3, split(30, 3))
     copy, fold = step.then
-    assert fold == Fold(Part(0, 10, 20), (Part(1, 0, 10), Part(1, 10, 20), Part(1, 20, 30)))
-    assert (copy.into, copy.source) == (Part(1, 10, 20), Part(0, 10, 20))
-    assert {each.peer: each.part for each in step.receives} == {0: Part(1, 0, 10), 2: Part(1, 20, 30)}
+    assert fold == LocalFold(Range(0, 10, 20), (Range(1, 0, 10), Range(1, 10, 20), Range(1, 20, 30)))
+    assert (copy.into, copy.source) == (Range(1, 10, 20), Range(0, 10, 20))
+    assert {each.peer: each.part for each in step.receives} == {0: Range(1, 0, 10), 2: Range(1, 20, 30)}
 
 
 def test_a_segment_is_told_while_the_next_one_s_contributions_are_on_their_way():
-    first, second, last = direct.all_reduce(0, 2, 40, segment=10)
+    first, second, last = direct.direct_all_reduce(0, 2, 40, segment=10)
     assert first.then[-1].into == second.sends[-1].part
     assert len(second.sends) == len(second.receives) == 2
     assert not last.then

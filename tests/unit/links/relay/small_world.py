@@ -6,13 +6,13 @@ from random import Random
 from typing import Any, cast
 
 from nexar.errors import NexarError, PeerLost
-from nexar.links.outbox import Outbox
+from nexar.links.operation import DeferredIO
 from nexar.links.relay.carrier import RelayedCarrier
-from nexar.links.relay.station import Station
-from nexar.links.relay.surroundings import Unwelcome
-from nexar.topology.routes import detour_limit, route
+from nexar.links.relay.forwarding import RefusedSource
+from nexar.links.relay.relay import Relay
+from nexar.topology import detour_limit, route
 from nexar.transport.base import Buffer, Carrier, CarrierLost
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 from nexar.wire.relay import RelayHeader
 
 _LOST = "the link between us was lost"
@@ -29,10 +29,10 @@ class FakeLink:
 
     def pass_on(self, *body: Buffer) -> None:
         data = b"".join(body)
-        self._put(Frame(kind=int(Kind.RELAY), lane=int(Lane.RELAY), body=len(data)), data)
+        self._put(Frame(kind=int(FrameKind.RELAY), lane=int(Lane.RELAY), body=len(data)), data)
 
     def make_room(self, hops: int, amount: int) -> None:
-        self._put(Frame(kind=int(Kind.ROOM), step=hops, length=amount), b"")
+        self._put(Frame(kind=int(FrameKind.ROOM), step=hops, length=amount), b"")
 
     def _put(self, frame: Frame, body: bytes) -> None:
         if self.failure is not None:
@@ -73,9 +73,9 @@ class Node:
         self.carriers: dict[int, RelayedCarrier] = {}
         self.links: dict[int, FakeLink] = {}
         self.refusal: str | None = None
-        self.unwelcome: Unwelcome | None = None
+        self.unwelcome: RefusedSource | None = None
         self.looked_into: list[int] = []
-        self.station = Station(number, cast(Any, self), Outbox(), cast(Any, self))
+        self.station = Relay(number, cast(Any, self), DeferredIO(), cast(Any, self))
 
     def run_soon(self, task: Callable[[], None]) -> None:
         self.tasks.append(task)
@@ -103,16 +103,16 @@ class Node:
         self.world.dials.append((self.number, node))
         return self.world.may_dial
 
-    def ring_by(self, due: float) -> None:
+    def wake_by(self, due: float) -> None:
         """A test says itself when it is time."""
 
-    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | Unwelcome:
+    def welcome(self, header: RelayHeader) -> RelayedCarrier | str | RefusedSource:
         lost = self.carriers.get(header.source)
         return (
             self.unwelcome or self.refusal or (_LOST if lost is not None else self.make(header.source, header.number))
         )
 
-    def look_into(self, header: RelayHeader) -> bool:
+    def investigate(self, header: RelayHeader) -> bool:
         self.looked_into.append(header.source)
         return False
 
@@ -216,5 +216,5 @@ class SmallWorld:
 
 def say(carrier: RelayedCarrier, text: bytes, lane: Lane = Lane.DATA) -> None:
     """One frame."""
-    header = encode(Frame(kind=int(Kind.EAGER), lane=int(lane), length=len(text), body=len(text)))
+    header = encode(Frame(kind=int(FrameKind.EAGER), lane=int(lane), length=len(text), body=len(text)))
     carrier.send_frame(lane, 0, header, text)

@@ -1,12 +1,16 @@
-"""A relayed carrier keeps the contract of every carrier: see transport.base."""
+"""A relayed carrier keeps the contract of every carrier: see transport.base.
+
+Where the chunks of a relayed payload land.
+"""
 
 import threading
 from typing import Any, cast
 
 import pytest
 
+from nexar.links.relay.carrier import RelayPayloads, UnexpectedChunk
 from nexar.transport.base import CarrierLost, Redirected
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, decode, encode, encode_chunk
 from tests.unit.links.relay.small_world import Ear, SmallWorld, say
 
 
@@ -70,7 +74,7 @@ def test_a_chunk_that_nobody_expects_costs_the_carrier_and_both_ends_hear_so(wor
 
 def test_a_frame_that_says_another_length_costs_the_carrier(world: SmallWorld) -> None:
     carrier = world.nodes[0].make(2)
-    carrier.send_frame(Lane.DATA, 0, encode(Frame(kind=int(Kind.CREDIT), body=5)), b"four")
+    carrier.send_frame(Lane.DATA, 0, encode(Frame(kind=int(FrameKind.CREDIT), body=5)), b"four")
     world.run()
     assert [lost.misbehaved for lost in world.nodes[2].ears[0].lost] == [True]
 
@@ -133,3 +137,68 @@ def test_a_payload_can_be_redirected_withdrawn_and_counted(world: SmallWorld) ->
     stats = here.stats()
     assert (stats["frames_sent"], stats["hops"], stats["payload_bytes_sent"]) == (1, 2, 0)
     assert there.stats()["frames_received"] == 1
+
+
+def chunk(transfer: int, offset: int, size: int) -> Frame:
+    return decode(encode_chunk(transfer, offset, size), 0)
+
+
+def test_chunks_land_one_behind_the_other() -> None:
+    landings, into = RelayPayloads(), bytearray(5)
+    landings.expect(1, memoryview(into))
+    assert not landings.take(chunk(1, 0, 3), memoryview(b"abc"))
+    assert landings.take(chunk(1, 3, 2), memoryview(b"de"))
+    assert into == b"abcde"
+    assert landings.bytes == 5
+    assert landings.redirect(1, None) is Redirected.LANDED
+
+
+def test_an_empty_payload_lands_at_once() -> None:
+    landings = RelayPayloads()
+    landings.expect(1, memoryview(bytearray()))
+    assert landings.take(chunk(1, 0, 0), memoryview(b""))
+
+
+def test_the_rest_lands_elsewhere_and_the_old_memory_is_free() -> None:
+    landings, old, new = RelayPayloads(), bytearray(4), bytearray(4)
+    landings.expect(1, memoryview(old))
+    landings.take(chunk(1, 0, 2), memoryview(b"ab"))
+    assert landings.redirect(1, memoryview(new)) is Redirected.MOVED
+    assert landings.take(chunk(1, 2, 2), memoryview(b"cd"))
+    assert old == b"ab\0\0"
+    assert new == b"abcd"
+
+
+def test_what_is_discarded_is_not_reported_and_harms_nobody() -> None:
+    landings = RelayPayloads()
+    landings.expect(1, memoryview(bytearray(4)))
+    assert landings.redirect(1, None) is Redirected.MOVED
+    assert not landings.take(chunk(1, 0, 4), memoryview(b"abcd"))
+    assert landings.redirect(1, None) is Redirected.UNKNOWN
+
+
+def test_what_nobody_expects_breaks_the_protocol() -> None:
+    landings = RelayPayloads()
+    with pytest.raises(UnexpectedChunk, match="nobody expects"):
+        landings.take(chunk(1, 0, 1), memoryview(b"a"))
+    landings.expect(1, memoryview(bytearray(2)))
+    with pytest.raises(UnexpectedChunk, match="at byte 1"):
+        landings.take(chunk(1, 1, 1), memoryview(b"a"))
+    with pytest.raises(UnexpectedChunk):
+        landings.take(chunk(1, 0, 3), memoryview(b"abc"))
+
+
+def test_memory_that_cannot_be_written_or_is_expected_already_is_refused() -> None:
+    landings = RelayPayloads()
+    with pytest.raises(ValueError, match="read-only"):
+        landings.expect(1, memoryview(b"abc"))
+    landings.expect(1, memoryview(bytearray(1)))
+    with pytest.raises(ValueError, match="already"):
+        landings.expect(1, memoryview(bytearray(1)))
+
+
+def test_what_has_stopped_writes_nothing() -> None:
+    landings, into = RelayPayloads(), bytearray(1)
+    landings.expect(1, memoryview(into))
+    landings.stop()
+    assert landings.redirect(1, None) is Redirected.UNKNOWN

@@ -6,11 +6,11 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nexar.links.relay.stream import ACK_BYTES, CHUNK_BYTES, WINDOW_BYTES, Incoming, Outgoing, Parcel
-from nexar.wire.frame import HEADER_BYTES, Kind, Lane, decode
+from nexar.links.relay.carrier import ACK_BYTES, CHUNK_BYTES, WINDOW_BYTES, ReceiveStream, RelaySegment, SendStream
+from nexar.wire.frame import HEADER_BYTES, FrameKind, Lane, decode
 
 
-def taken(outgoing: Outgoing) -> list[Parcel]:
+def taken(outgoing: SendStream) -> list[RelaySegment]:
     found = []
     while (parcel := outgoing.take()) is not None:
         found.append(parcel)
@@ -18,7 +18,7 @@ def taken(outgoing: Outgoing) -> list[Parcel]:
 
 
 def test_numbers_are_given_in_the_order_in_which_frames_leave_and_a_lower_lane_leaves_first() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.put(Lane.DATA, b"data")
     outgoing.put(Lane.CONTROL, b"control")
     outgoing.put(Lane.DATA, b"more")
@@ -27,7 +27,7 @@ def test_numbers_are_given_in_the_order_in_which_frames_leave_and_a_lower_lane_l
 
 
 def test_only_a_window_is_under_way_and_acknowledgements_open_it() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     for _ in range(20):
         outgoing.put(Lane.DATA, bytes(WINDOW_BYTES // 10))
     first = taken(outgoing)
@@ -39,7 +39,7 @@ def test_only_a_window_is_under_way_and_acknowledgements_open_it() -> None:
 
 
 def test_an_acknowledgement_of_what_was_never_sent_says_nothing() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.put(Lane.DATA, b"x")
     taken(outgoing)
     assert not outgoing.acked(7)
@@ -47,7 +47,7 @@ def test_an_acknowledgement_of_what_was_never_sent_says_nothing() -> None:
 
 
 def test_what_was_not_acknowledged_is_sent_again_before_anything_new() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     for name in (b"a", b"b", b"c"):
         outgoing.put(Lane.DATA, name)
     taken(outgoing)
@@ -61,7 +61,7 @@ def test_what_was_not_acknowledged_is_sent_again_before_anything_new() -> None:
 
 
 def test_what_is_acknowledged_meanwhile_is_not_sent_again() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     for name in (b"a", b"b", b"c"):
         outgoing.put(Lane.DATA, name)
     taken(outgoing)
@@ -71,16 +71,16 @@ def test_what_is_acknowledged_meanwhile_is_not_sent_again() -> None:
 
 
 def test_a_payload_leaves_behind_frames_in_chunks_and_is_free_when_withdrawn() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.lend(7, memoryview(bytes(2 * CHUNK_BYTES + 5)))
     outgoing.put(Lane.DATA, b"frame")
     assert outgoing.take() == (0, b"frame")
     chunks = taken(outgoing)
     headers = [decode(chunk.data, 0) for chunk in chunks]
     assert [(frame.kind, frame.transfer, frame.count) for frame in headers] == [
-        (Kind.CHUNK, 7, 0),
-        (Kind.CHUNK, 7, CHUNK_BYTES),
-        (Kind.CHUNK, 7, 2 * CHUNK_BYTES),
+        (FrameKind.CHUNK, 7, 0),
+        (FrameKind.CHUNK, 7, CHUNK_BYTES),
+        (FrameKind.CHUNK, 7, 2 * CHUNK_BYTES),
     ]
     assert outgoing.payload_bytes == 2 * CHUNK_BYTES + 5
     outgoing.lend(8, memoryview(bytes(3 * CHUNK_BYTES)))
@@ -90,27 +90,27 @@ def test_a_payload_leaves_behind_frames_in_chunks_and_is_free_when_withdrawn() -
 
 
 def test_an_empty_payload_is_one_chunk_of_nothing() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.lend(1, memoryview(b""))
     (chunk,) = taken(outgoing)
     assert len(chunk.data) == HEADER_BYTES
 
 
 def test_the_last_word_leaves_behind_everything_and_once() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.finish()
     outgoing.lend(1, memoryview(b"payload"))
     outgoing.put(Lane.DATA, b"frame")
     before = outgoing.finished, outgoing.has_finished
     kinds = [decode(parcel.data, 0).kind for parcel in taken(outgoing)[1:]]
-    assert kinds == [Kind.CHUNK, Kind.FINISH]
+    assert kinds == [FrameKind.CHUNK, FrameKind.FINISH]
     assert (before, outgoing.has_finished) == ((True, False), True)
     outgoing.finish()
     assert taken(outgoing) == []
 
 
 def test_what_has_stopped_sends_nothing_and_reads_no_memory() -> None:
-    outgoing = Outgoing()
+    outgoing = SendStream()
     outgoing.put(Lane.DATA, b"frame")
     outgoing.lend(1, memoryview(b"payload"))
     outgoing.take()
@@ -121,7 +121,7 @@ def test_what_has_stopped_sends_nothing_and_reads_no_memory() -> None:
 
 
 def test_what_comes_early_is_held_and_what_comes_twice_is_dropped() -> None:
-    incoming = Incoming()
+    incoming = ReceiveStream()
     assert incoming.arrived(1, b"b") == []
     assert incoming.arrived(1, b"b") == []
     assert incoming.arrived(0, b"a") == [b"a", b"b"]
@@ -133,7 +133,7 @@ def test_what_comes_early_is_held_and_what_comes_twice_is_dropped() -> None:
 
 
 def test_an_acknowledgement_is_owed_after_a_quarter_of_the_window() -> None:
-    incoming = Incoming()
+    incoming = ReceiveStream()
     incoming.arrived(0, bytes(ACK_BYTES - 1))
     assert not incoming.owes_ack
     incoming.arrived(1, b"x")
@@ -141,7 +141,7 @@ def test_an_acknowledgement_is_owed_after_a_quarter_of_the_window() -> None:
 
 
 def test_what_comes_too_early_is_held_within_a_bound() -> None:
-    incoming = Incoming()
+    incoming = ReceiveStream()
     for sequence in range(1, 100):
         incoming.arrived(sequence, bytes(WINDOW_BYTES // 10))
     ready = incoming.arrived(0, b"first")
@@ -155,11 +155,11 @@ def test_everything_arrives_once_and_in_order_over_a_network_that_loses_doubles_
     seed: int, count: int
 ) -> None:
     chance = random.Random(seed)
-    outgoing, incoming = Outgoing(), Incoming()
+    outgoing, incoming = SendStream(), ReceiveStream()
     sent = [bytes([number]) * chance.choice((1, 10, CHUNK_BYTES)) for number in range(count)]
     for data in sent:
         outgoing.put(Lane.DATA, data)
-    network: deque[Parcel] = deque()
+    network: deque[RelaySegment] = deque()
     got: list[bytes] = []
     for _ in range(10_000):
         network.extend(taken(outgoing))

@@ -6,39 +6,37 @@ from unittest.mock import patch
 
 import msgspec
 
-from nexar.cluster.decisions.agreement import Agreement
-from nexar.cluster.decisions.electorate import Electorate
-from nexar.cluster.decisions.judging import Judging
-from nexar.cluster.decisions.succession import Succession
-from nexar.cluster.decisions.succession_events import Action, Event, Heard
-from nexar.cluster.decisions.vote import OK, Vote
+from nexar.cluster.decisions.membership_events import MembershipAction, MembershipInput, MessageReceived
+from nexar.cluster.decisions.membership_machine import MembershipMachine
+from nexar.cluster.decisions.paxos import OK, Agreement, Electorate, Vote
+from nexar.cluster.decisions.proposal import ChangeVoter
 from nexar.cluster.membership import Membership
-from nexar.testing.simulator import Outcome, Simulation
+from nexar.testing.simulator import Simulation, SimulationResult
 from nexar.testing.simulator.command import nodes_of
 from nexar.testing.simulator.world import PROBE_TIMEOUT, RECOVERY_TIMEOUT
-from nexar.wire.messages import Suspect
+from nexar.wire.control import Suspect
 
-Running = Callable[[int, int], Outcome]
+Running = Callable[[int, int], SimulationResult]
 """Runs a seed with so many nodes, with a broken machine."""
 
 
-def _made(kind: type[Succession]) -> Running:
-    def make(node: int, membership: Membership, random: Random) -> Succession:
+def _made(kind: type[MembershipMachine]) -> Running:
+    def make(node: int, membership: Membership, random: Random) -> MembershipMachine:
         timeouts = {"recovery_timeout": RECOVERY_TIMEOUT, "probe_timeout": PROBE_TIMEOUT}
         return kind(node, membership, **timeouts, random=random)
 
-    return lambda seed, nodes: Simulation(seed, nodes, making=make).run()
+    return lambda seed, nodes: Simulation(seed, nodes, machine_factory=make).run()
 
 
 def _patched(kind: type, name: str, instead: object) -> Running:
-    def run(seed: int, nodes: int) -> Outcome:
+    def run(seed: int, nodes: int) -> SimulationResult:
         with patch.object(kind, name, instead):
             return Simulation(seed, nodes).run()
 
     return run
 
 
-class ThirdIsEnough(Succession):
+class ThirdIsEnough(MembershipMachine):
     """No majority: a third of the voters decides."""
 
     def _instance(self) -> Agreement:
@@ -54,7 +52,7 @@ class Anybody(Electorate):
         return True
 
 
-class Unfenced(Succession):
+class Unfenced(MembershipMachine):
     """No fence: words of an older epoch count in this one, whoever says them."""
 
     def _instance(self) -> Agreement:
@@ -62,33 +60,33 @@ class Unfenced(Succession):
         agreement.voters = Anybody(self.membership)
         return agreement
 
-    def step(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Heard) and not isinstance(event.word, Suspect):
+    def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
+        if isinstance(event, MessageReceived) and not isinstance(event.word, Suspect):
             communicator, epoch, sequence = event.word.instance
             if epoch < self.membership.epoch:
                 instance = (communicator, self.membership.epoch, sequence)
-                event = Heard(event.sender, msgspec.structs.replace(event.word, instance=instance))
+                event = MessageReceived(event.sender, msgspec.structs.replace(event.word, instance=instance))
         return super().step(event, now)
 
 
-class OnlyFirst(Succession):
+class OnlyFirst(MembershipMachine):
     """Nobody but rank 0 proposes."""
 
-    def _turn(self) -> float | None:
-        return super()._turn() if self.membership.rank_of(self.me) == 0 else None
+    def _region_lock(self) -> float | None:
+        return super()._region_lock() if self.membership.rank_of(self.me) == 0 else None
 
 
 MUTANTS: dict[str, tuple[Running, str, int]] = {
     "a third is enough": (_made(ThirdIsEnough), "a minority never decides", 10),
     "no fence": (_made(Unfenced), "who is expelled takes no part", 60),
     "stale ballots are accepted": (_patched(Vote, "allows", lambda *_: True), "nobody votes below", 60),
-    "removals are not judged": (_patched(Judging, "judge", lambda *_: OK), "nobody is expelled on one node", 20),
+    "removals are not judged": (_patched(ChangeVoter, "judge", lambda *_: OK), "nobody is expelled on one node", 20),
     "only rank 0 proposes": (_made(OnlyFirst), "a live majority goes on", 20),
 }
 """What is broken; the law by which it is found; and within how many seeds."""
 
 
-def first_caught(run: Running, *, within: int) -> tuple[Outcome, int] | None:
+def first_caught(run: Running, *, within: int) -> tuple[SimulationResult, int] | None:
     """The first run in which a law was broken, and how many there were before it; None: it was broken in none."""
     for seed in range(within):
         outcome = run(seed, nodes_of(seed, 3, 9))

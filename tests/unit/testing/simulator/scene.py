@@ -2,26 +2,24 @@
 
 from random import Random
 
-from nexar.testing.simulator.cluster import Cluster, first_membership
+from nexar.testing.simulator.cluster import SimulatedCluster, first_membership
 from nexar.testing.simulator.laws import Laws
-from nexar.testing.simulator.network import Network
-from nexar.testing.simulator.simulation import succession
-from nexar.testing.simulator.timeline import Timeline
-from nexar.testing.simulator.witness import witness
-from nexar.testing.simulator.world import World
+from nexar.testing.simulator.nodes import seed_voter
+from nexar.testing.simulator.simulation import membership_machine
+from nexar.testing.simulator.world import SimulatedNetwork, SimulationContext, Timeline
 
 
-def a_cluster(nodes: int, *, rate: float = 1.0) -> Cluster:
+def a_cluster(nodes: int, *, rate: float = 1.0) -> SimulatedCluster:
     """Formed, and one second old."""
     timeline = Timeline(None)
     laws = Laws(first_membership(nodes, Random(1), has_seed=True))
-    world = World(timeline, Network(timeline, Random(2)), laws, Random(3))
-    cluster = Cluster(world, succession, witness)
+    world = SimulationContext(timeline, SimulatedNetwork(timeline, Random(2)), laws, Random(3))
+    cluster = SimulatedCluster(world, membership_machine, seed_voter)
     cluster.form(lambda: (rate, 100.0))
     timeline.run_until(1.0)
     return cluster
 
 
-def passes(cluster: Cluster, seconds: float) -> None:
+def passes(cluster: SimulatedCluster, seconds: float) -> None:
     """Time does."""
     cluster.world.timeline.run_until(cluster.world.timeline.now + seconds)

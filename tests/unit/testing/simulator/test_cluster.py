@@ -1,6 +1,9 @@
-"""People come and go, and the machines of the others go on."""
+"""People come and go, and the machines of the others go on.
 
-from nexar.testing.simulator.settling import complaints
+What a cluster must come to, and what is said as long as it has not.
+"""
+
+from nexar.testing.simulator.cluster import majority_lives, present_membership, unmet_conditions
 from tests.unit.testing.simulator.scene import a_cluster, passes
 
 
@@ -8,7 +11,7 @@ def test_in_fine_weather_nothing_happens() -> None:
     cluster = a_cluster(5)
     passes(cluster, 60.0)
     assert cluster.last.epoch == 1
-    assert list(complaints(cluster)) == []
+    assert list(unmet_conditions(cluster)) == []
 
 
 def test_who_is_killed_is_removed_at_once_and_who_dies_silently_after_the_timeout() -> None:
@@ -41,7 +44,7 @@ def test_who_leaves_is_removed_whichever_way_it_goes() -> None:
     cluster.leave(3)
     passes(cluster, 10.0)
     assert set(cluster.world.laws.removed) == {1, 2, 3}
-    assert list(complaints(cluster)) == []
+    assert list(unmet_conditions(cluster)) == []
     assert [cluster.members[node].is_expelled for node in (1, 2)] == [True, True]
 
 
@@ -69,8 +72,45 @@ def test_who_was_stopped_for_a_moment_stays() -> None:
 def test_who_dies_in_mid_sentence_says_no_more_than_it_was_given() -> None:
     cluster = a_cluster(5)
     speaker = cluster.running()[0]
-    speaker.last_words = 1
+    speaker.last_messages = 1
     cluster.crash(cluster.running()[-1].node)
     passes(cluster, 30.0)
     assert not speaker.alive
     assert cluster.last.size == 3
+
+
+def test_the_dead_are_complained_of_until_they_are_removed() -> None:
+    cluster = a_cluster(5)
+    cluster.crash(1)
+    assert list(unmet_conditions(cluster)) == ["node 1 is dead, and a member of epoch 1"]
+    passes(cluster, 5.0)
+    assert list(unmet_conditions(cluster)) == []
+
+
+def test_who_lost_its_majority_must_know_it() -> None:
+    cluster = a_cluster(5)
+    for node in (1, 2, 3):
+        cluster.crash(node)
+    present = present_membership(cluster)
+    assert present is not None
+    assert not majority_lives(cluster, present)
+    assert len(list(unmet_conditions(cluster))) == 2
+    passes(cluster, 60.0)
+    assert list(unmet_conditions(cluster)) == []
+
+
+def test_two_that_are_cut_off_must_not_both_stay() -> None:
+    cluster = a_cluster(5)
+    cluster.world.network.cut(1, 2)
+    assert list(unmet_conditions(cluster)) == ["nodes 1 and 2 cannot reach each other, and are members of epoch 1"]
+    passes(cluster, 60.0)
+    assert list(unmet_conditions(cluster)) == []
+    assert cluster.last.size == 4
+
+
+def test_nobody_is_left_to_complain_of() -> None:
+    cluster = a_cluster(3)
+    for node in (1, 2, 3):
+        cluster.crash(node)
+    assert present_membership(cluster) is None
+    assert list(unmet_conditions(cluster)) == []

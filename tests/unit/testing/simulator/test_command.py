@@ -2,11 +2,13 @@
 
 import pytest
 
-from nexar.testing.simulator import Outcome, command
+from nexar.testing.simulator import SimulationResult, command
 from nexar.testing.simulator.command import main, nodes_of
 
-GOOD = Outcome(seed=3, nodes=5, epochs=4, events=100, seconds=30.0, digest=0xABC)
-BAD = Outcome(3, 5, 4, 100, 30.0, 0xABC, broken="a minority never decides: node 1", record=("1.0  1 dies", "2.0  x"))
+GOOD = SimulationResult(seed=3, nodes=5, epochs=4, events=100, seconds=30.0, digest=0xABC)
+BAD = SimulationResult(
+    3, 5, 4, 100, 30.0, 0xABC, broken="a minority never decides: node 1", record=("1.0  1 dies", "2.0  x")
+)
 
 
 def test_the_number_of_nodes_is_the_seeds_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
 from nexar.transport.memory import MemoryNetwork, MemoryTransport
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 from tests.conformance.harness import Pair, Recorder
 from tests.unit.transport.memory.world import Bell, World
 
@@ -68,9 +68,9 @@ def test_a_sender_kicks_its_peer_once_until_it_looks(world: World) -> None:
     for _ in range(100):
         pair.left.send(b"x")
     assert bell.kicks == before + 1
-    assert not world.nodes[2].transport.arm()
+    assert not world.nodes[2].transport.prepare_sleep()
     world.settle()
-    assert world.nodes[2].transport.arm()
+    assert world.nodes[2].transport.prepare_sleep()
 
 
 def test_a_poll_takes_one_chunk_and_then_frames_first(world: World) -> None:
@@ -240,7 +240,7 @@ def test_a_header_of_another_length_is_misbehaviour(world: World) -> None:
 
 def test_a_body_of_another_length_than_its_header_says_is_misbehaviour(world: World) -> None:
     pair = world.pair(1, 2)
-    pair.left.carrier.send_frame(Lane.DATA, 0, encode(Frame(kind=Kind.CONTROL, body=5)), b"1234")
+    pair.left.carrier.send_frame(Lane.DATA, 0, encode(Frame(kind=FrameKind.CONTROL, body=5)), b"1234")
     world.settle()
     assert pair.right.heard.lost[0].misbehaved
 

@@ -20,7 +20,7 @@ class Bell:
     def unwatch(self, descriptor: int) -> None:
         raise AssertionError("the memory transport has no descriptors")
 
-    def kick(self) -> None:
+    def wake(self) -> None:
         self.kicks += 1
 
     def sleep(self, timeout: float, spin: float) -> None:

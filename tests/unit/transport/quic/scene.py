@@ -8,13 +8,11 @@ from typing import Self
 import nexar_quic
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Credentials, Trust
-from nexar.security.identity import certificate_fingerprint, node_name
+from nexar.security.certificates import Credentials, Trust, certificate_fingerprint, node_name
 from nexar.transport.base import Carrier, CarrierLost, Expected
 from nexar.transport.quic.carrier import QuicCarrier
-from nexar.transport.quic.settings import QuicSettings
-from nexar.transport.quic.transport import QuicTransport
-from nexar.wire.frame import Frame, Kind, Lane, encode
+from nexar.transport.quic.transport import QuicSettings, QuicTransport
+from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
 CLUSTER = "stage"
 PATIENCE = 60.0
@@ -168,7 +166,7 @@ class Pair:
 
 def send(carrier: Carrier, body: bytes, lane: Lane = Lane.CONTROL, communicator: int = 0, **fields: int) -> None:
     """One frame with this body."""
-    header = encode(Frame(kind=Kind.CONTROL, lane=lane, communicator=communicator, body=len(body), **fields))
+    header = encode(Frame(kind=FrameKind.CONTROL, lane=lane, communicator=communicator, body=len(body), **fields))
     carrier.send_frame(lane, communicator, header, body)
 
 

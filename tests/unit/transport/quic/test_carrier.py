@@ -7,8 +7,8 @@ import weakref
 import pytest
 
 from nexar.transport.base import CarrierLost
-from nexar.transport.quic.outbound import MAX_ORDERED_STREAMS
-from nexar.transport.quic.settings import QuicSettings
+from nexar.transport.quic.send_streams import MAX_ORDERED_STREAMS
+from nexar.transport.quic.transport import QuicSettings
 from nexar.wire.frame import Lane
 from tests.unit.transport.quic.scene import PATIENCE, send
 
@@ -36,10 +36,10 @@ def test_both_directions_work_at_once(scene):
 
 
 def test_a_body_may_come_in_several_buffers(scene):
-    from nexar.wire.frame import Frame, Kind, encode
+    from nexar.wire.frame import Frame, FrameKind, encode
 
     pair = scene.pair()
-    header = encode(Frame(kind=Kind.CONTROL, body=6))
+    header = encode(Frame(kind=FrameKind.CONTROL, body=6))
     pair.left.send_frame(Lane.CONTROL, 0, header, b"ab", memoryview(b"cd"), bytearray(b"ef"))
     pair.drive(lambda: pair.right_sink.frames)
     assert pair.right_sink.bodies == [b"abcdef"]

@@ -2,12 +2,11 @@
 
 import pytest
 
-from nexar.security.credentials import Trust
-from nexar.transport.quic.inbound import MAX_STREAMS_OF_A_STRANGER
-from nexar.transport.quic.payloads import MAX_FORSAKEN
-from nexar.transport.quic.preamble import PREAMBLE_BYTES, StreamType, encode_preamble
-from nexar.wire.codec import encode_finish
-from nexar.wire.frame import MAX_BODY_BYTES, Frame, Kind, encode
+from nexar.security.certificates import Trust
+from nexar.transport.quic.payloads import MAX_ABANDONED
+from nexar.transport.quic.protocol import PREAMBLE_BYTES, StreamType, encode_preamble
+from nexar.transport.quic.receive_streams import MAX_UNVERIFIED_STREAMS
+from nexar.wire.frame import MAX_BODY_BYTES, Frame, FrameKind, encode, encode_finish
 from tests.unit.transport.quic.scene import pin, send
 
 ORDERED = encode_preamble(StreamType.ORDERED)
@@ -60,18 +59,18 @@ def test_a_stream_that_ends_in_its_preamble_ends_the_carrier(scene, victim, atta
 
 
 def test_a_frame_above_its_limit_ends_the_carrier_before_memory_is_committed(scene, victim, attacker):
-    kept = say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=MAX_BODY_BYTES + 1)))
+    kept = say(attacker, ORDERED + encode(Frame(kind=FrameKind.CONTROL, body=MAX_BODY_BYTES + 1)))
     assert "body" in condemned(scene, victim)
     del kept
 
 
 def test_an_ordered_stream_cut_inside_a_frame_ends_the_carrier(scene, victim, attacker):
-    say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=100)) + b"short", finish=True)
+    say(attacker, ORDERED + encode(Frame(kind=FrameKind.CONTROL, body=100)) + b"short", finish=True)
     assert "into a frame" in condemned(scene, victim)
 
 
 def test_an_ordered_stream_that_is_reset_ends_the_carrier(scene, victim, attacker):
-    stream = say(attacker, ORDERED + encode(Frame(kind=Kind.CONTROL, body=0)))
+    stream = say(attacker, ORDERED + encode(Frame(kind=FrameKind.CONTROL, body=0)))
     scene.drive(lambda: victim.door.sinks[0].frames)
     stream.reset()
     assert "must not break" in condemned(scene, victim)
@@ -103,7 +102,7 @@ def test_thousands_of_payloads_that_nobody_expected_cost_one_carrier_and_no_more
 
 def test_payloads_given_up_before_they_came_are_no_offence_however_many(scene, victim, attacker):
     carrier = victim.door.carriers[0]
-    for transfer in range(MAX_FORSAKEN + 10):
+    for transfer in range(MAX_ABANDONED + 10):
         carrier.expect_payload(transfer, memoryview(bytearray(9)))
         carrier.redirect_payload(transfer, None)
     for transfer in range(20):  # the first ten are forgotten, and forgiven
@@ -197,7 +196,7 @@ def test_a_stranger_gets_a_few_streams_and_no_more(scene):
     scene.drive(lambda: seed.door.carriers)
     send(carrier, b"let me in")
     scene.drive(lambda: seed.door.sinks[0].frames)
-    for communicator in range(1, MAX_STREAMS_OF_A_STRANGER + 1):
+    for communicator in range(1, MAX_UNVERIFIED_STREAMS + 1):
         send(carrier, b"and more of this", communicator=communicator)
     assert "has not proven who it is" in condemned(scene, seed)
 

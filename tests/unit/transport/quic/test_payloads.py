@@ -6,10 +6,9 @@ import random
 import pytest
 
 from nexar.transport.base import CarrierLost, Redirected
-from nexar.transport.quic.preamble import StreamType, encode_preamble
-from nexar.transport.quic.settings import QuicSettings
-from nexar.wire.codec import encode_finish
-from nexar.wire.frame import Lane
+from nexar.transport.quic.protocol import StreamType, encode_preamble
+from nexar.transport.quic.transport import QuicSettings
+from nexar.wire.frame import Lane, encode_finish
 from tests.conformance.harness import wait_for
 from tests.unit.transport.quic.scene import send
 

@@ -13,10 +13,9 @@ import pytest
 
 from nexar.errors import UsageError
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
+from nexar.security.certificates import Trust
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
-from nexar.transport.quic.settings import QuicSettings
-from nexar.transport.quic.transport import QuicTransport
+from nexar.transport.quic.transport import QuicSettings, QuicTransport
 from nexar.types import UNKNOWN_NODE
 from tests.unit.transport.quic.scene import CLUSTER, PATIENCE, Door, pin, send
 
@@ -184,7 +183,7 @@ def test_a_silent_peer_is_lost_at_the_idle_timeout(scene):
     code = """
         import sys, time
         from tests.unit.transport.quic.scene import Scene, Node, Memory
-        from nexar.security.credentials import Credentials, Trust
+        from nexar.security.certificates import Credentials, Trust
         from nexar.transport.quic.transport import QuicTransport
         from nexar.transport.base import Expected
         chain, key, authority, address = (bytes.fromhex(text) for text in sys.stdin.readline().split())

@@ -14,7 +14,7 @@ import time
 
 from nexar.transport.base import Expected
 from nexar.transport.shm.transport import ShmTransport
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from tests.conformance.harness import Node, Side
 from tests.unit.transport.shm.alternation import alternate
 from tests.unit.transport.shm.stage import CHILD

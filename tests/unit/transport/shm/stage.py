@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nexar.transport.shm.carrier import ShmCarrier
 from nexar.transport.shm.transport import ShmTransport
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from tests.conformance.harness import Node, Pair, Side, dial, pump
 
 LEFT, RIGHT, CHILD = 11, 22, 33

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nexar.transport.base import CarrierLost, ConnectRefused, Expected
-from nexar.transport.shm.segment import _head_word, _tail_word
-from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Lane, encode
+from nexar.transport.shm.ring_frames import _head_word, _tail_word
+from nexar.wire.frame import HEADER_BYTES, Frame, FrameKind, Lane, encode
 from tests.conformance.harness import Pair, wait_for
 from tests.unit.transport.shm.stage import LEFT, RIGHT, connected, inside
 
@@ -63,7 +63,7 @@ def test_bodies_of_any_shape_and_format_are_sent_as_their_bytes(tmp_path: Path) 
     with connected(tmp_path) as pair:
         floats = memoryview(bytearray(range(48))).cast("d")
         matrix = memoryview(bytearray(range(24))).cast("B", (4, 6))
-        header = encode(Frame(kind=Kind.CONTROL, body=48 + 24 + 3))
+        header = encode(Frame(kind=FrameKind.CONTROL, body=48 + 24 + 3))
         pair.left.carrier.send_frame(Lane.DATA, 0, header, floats, matrix, memoryview(b"").cast("B"), b"end")
         pair.until(lambda: pair.right.heard.frames, "the frame")
         assert pair.right.heard.frames[0][1] == bytes(range(48)) + bytes(range(24)) + b"end"
@@ -71,13 +71,13 @@ def test_bodies_of_any_shape_and_format_are_sent_as_their_bytes(tmp_path: Path) 
 
 # ------------------------------------------------------------------------------------------------ hostile peers
 def run_head_away(pair: Pair) -> None:
-    inside(pair.left)._words[_head_word(0)] = 1 << 40
+    inside(pair.left)._notices[_head_word(0)] = 1 << 40
 
 
 def move_head_back(pair: Pair) -> None:
     pair.left.send(b"something")
     pair.until(lambda: pair.right.heard.frames, "the frame")
-    inside(pair.left)._words[_head_word(0)] = 0
+    inside(pair.left)._notices[_head_word(0)] = 0
 
 
 def write_garbage(pair: Pair) -> None:
@@ -90,7 +90,7 @@ def write_a_lying_body(pair: Pair) -> None:
 
 
 def write_a_private_kind(pair: Pair) -> None:
-    pair.left.send(kind=Kind.CHUNK)
+    pair.left.send(kind=FrameKind.CHUNK)
 
 
 def speak_after_finish(pair: Pair) -> None:
@@ -104,11 +104,11 @@ def send_what_nobody_expects(pair: Pair) -> None:
 
 
 def run_chunk_head_away(pair: Pair) -> None:
-    inside(pair.left)._words[_head_word(0) + 1] = 99
+    inside(pair.left)._notices[_head_word(0) + 1] = 99
 
 
 def run_tail_away(pair: Pair) -> None:
-    inside(pair.left)._words[_tail_word(1)] = 1 << 40
+    inside(pair.left)._notices[_tail_word(1)] = 1 << 40
     for _ in range(3000):
         pair.right.send(bytes(1000))
 

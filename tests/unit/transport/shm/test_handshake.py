@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nexar.transport.base import ConnectRefused, Expected
-from nexar.transport.shm import candidate, listener
-from nexar.transport.shm.address import ShmAddress, listen_directory, parse_address
-from nexar.transport.shm.handshake import DialerSide, ListenerSide, Refused, derive_key, new_nonce
-from nexar.transport.shm.segment import Geometry, create
+from nexar.transport.shm import handshake, transport
+from nexar.transport.shm.handshake import DialerSide, HandshakeRefused, ListenerSide, derive_key, new_nonce
+from nexar.transport.shm.ring_frames import SegmentGeometry, create_segment
+from nexar.transport.shm.socket_directory import ShmAddress, listen_directory, parse_shm_address
 from tests.conformance.harness import Node, dial, in_thread, pump, quieten
 from tests.unit.transport.shm.stage import LEFT, RIGHT, make_node
 
@@ -30,14 +30,14 @@ def test_both_prove_themselves() -> None:
 def test_a_listener_without_the_secret_is_refused() -> None:
     dialer = DialerSide.start(derive_key(SECRET, LEFT), LEFT, RIGHT)
     side = ListenerSide.start(b"?" * 32, RIGHT, dialer.hello)
-    with pytest.raises(Refused, match="the listener does not know"):
+    with pytest.raises(HandshakeRefused, match="the listener does not know"):
         dialer.offer(side.challenge(), new_nonce())
 
 
 def test_a_node_with_the_key_of_another_is_refused() -> None:
     honest = DialerSide.start(derive_key(SECRET, LEFT), LEFT, RIGHT)
     side = ListenerSide.start(SECRET, RIGHT, DialerSide.start(honest.key, 77, RIGHT).hello)
-    with pytest.raises(Refused, match="the listener does not know"):
+    with pytest.raises(HandshakeRefused, match="the listener does not know"):
         honest.offer(side.challenge(), new_nonce())  # it cannot even make an offer that this listener would accept
 
 
@@ -46,14 +46,14 @@ def test_an_offer_cannot_be_replayed_on_another_connection() -> None:
     first = ListenerSide.start(SECRET, RIGHT, dialer.hello)
     offer = dialer.offer(first.challenge(), new_nonce())
     second = ListenerSide.start(SECRET, RIGHT, dialer.hello)
-    with pytest.raises(Refused, match="the dialer does not know"):
+    with pytest.raises(HandshakeRefused, match="the dialer does not know"):
         second.accept_offer(offer)
 
 
 def test_a_proof_cannot_be_reflected() -> None:
     dialer = DialerSide.start(derive_key(SECRET, LEFT), LEFT, RIGHT)
     side = ListenerSide.start(SECRET, RIGHT, dialer.hello)
-    with pytest.raises(Refused, match="the dialer does not know"):
+    with pytest.raises(HandshakeRefused, match="the dialer does not know"):
         side.accept_offer(side.challenge())
 
 
@@ -61,22 +61,22 @@ def test_a_changed_segment_nonce_is_refused() -> None:
     dialer = DialerSide.start(derive_key(SECRET, LEFT), LEFT, RIGHT)
     side = ListenerSide.start(SECRET, RIGHT, dialer.hello)
     offer = dialer.offer(side.challenge(), new_nonce())
-    with pytest.raises(Refused):
+    with pytest.raises(HandshakeRefused):
         side.accept_offer(new_nonce() + offer[32:])
 
 
 def test_a_hello_for_another_node_or_another_protocol_is_refused() -> None:
     hello = DialerSide.start(SECRET, LEFT, 77).hello
-    with pytest.raises(Refused, match="asked for node"):
+    with pytest.raises(HandshakeRefused, match="asked for node"):
         ListenerSide.start(SECRET, RIGHT, hello)
-    with pytest.raises(Refused, match="version"):
+    with pytest.raises(HandshakeRefused, match="version"):
         ListenerSide.start(SECRET, 77, b"NEXARSHM" + hello[8:])
 
 
 def test_an_address_shows_its_key_only_to_whom_it_is_for() -> None:
     address = ShmAddress(RIGHT, "/tmp/a@b:c/s", SECRET)
-    assert parse_address(address.secret) == address
-    assert parse_address(address.shown) == ShmAddress(RIGHT, "/tmp/a@b:c/s")
+    assert parse_shm_address(address.secret) == address
+    assert parse_shm_address(address.shown) == ShmAddress(RIGHT, "/tmp/a@b:c/s")
     assert SECRET.hex() not in address.shown + repr(address)
     assert listen_directory("shm:///run/x") == listen_directory("/run/x") == "/run/x"
     assert listen_directory("shm://") is listen_directory("") is None
@@ -100,7 +100,7 @@ def left(tmp_path: Path) -> Iterator[Node]:
 def address_of(node: Node, dialer: int = LEFT) -> ShmAddress:
     text = node.transport.address_for(dialer)
     assert text is not None
-    return parse_address(text)
+    return parse_shm_address(text)
 
 
 def knock(node: Node) -> socket.socket:
@@ -137,7 +137,7 @@ def test_the_key_of_another_node_does_not_serve(left: Node, node: Node) -> None:
 
 def test_an_address_without_a_key_cannot_be_dialed(left: Node, node: Node) -> None:
     assert node.transport.address is not None
-    assert "no key" in try_dial(left, node, parse_address(node.transport.address)).reason
+    assert "no key" in try_dial(left, node, parse_shm_address(node.transport.address)).reason
 
 
 def test_who_hangs_up_is_reported(node: Node) -> None:
@@ -180,7 +180,7 @@ def test_an_offer_of_something_else_than_memory_is_refused(node: Node) -> None:
 
 
 def test_a_segment_that_does_not_hold_the_nonce_is_refused(node: Node) -> None:
-    segment, descriptor = create(Geometry())
+    segment, descriptor = create_segment(SegmentGeometry())
     with knock(node) as stranger:
         offer_to(node, stranger, [descriptor], new_nonce())
         assert "nonce" in refusal(node)
@@ -202,7 +202,7 @@ def test_descriptors_that_strangers_pass_are_closed(node: Node) -> None:
 
 
 def test_a_process_of_another_user_is_refused(left: Node, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "credentials_of", lambda _: (4711, os.geteuid() + 1))
+    monkeypatch.setattr(handshake, "credentials_of", lambda _: (4711, os.geteuid() + 1))
     with knock(node):
         assert "runs as user" in refusal(node)
     assert "4711" in node.refused[0][0]
@@ -210,7 +210,7 @@ def test_a_process_of_another_user_is_refused(left: Node, node: Node, monkeypatc
 
 
 def test_a_silent_stranger_is_dropped_at_its_deadline(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT", 0.05)
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT", 0.05)
     begin = time.monotonic()
     with knock(node):
         assert "no proof" in refusal(node)
@@ -219,7 +219,7 @@ def test_a_silent_stranger_is_dropped_at_its_deadline(node: Node, monkeypatch: p
 
 def test_a_crowd_of_silent_strangers_does_not_keep_a_member_out(left: Node, node: Node) -> None:
     crowd = []
-    for _ in range(listener.MAX_CANDIDATES + 10):
+    for _ in range(transport.MAX_UNVERIFIED + 10):
         crowd.append(knock(node))
         pump([node], lambda: not node.poll(), "the knock")
     near, _ = dial(left, node)

@@ -4,11 +4,18 @@ from collections.abc import Iterator
 import pytest
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
+from nexar.security.certificates import Trust
 from nexar.security.tls import client_context, server_context
-from nexar.transport.tls.channel import PIECE_BYTES, Channel, PlainChannel, TlsChannel
-from nexar.transport.tls.handshake import HandshakeFailed, Story, answer, dial
-from nexar.transport.tls.hello import Half, Hello, Verdict
+from nexar.transport.tls.handshake import (
+    ConnectionHello,
+    Half,
+    HandshakeFailed,
+    HandshakeSteps,
+    HelloAnswer,
+    answer,
+    dial,
+)
+from nexar.transport.tls.sockets import PIECE_BYTES, Channel, PlainChannel, TlsChannel
 
 AUTHORITY = Authority.create("c")
 TRUST = Trust(AUTHORITY.certificate_pem)
@@ -26,7 +33,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield pair
 
 
-def run(*stories: Story[object]) -> list[object]:
+def run(*stories: HandshakeSteps[object]) -> list[object]:
     """Run stories side by side to their ends: what each returned or raised."""
     results: dict[int, object] = {}
     while len(results) < len(stories):
@@ -41,7 +48,9 @@ def run(*stories: Story[object]) -> list[object]:
     return [results[number] for number in range(len(stories))]
 
 
-def stories(sockets: tuple[socket.socket, socket.socket], *, plain: bool) -> tuple[Story[object], Story[object]]:
+def stories(
+    sockets: tuple[socket.socket, socket.socket], *, plain: bool
+) -> tuple[HandshakeSteps[object], HandshakeSteps[object]]:
     client = TlsChannel(
         sockets[0],
         client_context(AUTHORITY.admit(2), TRUST),
@@ -49,7 +58,9 @@ def stories(sockets: tuple[socket.socket, socket.socket], *, plain: bool) -> tup
         server_name="0000000000000001.c.nexar",
     )
     server = TlsChannel(sockets[1], server_context(AUTHORITY.admit(1), TRUST), server_side=True)
-    return dial(client, Hello(Half.DATA, TOKEN, plain), lambda _: None), answer(server, lambda hello, _: hello)
+    return dial(client, ConnectionHello(Half.DATA, TOKEN, plain), lambda _: None), answer(
+        server, lambda hello, _: hello
+    )
 
 
 @pytest.fixture(params=["tls", "plain"])
@@ -142,7 +153,9 @@ def test_plain_bytes_right_behind_the_shutdown_of_tls_are_not_swallowed(
 def test_a_refusal_reaches_the_dialer_with_its_reason(sockets: tuple[socket.socket, socket.socket]) -> None:
     dialing, _ = stories(sockets, plain=False)
     server = TlsChannel(sockets[1], server_context(AUTHORITY.admit(1), TRUST), server_side=True)
-    serving = answer(server, lambda hello, _: Hello(hello.half, TOKEN, False, Verdict.NOT_BELIEVED, "not you"))
+    serving = answer(
+        server, lambda hello, _: ConnectionHello(hello.half, TOKEN, False, HelloAnswer.NOT_BELIEVED, "not you")
+    )
     outcomes = run(dialing, serving)
     for outcome in outcomes:
         assert isinstance(outcome, HandshakeFailed)
@@ -152,6 +165,6 @@ def test_a_refusal_reaches_the_dialer_with_its_reason(sockets: tuple[socket.sock
 def test_an_answer_to_somebody_else_is_not_believed(sockets: tuple[socket.socket, socket.socket]) -> None:
     dialing, _ = stories(sockets, plain=False)
     server = TlsChannel(sockets[1], server_context(AUTHORITY.admit(1), TRUST), server_side=True)
-    outcome = run(dialing, answer(server, lambda hello, _: Hello(hello.half, b"x" * 16, False)))[0]
+    outcome = run(dialing, answer(server, lambda hello, _: ConnectionHello(hello.half, b"x" * 16, False)))[0]
     assert isinstance(outcome, HandshakeFailed)
     assert "another connection" in outcome.reason

@@ -9,16 +9,14 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from nexar.security.authority import Authority
-from nexar.security.credentials import Trust
+from nexar.security.certificates import Trust
 from nexar.security.tls import client_context
 from nexar.transport.base import ConnectRefused, Expected, Peer
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
-from nexar.transport.tls.handshake import HandshakeFailed
-from nexar.transport.tls.hello import Half, Hello, encode_hello
-from nexar.transport.tls.listener import Listener, _Candidate
+from nexar.transport.tls.handshake import ConnectionHello, Half, HandshakeFailed, TlsIdentity, encode_connection_hello
+from nexar.transport.tls.listener import TlsListener, _UnverifiedConnection
 from nexar.transport.tls.transport import HANDSHAKE_TIMEOUT
-from nexar.transport.tls.trust import Believer
 from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump, wait_for
 
 OURS = Authority.create("ours")
@@ -49,18 +47,18 @@ def lone_half(server: Node) -> Iterator[ssl.SSLSocket]:
         server.driving(),
         context.wrap_socket(plain, server_hostname="0000000000000001.ours.nexar") as secured,
     ):
-        secured.sendall(encode_hello(Hello(Half.CONTROL, b"t" * 16, False)))
+        secured.sendall(encode_connection_hello(ConnectionHello(Half.CONTROL, b"t" * 16, False)))
         wait_for(lambda: any(candidate.waits for candidate in candidates(server)), "the hello")
         yield secured
 
 
-def listener(server: Node) -> Listener:
+def listener(server: Node) -> TlsListener:
     assert isinstance(server.transport, TlsTransport)
     assert server.transport._listener is not None
     return server.transport._listener
 
 
-def candidates(server: Node) -> list[_Candidate]:
+def candidates(server: Node) -> list[_UnverifiedConnection]:
     return list(listener(server)._candidates.values())
 
 
@@ -102,13 +100,13 @@ def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refus
     server, client = nodes
     verdicts = iter([True])  # on the first hello
 
-    def accepted_peer(self: Believer, certificate: bytes | None, address: str) -> Peer:
+    def accepted_peer(self: TlsIdentity, certificate: bytes | None, address: str) -> Peer:
         if not next(verdicts, False):
             raise HandshakeFailed("the credentials were replaced meanwhile", verification=True)
         return believed(self, certificate, address)
 
-    believed = Believer.accepted_peer
-    monkeypatch.setattr(Believer, "accepted_peer", accepted_peer)
+    believed = TlsIdentity.accepted_peer
+    monkeypatch.setattr(TlsIdentity, "accepted_peer", accepted_peer)
     address = str(server.transport.address)
     deadline = time.monotonic() + PATIENCE
     thread, outcome = in_thread(lambda: client.transport.connect(address, Expected(SERVER), deadline))
@@ -133,9 +131,9 @@ def test_halves_that_found_each_other_have_their_time_anew(nodes: list[Node], mo
     """The first may have waited almost as long as it may; it must not be given up while it is being answered."""
     server, client = nodes
     left: list[float] = []
-    accepted_peer = Believer.accepted_peer
+    accepted_peer = TlsIdentity.accepted_peer
 
-    def look(self: Believer, certificate: bytes | None, address: str) -> Peer:
+    def look(self: TlsIdentity, certificate: bytes | None, address: str) -> Peer:
         pending = listener(server)._pending
         for candidate in candidates(server):
             if candidate.partner is None:
@@ -144,7 +142,7 @@ def test_halves_that_found_each_other_have_their_time_anew(nodes: list[Node], mo
                 left.append(pending._pending[candidate.descriptor].deadline - time.monotonic())
         return accepted_peer(self, certificate, address)
 
-    monkeypatch.setattr(Believer, "accepted_peer", look)
+    monkeypatch.setattr(TlsIdentity, "accepted_peer", look)
     near, far = dial(client, server)
     assert min(left) > HANDSHAKE_TIMEOUT / 2
     near.abort("enough")

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from nexar.transport.tls.sockets import begin_dial, calm, open_listener, tune, widen
+from nexar.transport.tls.sockets import begin_dial, open_listener, restore_retry, tune, widen
 
 TCP_RTO_MAX_MS = 44
 
@@ -25,7 +25,7 @@ def test_lost_packets_are_repeated_every_second_until_the_connection_is_made() -
         accepted, _ = listening.accept()
         with accepted:
             assert [longest_pause(each) for each in (dialing, accepted)] == [1000, 1000]
-            calm(dialing)
+            restore_retry(dialing)
         assert longest_pause(dialing) == usual
 
 

@@ -2,6 +2,7 @@ import errno
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import threading
@@ -15,12 +16,13 @@ import pytest
 
 from nexar.errors import UsageError
 from nexar.security.authority import Authority
-from nexar.security.credentials import Credentials, Trust
+from nexar.security.certificates import Credentials, Trust
 from nexar.transport.base import Carrier, CarrierLost, ConnectRefused, Expected
-from nexar.transport.sleep import PollSleeper
+from nexar.transport.sleeper import PollSleeper
 from nexar.transport.tls import TlsTransport
 from nexar.transport.tls import transport as transport_module
-from nexar.wire.frame import HEADER_BYTES, Frame, Kind, Lane, encode
+from nexar.transport.tls.transport import PendingDials
+from nexar.wire.frame import HEADER_BYTES, Frame, FrameKind, Lane, encode
 from tests.conformance.harness import PATIENCE, Node, Pair, Side, dial, in_thread, pump
 
 AUTHORITY = Authority.create("c")
@@ -300,7 +302,7 @@ def test_little_lies_between_a_sender_and_a_near_receiver_that_does_not_read(ope
 def test_half_a_frame_does_not_keep_the_driving_thread_awake(open_node: Open, encrypt: bool) -> None:
     server, client = open_node(SERVER, listen="127.0.0.1:0", encrypt=encrypt), open_node(CLIENT, encrypt=encrypt)
     pair = connected(client, server)
-    frame = encode(Frame(kind=Kind.CONTROL, lane=Lane.DATA, body=10)) + b"0123456789"
+    frame = encode(Frame(kind=FrameKind.CONTROL, lane=Lane.DATA, body=10)) + b"0123456789"
     channel = pair.left.carrier._data.channel  # type: ignore[attr-defined]
     stops = (0, 50, HEADER_BYTES + 3, len(frame))
     for start, stop in pairwise(stops):
@@ -308,7 +310,7 @@ def test_half_a_frame_does_not_keep_the_driving_thread_awake(open_node: Open, en
         channel.write(memoryview(frame)[start:stop])
         pump([server], partial(_has_received, pair.right.carrier, stop), "the bytes")
         assert not server.poll()
-        assert server.transport.arm()
+        assert server.transport.prepare_sleep()
     assert pair.right.heard.frames[0][1] == b"0123456789"
 
 
@@ -343,3 +345,59 @@ def test_closing_from_within_a_sink_is_allowed(open_node: Open) -> None:
     pump([server], lambda: pair.right.heard.frames, "the frame")
     assert not server.poll()
     assert len(pair.right.heard.frames) == 1
+
+
+def is_to_end(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def test_a_dial_goes_on_until_all_are_ended():
+    dials = PendingDials()
+    with dials.one_more("here:1") as one, dials.one_more("there:1") as two:
+        assert not is_to_end(one)
+        assert not is_to_end(two)
+        dials.end()
+        assert is_to_end(one)
+        assert is_to_end(two)
+    dials.end()
+
+
+def test_one_that_is_over_is_not_ended():
+    dials = PendingDials()
+    with dials.one_more("here:1") as one:
+        assert one >= 0
+    dials.end()
+
+
+def test_none_begins_after_the_end():
+    dials = PendingDials()
+    dials.end()
+    with pytest.raises(ConnectRefused, match=r"cannot connect to here:1: .* closed"), dials.one_more("here:1"):
+        pass
+
+
+def test_a_forked_child_does_not_keep_a_dial_of_its_parent_from_ending():
+    dials = PendingDials()
+    reading, writing = os.pipe()
+    with dials.one_more("here:1") as one:
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        dials.end()
+        assert is_to_end(one)
+    os.close(writing)
+    os.waitpid(child, 0)
+    os.close(reading)
+
+
+def test_a_forked_child_can_let_go():
+    dials = PendingDials()
+    with dials.one_more("here:1") as one:
+        child = os.fork()
+        if child == 0:
+            dials.abandon()
+            os._exit(1 if os.path.exists(f"/proc/self/fd/{one}") else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not is_to_end(one)

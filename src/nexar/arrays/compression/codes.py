@@ -1,0 +1,81 @@
+"""A compressor as a number of 31 bits: what ranks must have alike of it, packed so that it can be told in words.
+
+3 bits    which one it is
+1 bit     there is a residual: RandomK rescales without one, so all ranks must know
+1 bit     what follows is a digest, because it did not fit
+26 bits   a ratio, as 4 bits of a negative power of ten and 22 bits of digits; or a format and a block; or a digest
+"""
+
+from __future__ import annotations
+
+import zlib
+from decimal import Decimal
+from typing import Final
+
+from nexar.arrays.compression.base import Compressor
+from nexar.arrays.compression.quantized import FORMATS, FP8, Int8, NoCompression
+from nexar.arrays.compression.sparse import RandomK, TopK
+
+# Numbers are the wire format: never reuse one. 7 is for those of users.
+_KINDS: Final[dict[type[Compressor], int]] = {NoCompression: 1, TopK: 2, RandomK: 3, FP8: 4, Int8: 5}
+_NAMES: Final = {kind: each.__name__ for each, kind in _KINDS.items()}
+_USER_KIND: Final = 7
+_KIND_AT: Final = 28
+_FEEDBACK: Final = 1 << 27
+_DIGEST: Final = 1 << 26
+_LOW: Final = 22  # bits
+_DIGITS: Final = 1 << _LOW
+_TENS: Final = 16
+_FORMATS: Final = tuple(FORMATS)
+
+
+def code_of_compressor(compressor: Compressor, *, feedback: bool, piece_bytes: int = 0) -> int:
+    """Differs for compressors that differ; among digests, all but one time in 67 million. `piece_bytes`: of this call;
+    those of users that say another size than their namesakes on other ranks differ as well.
+    """
+    kind = _KINDS.get(type(compressor), _USER_KIND)
+    fact = _fact(compressor)
+    if fact is None or kind == _USER_KIND:
+        # Shared memory would not see that pieces have different lengths, or that some are gathered and others reduced.
+        said = f"{compressor.name} {compressor.linear} {piece_bytes}"
+        fact = _DIGEST | zlib.crc32(said.encode(errors="backslashreplace")) % _DIGEST
+    return kind << _KIND_AT | (_FEEDBACK if feedback else 0) | fact
+
+
+def describe_code(mark: int) -> str:
+    """`TopK(0.01) with a residual`, as errors say it."""
+    return f"{_described(mark)} {'with' if mark & _FEEDBACK else 'without'} a residual"
+
+
+def _fact(compressor: Compressor) -> int | None:
+    """None: it does not fit."""
+    match compressor:
+        case TopK() | RandomK():
+            return _packed(compressor.ratio)
+        case FP8():
+            return _FORMATS.index(compressor.format) << _LOW | compressor.block
+        case Int8():
+            return compressor.block
+        case _:
+            return 0
+
+
+def _packed(ratio: float) -> int | None:
+    _, digits, exponent = Decimal(repr(ratio)).as_tuple()
+    number, tens = int("".join(map(str, digits))), -int(exponent)
+    return tens << _LOW | number if number < _DIGITS and tens < _TENS else None
+
+
+def _described(mark: int) -> str:
+    kind, fact = mark >> _KIND_AT, mark % _DIGEST
+    if kind not in _NAMES:
+        return f"a compressor of the digest {fact:x}"
+    name = _NAMES[kind]
+    if mark & _DIGEST:
+        return f"{name} of the digest {fact:x}"
+    high, low = divmod(fact, _DIGITS)
+    if name in ("TopK", "RandomK"):
+        return f"{name}({float(Decimal(low).scaleb(-high))!r})"
+    if name == "FP8":
+        return f"FP8({_FORMATS[high % len(_FORMATS)]}, block={low})"
+    return f"Int8(block={low})" if name == "Int8" else f"{name}()"

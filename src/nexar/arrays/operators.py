@@ -1,0 +1,137 @@
+"""The operations that reduce: their names, their numbers on the wire, and the dtypes they are defined for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import kind_of
+from nexar.errors import UsageError
+
+ReduceFunction: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], object]
+
+
+class ReduceCode(IntEnum):
+    """In the fingerprint of every frame. Numbers are the wire format: never reuse one."""
+
+    SUM = 1
+    PROD = 2
+    MIN = 3
+    MAX = 4
+    AVG = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
+    LAND = 9
+    LOR = 10
+    LXOR = 11
+    USER = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What `op=` means. `function` is there for USER alone."""
+
+    name: str
+    code: ReduceCode
+    commutative: bool = True
+    function: ReduceFunction | None = None
+
+
+_NAMED: Final = {code.name.lower(): Reduction(code.name.lower(), code) for code in ReduceCode if code.name != "USER"}
+
+_OF_ONE: Final[tuple[tuple[object, str], ...]] = (
+    (sum, "sum"), (max, "max"), (min, "min"), (all, "land"), (any, "lor"),
+    (np.sum, "sum"), (np.max, "max"), (np.min, "min"), (np.mean, "avg"), (np.prod, "prod"),
+)  # fmt: skip
+"""Functions that fold one array, and what is meant by them here."""
+_ARITHMETIC: Final = frozenset({ReduceCode.SUM, ReduceCode.PROD})
+_ORDER: Final = frozenset({ReduceCode.MIN, ReduceCode.MAX})
+_BITS: Final = frozenset({ReduceCode.BAND, ReduceCode.BOR, ReduceCode.BXOR})
+_LOGIC: Final = frozenset({ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR})
+_ALWAYS: Final = _ARITHMETIC | _LOGIC | {ReduceCode.USER}
+
+# What each kind of number has. Booleans add as NumPy adds them: sum is "or", prod is "and".
+_DEFINED: Final = {
+    "bool": _ALWAYS | _ORDER | _BITS,
+    "integer": _ALWAYS | _ORDER | _BITS,
+    "float": _ALWAYS | _ORDER | {ReduceCode.AVG},
+    "complex": _ALWAYS | {ReduceCode.AVG},
+}
+_REASONS: Final = {
+    ReduceCode.AVG: 'the average of whole numbers is not one: convert to a float type, or use op="sum" and divide',
+    **dict.fromkeys(
+        _ORDER, "complex numbers have no order: reduce their real and imaginary parts, or their absolute values"
+    ),
+    **dict.fromkeys(
+        _BITS, "bit operations are for integers and bool: view the array as an integer dtype of the same size"
+    ),
+}
+
+
+def reduction_of(op: str | ReduceFunction, *, commutative: bool = True) -> Reduction:
+    """The meaning of a name ("sum", "prod", "min", …) or of an associative function `f(a, b) → array`.
+
+    The function gets flat arrays, any piece of the whole, must not change them, and returns an array of the same shape
+    and dtype. `commutative=False` keeps rank order. UsageError for anything else.
+    """
+    found = _NAMED.get(op) if isinstance(op, str) else None
+    if found is None:
+        return _of_function(op, commutative)
+    return found if commutative else Reduction(found.name, found.code, commutative=False)
+
+
+def _of_function(op: object, commutative: bool) -> Reduction:
+    meant = next((name for function, name in _OF_ONE if op is function), None)
+    if meant is not None:
+        raise UsageError(f"op={op!r} takes one array, and a reduction takes two; say op={meant!r}")
+    if not callable(op):
+        raise UsageError(f"op={op!r} is no reduction; allowed: {', '.join(_NAMED)}, or a function f(a, b) → array")
+    name = getattr(op, "__name__", None) or type(op).__name__
+    return Reduction(str(name), ReduceCode.USER, commutative, op)
+
+
+def check(reduction: Reduction, dtype: np.dtype[Any]) -> None:
+    """UsageError if the operation is not defined for the dtype; it says what is."""
+    if reduction.code not in _DEFINED[kind_of(dtype)]:
+        raise UsageError(f"{reduction.name} of {dtype} is not defined: {_REASONS[reduction.code]}")
+
+
+def identity(reduction: Reduction, dtype: np.dtype[Any]) -> Any:
+    """The element e with e ⊕ x = x, a scalar of `dtype`. UsageError where we know none (avg, functions).
+
+    Of min it is the largest value, +inf for floats; of max the smallest. float8_e4m3fn has no infinity: ±448.
+    """
+    check(reduction, dtype)
+    match reduction.code:
+        case ReduceCode.SUM | ReduceCode.BOR | ReduceCode.BXOR | ReduceCode.LOR | ReduceCode.LXOR:
+            return dtype.type(0)
+        case ReduceCode.PROD | ReduceCode.LAND:
+            return dtype.type(1)
+        case ReduceCode.MIN:
+            return _limits(dtype)[1]
+        case ReduceCode.MAX:
+            return _limits(dtype)[0]
+        case ReduceCode.BAND:
+            return ~dtype.type(0)
+        case _:
+            raise UsageError(
+                f"{reduction.name} has no identity element, which this operation needs; use a named op but avg"
+            )
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    kind = kind_of(dtype)
+    if kind == "bool":
+        return np.False_, np.True_
+    if kind == "integer":
+        return dtype.type(np.iinfo(dtype).min), dtype.type(np.iinfo(dtype).max)
+    if dtype == ml_dtypes.float8_e4m3fn:
+        return dtype.type(-448), dtype.type(448)
+    return dtype.type(-np.inf), dtype.type(np.inf)

@@ -1,0 +1,157 @@
+"""What can be measured, and how nccl-tests counts it. Pure, and of the standard library alone.
+
+`count` is what the column of that name shows: elements of one rank's share where the data are spread over the ranks
+(all_gather, reduce_scatter, all_to_all, gather, scatter), all elements elsewhere. `size` is the larger side, in bytes.
+
+What a rank is told to measure, what it answers, and both as lines of text. Pure, and of the standard library alone.
+
+The line is JSON, so that ranks of any system can read it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+WINDOW_BYTES: Final = 64 << 20
+MOST_IN_WINDOW: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One thing to measure."""
+
+    name: str
+    reduces: bool = False
+    rooted: bool = False
+    spread: bool = False
+    """The size is that of all ranks' shares together."""
+    pair: bool = False
+    """Only ranks 0 and 1 take part."""
+    sized: bool = True
+
+    def count(self, size_bytes: int, itemsize: int, ranks: int) -> int:
+        """Elements for a size, rounded down as nccl-tests does, but never to nothing."""
+        if not self.sized:
+            return 0
+        return max(1, size_bytes // itemsize // (ranks if self.spread else 1))
+
+    def size_bytes(self, count: int, itemsize: int, ranks: int) -> int:
+        """The size that the table shows for a count."""
+        return count * itemsize * (ranks if self.spread else 1)
+
+    def busbw_factor(self, ranks: int) -> float:
+        """By it algbw becomes the bandwidth each rank's wire must have had, which is comparable between worlds."""
+        if self.name == "all_reduce":
+            return 2 * (ranks - 1) / ranks
+        return (ranks - 1) / ranks if self.spread else 1.0
+
+    def messages(self, count: int, itemsize: int) -> int:
+        """How many one-way messages one timed call stands for; its time is divided by that."""
+        if self.name == "p2p-bandwidth":
+            return window(count * itemsize)
+        return 2 if self.name == "p2p-latency" else 1
+
+    def counts(self, count: int, ranks: int) -> tuple[int, int]:
+        """Elements of (source, target) on a rank that has both; in-place operations have only a target."""
+        whole = count * ranks
+        return {
+            "all_reduce": (0, count),
+            "broadcast": (0, count),
+            "reduce": (count, count),
+            "all_gather": (count, whole),
+            "reduce_scatter": (whole, count),
+            "all_to_all": (whole, whole),
+            "gather": (count, whole),
+            "scatter": (whole, count),
+            "barrier": (0, 0),
+            "p2p-latency": (count, count),
+            "p2p-bandwidth": (count, count),
+        }[self.name]
+
+
+def window(size_bytes: int) -> int:
+    """Messages in flight when bandwidth is measured: as many as 64, less where that were too many bytes."""
+    return max(1, min(MOST_IN_WINDOW, WINDOW_BYTES // max(1, size_bytes)))
+
+
+MEASURES: Final[dict[str, Measure]] = {
+    measure.name: measure
+    for measure in (
+        Measure(name="all_reduce", reduces=True),
+        Measure(name="all_gather", spread=True),
+        Measure(name="reduce_scatter", reduces=True, spread=True),
+        Measure(name="broadcast", rooted=True),
+        Measure(name="reduce", reduces=True, rooted=True),
+        Measure(name="all_to_all", spread=True),
+        Measure(name="gather", rooted=True, spread=True),
+        Measure(name="scatter", rooted=True, spread=True),
+        Measure(name="barrier", sized=False),
+        Measure(name="p2p-latency", pair=True),
+        Measure(name="p2p-bandwidth", pair=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOrder:
+    """One block of calls."""
+
+    measure: str
+    count: int
+    dtype: str
+    op: str
+    root: int
+    algorithm: str | None
+    warmups: int
+    iterations: int
+    check: bool
+    """Run it once more with known values, and count the elements that are wrong."""
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReply:
+    """What one rank found."""
+
+    nanoseconds: tuple[int, ...] = ()
+    """Of each call; none from a rank that took no part."""
+    wrong: int = 0
+    problem: str = ""
+    """Why nothing was measured: this system does not have it."""
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello:
+    """The first line of a rank: who it is."""
+
+    rank: int
+    version: str
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def parse_order(line: bytes | str) -> BenchOrder:
+    """The order of a line."""
+    return BenchOrder(**json.loads(line))
+
+
+def parse_reply(line: bytes | str) -> BenchReply:
+    """The reply of a line."""
+    facts: dict[str, Any] = json.loads(line)
+    return BenchReply(nanoseconds=tuple(facts["nanoseconds"]), wrong=facts["wrong"], problem=facts["problem"])
+
+
+def parse_hello(line: bytes | str) -> RankHello:
+    """The hello of a line."""
+    return RankHello(**json.loads(line))

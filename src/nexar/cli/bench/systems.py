@@ -1,0 +1,354 @@
+"""Where ranks run: this machine, or two hosts on it, network namespaces joined by virtual Ethernet.
+
+Each namespace has a network of its own, so ranks in two of them meet only through the wire between them; both share
+the machine's cores. Addresses are private and exist inside the namespaces alone.
+
+For each system: what to start so that its ranks come, and the flags it is known to be fastest with. Pure.
+
+Flags are printed with the table: who knows better ones can say so.
+
+The ranks of one system, running: started once, told what to measure, ended when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, NamedTuple, Self, TypeAlias
+
+from nexar.cli.bench.protocol import BenchOrder, BenchReply, parse_hello, parse_reply
+from nexar.errors import UsageError
+
+_INTERFACE: Final = "wire"
+_COMMAND_TIMEOUT: Final = 30.0
+
+
+class BenchHost(NamedTuple):
+    """Where processes are started, and how they are reached from the other one."""
+
+    prefix: tuple[str, ...] = ()
+    """Put before a command, it runs there."""
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+@contextmanager
+def opened_hosts(count: int, mtu: int) -> Iterator[tuple[BenchHost, ...]]:
+    """One host, this machine itself, or two that are gone afterwards, whatever happened."""
+    if count == 1:
+        yield (BenchHost(),)
+        return
+    if count != 2:
+        raise UsageError(f"--hosts {count} cannot be made; 1 is this machine, 2 are joined by a wire")
+    if shutil.which("ip") is None:
+        raise UsageError("--hosts 2 needs the tool `ip` (package iproute2) to make network namespaces")
+    if os.geteuid() != 0:
+        raise UsageError("--hosts 2 makes network namespaces, which only root may: run it with sudo")
+    with ExitStack() as stack:
+        yield _joined(stack, mtu)
+
+
+def _joined(stack: ExitStack, mtu: int) -> tuple[BenchHost, BenchHost]:
+    first, second = (f"nexar-bench-{os.getpid()}-{number}" for number in range(2))
+    for name in (first, second):
+        _ip("netns", "add", name)
+        stack.callback(_ip, "netns", "delete", name)  # its end of the wire goes with it
+    near = ("link", "add", _INTERFACE, "mtu", str(mtu), "netns", first, "type", "veth")
+    _ip(*near, "peer", "name", _INTERFACE, "mtu", str(mtu), "netns", second)
+    for number, name in enumerate((first, second)):
+        _ip("-n", name, "address", "add", f"{_address(number)}/16", "dev", _INTERFACE)
+        for interface in ("lo", _INTERFACE):
+            _ip("-n", name, "link", "set", interface, "up")
+    ends = [BenchHost(("ip", "netns", "exec", name), _address(n), _INTERFACE) for n, name in enumerate((first, second))]
+    return ends[0], ends[1]
+
+
+def _address(number: int) -> str:
+    return f"10.78.0.{number + 1}"
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=_COMMAND_TIMEOUT)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise UsageError(f"--hosts 2 is not permitted here: `ip {' '.join(arguments)}` failed: {said}")
+
+
+OTHER_SYSTEMS: Final = ("gloo", "openmpi", "mpich")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStart:
+    """One process to start; ranks come from it or are it."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What is added to the inherited one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPlan:
+    """A system: how its ranks are started."""
+
+    name: str
+    starts: tuple[ProcessStart, ...]
+    flags: str
+    """For people: what was set to make it fast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemSettings:
+    """What all systems have in common in one run."""
+
+    hosts: tuple[BenchHost, ...]
+    ranks: int
+    cores: int
+    folder: Path
+    """Private to this run; seen from all hosts."""
+    peers: Path
+    """Where `make bench-peers` has put the environments of the others."""
+    python: str
+    sources: Path
+    """The folder that `nexar` is imported from."""
+
+    @property
+    def crowded(self) -> bool:
+        """Some ranks share a core."""
+        return self.ranks > self.cores
+
+    def line(self, name: str) -> str:
+        """The Unix socket of a system's ranks."""
+        return str(self.folder / f"{name}.socket")
+
+
+def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemPlan:
+    """nexar: `nexar run` on each host; where there are two, a seed on the first."""
+    flags = " ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
+    each = setting.ranks // len(setting.hosts)
+    nexar = (setting.python, "-m", "nexar")
+    target = ("-m", "nexar.cli.bench.rank", setting.line("nexar"))
+    if len(setting.hosts) == 1:
+        return SystemPlan("nexar", (ProcessStart((*nexar, "run", "-n", str(each), *target), variables),), flags)
+    ticket = ("--ticket-file", str(setting.folder / "ticket"))
+    seed = (*setting.hosts[0].prefix, *nexar, "seed", "--size", str(setting.ranks), *ticket)
+    runs = [(*host.prefix, *nexar, "run", "-n", str(each), *ticket, *target) for host in setting.hosts]
+    return SystemPlan("nexar", tuple(ProcessStart(command, variables) for command in (seed, *runs)), flags)
+
+
+def plan_other(name: str, setting: SystemSettings) -> SystemPlan:
+    """One of the others. UsageError where it is not installed, or cannot run on these hosts."""
+    if name not in OTHER_SYSTEMS:
+        raise UsageError(f"--against {name}: there is no such system; known: {', '.join(OTHER_SYSTEMS)}")
+    python = setting.peers / name / "bin" / "python"
+    if not python.exists():
+        raise UsageError(f"--against {name}: {python} does not exist; `make bench-peers` makes it, --peers says where")
+    return _plan_gloo(setting, str(python)) if name == "gloo" else _plan_mpi(name, setting, str(python))
+
+
+def _plan_gloo(setting: SystemSettings, python: str) -> SystemPlan:
+    store, script = setting.folder / "gloo.store", setting.peers / "scripts" / "gloo.py"
+    each = setting.ranks // len(setting.hosts)
+    starts = []
+    for rank in range(setting.ranks):
+        host = setting.hosts[rank // each]
+        arguments = (str(script), setting.line("gloo"), str(rank), str(setting.ranks), str(store))
+        variables = {"GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1", **_importing(setting)}
+        starts.append(ProcessStart((*host.prefix, python, *arguments), variables))
+    return SystemPlan("gloo", tuple(starts), f"GLOO_SOCKET_IFNAME={setting.hosts[0].interface} OMP_NUM_THREADS=1")
+
+
+def _plan_mpi(name: str, setting: SystemSettings, python: str) -> SystemPlan:
+    if len(setting.hosts) > 1:
+        raise UsageError(f"--against {name}: runs on one host only here; with --hosts 2 compare with gloo")
+    flags, variables = _FASTEST[name]
+    if setting.crowded:
+        more_flags, more_variables = _FASTEST_CROWDED[name]
+        flags, variables = (*flags, *more_flags), {**variables, **more_variables}
+    script = (str(setting.peers / "scripts" / "mpi.py"), setting.line(name))
+    root = ("--allow-run-as-root",) if name == "openmpi" else ()
+    mpiexec = str(Path(python).with_name("mpiexec"))
+    command = (mpiexec, *root, *flags, "-n", str(setting.ranks), python, *script)
+    shown = [*(f"{key}={value}" for key, value in variables.items()), *flags]
+    return SystemPlan(name, (ProcessStart(command, {**variables, **_importing(setting)}),), " ".join(shown) or "none")
+
+
+_Flags: TypeAlias = tuple[tuple[str, ...], Mapping[str, str]]
+
+# Measured on two cores with 2 and 4 ranks. Ranks bound to a core wait for it where something else runs there; free ones
+# move. Both libraries copy large payloads once, by the kernel (CMA): MPICH does by default. Other components of Open
+# MPI would be polled in vain. The shared-memory collectives of either (coll sm, device collectives) are slower.
+_FASTEST: Final[Mapping[str, _Flags]] = {
+    "openmpi": (("--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "smsc", "cma"), {}),
+    "mpich": ((), {}),
+}
+_FASTEST_CROWDED: Final[Mapping[str, _Flags]] = {
+    "openmpi": (("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"), {}),
+    "mpich": ((), {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}),
+}
+
+
+def _importing(setting: SystemSettings) -> dict[str, str]:
+    """What measures is imported from our sources, which need nothing but NumPy there."""
+    return {"PYTHONPATH": str(setting.sources), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+_FORMATION: Final = 90.0
+_ENDING: Final = 10.0
+_TAIL_LINES: Final = 15
+
+
+class SystemFailed(Exception):
+    """A system's ranks did not come, or died, or did not answer in time; the text says which, and what they wrote."""
+
+
+class SystemRanks:
+    """A `with` block in which a system's ranks wait for orders. Leaving it ends all of its processes."""
+
+    def __init__(
+        self, plan: SystemPlan, ranks: int, *, path: str, environment: Mapping[str, str], folder: Path
+    ) -> None:
+        """`path`: the Unix socket that its ranks will connect to; `folder`: where their output is kept meanwhile."""
+        self.plan = plan
+        self.version = ""
+        self._ranks = ranks
+        self._path = path
+        self._environment = environment
+        self._output = folder / f"{plan.name}.output"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: list[_RankSocket] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            door = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+            door.bind(self._path)
+            door.listen(self._ranks)
+            output = self._stack.enter_context(self._output.open("wb"))
+            self._stack.callback(self._end)
+            for start in self.plan.starts:
+                self._processes.append(self._started(start.command, start.environment, output))
+            self._admit(door)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
+        """Every rank's reply, by rank. `SystemFailed` where one does not answer within `patience` seconds."""
+        deadline = time.monotonic() + reply_timeout
+        for line in self._lines:
+            line.send(order.line())
+        replies = []
+        for rank, line in enumerate(self._lines):
+            answer = line.read(deadline)
+            if answer is None:
+                raise self._failed(f"rank {rank} did not answer within {reply_timeout:.0f} s")
+            if not answer:
+                self._await_endings(_ENDING)  # its launcher passes on what it has written
+                raise self._failed(f"rank {rank} is gone")
+            replies.append(parse_reply(answer))
+        return replies
+
+    def _started(
+        self, command: tuple[str, ...], variables: Mapping[str, str], output: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        environment = {**self._environment, **variables}
+        try:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # ended together with everything it starts
+            )
+        except OSError as error:
+            raise self._failed(f"{command[0]} cannot be started: {error.strerror}") from error
+
+    def _admit(self, door: socket.socket) -> None:
+        deadline = time.monotonic() + _FORMATION
+        found: dict[int, _RankSocket] = {}
+        while len(found) < self._ranks:
+            self._check_processes(len(found))
+            if time.monotonic() > deadline:
+                raise self._failed(f"only {len(found)} of {self._ranks} ranks came within {_FORMATION:.0f} s")
+            # A process that ends gives no sign on the socket: it is looked at every tenth of a second.
+            if not select.select([door], [], [], 0.1)[0]:
+                continue
+            line = _RankSocket(self._stack.enter_context(door.accept()[0]))
+            said = line.read(deadline)
+            if not said:
+                raise self._failed(f"a rank came and left without a word when {len(found)} of {self._ranks} had come")
+            hello = parse_hello(said)
+            found[hello.rank] = line
+            self.version = hello.version
+        self._lines = [found[rank] for rank in range(self._ranks)]
+
+    def _check_processes(self, came: int) -> None:
+        for process in self._processes:
+            code = process.poll()
+            if code:
+                program = " ".join(str(word) for word in list(process.args)[:4])  # type: ignore[arg-type]
+                raise self._failed(f"`{program} …` ended with code {code} when {came} of {self._ranks} ranks had come")
+
+    def _failed(self, what: str) -> SystemFailed:
+        lines = self._output.read_text(errors="replace").splitlines() if self._output.exists() else []
+        said = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+        return SystemFailed(f"{self.plan.name}: {what}" + (f"; its last words:\n{said}" if said else ""))
+
+    def _end(self) -> None:
+        """Hang up, which tells the ranks to end; whoever has not ended soon after is killed."""
+        for line in self._lines:
+            line.close()
+        self._await_endings(_ENDING if self._lines else 0.0)
+        for process in self._processes:
+            with suppress(ProcessLookupError):  # all of that session have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_ENDING)
+
+    def _await_endings(self, reply_timeout: float) -> None:
+        deadline = time.monotonic() + reply_timeout
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
+
+class _RankSocket:
+    """One rank's line, with deadlines."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._read = b""
+
+    def send(self, line: bytes) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # who is gone does not answer either, and reading says so
+            self._connection.sendall(line)
+
+    def read(self, deadline: float) -> bytes | None:
+        """The next line; empty if the rank has hung up, None if there is none by then."""
+        while b"\n" not in self._read:
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = self._connection.recv(1 << 20)
+            except TimeoutError:
+                return None
+            except ConnectionResetError:
+                return b""
+            if not data:
+                return b""
+            self._read += data
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        self._connection.close()

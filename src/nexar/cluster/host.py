@@ -1,0 +1,65 @@
+"""Which processes are on one host: those with the same host id.
+
+Ranks of one host are neighbours, try shared memory, and dial one another on loopback. So two processes are on one host
+if they could do that: same running kernel, same host name, same network namespace. A container with a network of its
+own is a host of its own; `NEXAR_HOST_ID` says otherwise where that is wrong. Whether memory can really be shared is
+found out by sharing some, not here.
+
+Reads the network interfaces of this host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from nexar.cluster.addresses import Interface, IpInterface
+from nexar.config import Config
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK: Final = Path("/proc/self/ns/net")
+_BYTES: Final = 6
+
+
+def host_id(config: Config) -> str:
+    """The setting, or twelve hexadecimal digits: the same for every process of this host until it boots again."""
+    if config.host_id is not None:
+        return config.host_id
+    facts = (_boot(), socket.gethostname(), _network_namespace())
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=_BYTES, person=b"nexar host").hexdigest()
+
+
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""  # other systems: the name must do
+
+
+def _network_namespace() -> str:
+    return str(os.stat(_NETWORK).st_ino) if _NETWORK.exists() else ""
+
+
+def read_interfaces() -> tuple[Interface, ...]:
+    """All of them, also those that are down or have no address, in the order of the system."""
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - only who forms a cluster pays for it
+
+    states = psutil.net_if_stats()
+    return tuple(
+        Interface(name, _attached(entries), states[name].mtu, states[name].isup)
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states  # gone between the two looks
+    )
+
+
+def _attached(entries: list[Any]) -> tuple[IpInterface, ...]:
+    return tuple(_parse(entry) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6))
+
+
+def _parse(entry: Any) -> IpInterface:
+    number = ipaddress.ip_address(entry.address.partition("%")[0])  # without the interface, which we know
+    if entry.netmask is None:
+        return ipaddress.ip_interface(number)
+    ones = int(ipaddress.ip_address(entry.netmask)).bit_count()  # both families write the mask as an address
+    return ipaddress.ip_interface(f"{number}/{ones}")

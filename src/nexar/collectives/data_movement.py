@@ -1,0 +1,248 @@
+"""Nobody leaves before everybody has come.
+
+Every rank gets what the root has.
+
+Every rank gets what every rank brought, in the order of ranks.
+
+The root gets what every rank brought, in the order of ranks.
+
+Rank i gets block i of what the root has. Only the root knows sizes and dtype, so they have to travel.
+
+In a small world they travel with the blocks, which the root sends itself. In a larger one they go first, down a tree,
+so that every rank can take its part in a schedule.
+
+Rank i gets block i of every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.dtypes import code_of, dtype_of
+from nexar.arrays.views import Span, split
+from nexar.collectives.call import RegionCall
+from nexar.collectives.context import PLAIN, CallOptions, CollectiveContext
+from nexar.collectives.executor import Run, exchange
+from nexar.collectives.fingerprint import ROOTS_CHOICE, Fingerprint, OperationCode, rooted
+from nexar.collectives.requests import PendingCollective
+from nexar.collectives.selection import SHARED_MEMORY
+from nexar.collectives.shared_region import SharedRegion
+from nexar.errors import PeerMisbehaved
+from nexar.wire.frame import MAX_DIMENSIONS
+
+_BARRIER = OperationCode.BARRIER
+
+
+def barrier(context: CollectiveContext, options: CallOptions = PLAIN) -> PendingCollective:
+    """Without a result."""
+    name = context.choose(_BARRIER, 0, None, options)
+    call = context.begin(Fingerprint(_BARRIER, way=options.way(name)), context.in_memory(name, SharedRegion.barrier))
+    return context.work(call, _run_barrier(context, call, name))
+
+
+def _run_barrier(context: CollectiveContext, call: RegionCall, name: str) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.post_next(),)
+    else:
+        yield from context.execute(call, name, _BARRIER, np.empty(1, np.uint8))
+
+
+_BROADCAST = OperationCode.BROADCAST
+
+
+def broadcast(context: CollectiveContext, array: NDArray[Any], root: int, options: CallOptions) -> PendingCollective:
+    """In place, on a flat array."""
+    name = context.choose(_BROADCAST, len(array), array.dtype, options)
+    fingerprint = Fingerprint(_BROADCAST, code_of(array.dtype), len(array), rooted(root), way=options.way(name))
+    call = context.begin(fingerprint, context.in_memory(name, SharedRegion.broadcast, array, root))
+    return context.work(call, _run_broadcast(context, call, name, array, root))
+
+
+def _run_broadcast(context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], root: int) -> Run:
+    if name == SHARED_MEMORY:
+        yield (call.post_next(),)
+    else:
+        yield from context.execute(call, name, _BROADCAST, array, root=root)
+
+
+_ALL_GATHER = OperationCode.ALL_GATHER
+
+
+def all_gather(
+    context: CollectiveContext,
+    array: NDArray[Any],
+    out: NDArray[Any],
+    options: CallOptions,
+    code: OperationCode = _ALL_GATHER,
+) -> PendingCollective:
+    """Flat arrays; `out` has room for all of them."""
+    name = context.choose(_ALL_GATHER, len(array), array.dtype, options)
+    fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=options.way(name))
+    spans = split(len(out), context.group.size)
+    call = context.begin(fingerprint, context.in_memory(name, SharedRegion.all_gather, array, out, spans))
+    return context.work(call, run_all_gather(context, call, name, array, out, mine=spans[context.group.rank]))
+
+
+def run_all_gather(
+    context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span
+) -> Run:
+    """A call that has its number and its turn. `array` may be that span of `out`."""
+    if name == SHARED_MEMORY:
+        yield (call.post_next(),)
+        return
+    np.copyto(out[mine.start : mine.stop], array)
+    yield from context.execute(call, name, _ALL_GATHER, out, count=len(array))
+
+
+def all_gather_v(
+    context: CollectiveContext, array: NDArray[Any], code: OperationCode = OperationCode.ALL_GATHER_V
+) -> PendingCollective:
+    """Arrays of one dtype and any shape; the result is a list."""
+    dtype = code_of(array.dtype) if code is OperationCode.ALL_GATHER_V else 0
+    call = context.begin(Fingerprint(code, dtype))
+    return context.work(call, _run_all_gather_v(context, call, array))
+
+
+def _run_all_gather_v(context: CollectiveContext, call: RegionCall, array: NDArray[Any]) -> Run:
+    rank, size = context.group.rank, context.group.size
+    others = [(rank + distance) % size for distance in range(1, size)]  # each begins with another one
+    found = yield from exchange(context.run_context(call), dict.fromkeys(others, array), others)
+    return [array.copy() if each == rank else found[each] for each in range(size)]
+
+
+_GATHER = OperationCode.GATHER
+
+
+def gather(
+    context: CollectiveContext, array: NDArray[Any], out: NDArray[Any] | None, root: int, options: CallOptions
+) -> PendingCollective:
+    """Flat arrays; `out` is the root's, with room for all of them."""
+    name = context.choose(_GATHER, len(array), array.dtype, options)
+    call = context.begin(Fingerprint(_GATHER, code_of(array.dtype), len(array), rooted(root), way=options.way(name)))
+    return context.work(call, _run_gather(context, call, name, array, out))
+
+
+def _run_gather(
+    context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], out: NDArray[Any] | None
+) -> Run:
+    size, root = context.group.size, call.fingerprint.root - 1
+    memory = context.scratch.take(size * array.nbytes) if out is None else None
+    work = out if memory is None else memory[: size * array.nbytes].view(array.dtype)
+    assert work is not None
+    mine = split(len(work), size)[context.group.rank]
+    np.copyto(work[mine.start : mine.stop], array)
+    yield from context.execute(call, name, _GATHER, work, root=root, count=len(array))
+    if memory is not None:
+        context.scratch.give_back(memory)
+
+
+def gather_v(
+    context: CollectiveContext, array: NDArray[Any], root: int, code: OperationCode = OperationCode.GATHER_V
+) -> PendingCollective:
+    """Arrays of one dtype and any shape; at the root the result is a list, elsewhere None."""
+    dtype = code_of(array.dtype) if code is OperationCode.GATHER_V else 0
+    call = context.begin(Fingerprint(code, dtype, 0, rooted(root)))
+    return context.work(call, _run_gather_v(context, call, array, root))
+
+
+def _run_gather_v(context: CollectiveContext, call: RegionCall, array: NDArray[Any], root: int) -> Run:
+    rank, size = context.group.rank, context.group.size
+    if rank != root:
+        yield from exchange(context.run_context(call), {root: array}, ())
+        return None
+    others = [each for each in range(size) if each != root]
+    found = yield from exchange(context.run_context(call), {}, others)
+    return [array.copy() if each == rank else found[each] for each in range(size)]
+
+
+SMALL_WORLD: Final = 8
+"""Below, the root sends every block itself."""
+_SCATTER: Final = OperationCode.SCATTER
+
+
+def scatter(
+    context: CollectiveContext,
+    blocks: Sequence[NDArray[Any]] | None,
+    root: int,
+    code: OperationCode = _SCATTER,
+    options: CallOptions = PLAIN,
+) -> PendingCollective:
+    """`blocks` are the root's, one for each rank; of SCATTER they are equal. The result is a new array."""
+    equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= SMALL_WORLD)
+    if equal:
+        context.choose(_SCATTER, 0, None, options)  # refuses what there is not, on every rank alike
+    way = ROOTS_CHOICE if options.algorithm is None else options.way(options.algorithm)
+    call = context.begin(Fingerprint(code, 0, 0, rooted(root), way=way))
+    run = _run_scatter_schedule(context, call, blocks, options) if equal else _run_scatter(context, call, blocks, root)
+    return context.work(call, run)
+
+
+def _run_scatter(context: CollectiveContext, call: RegionCall, blocks: Sequence[NDArray[Any]] | None, root: int) -> Run:
+    rank = context.group.rank
+    run_context = context.run_context(call)
+    if blocks is None:
+        found = yield from exchange(run_context, {}, (root,))
+        return found[root]
+    yield from exchange(run_context, {each: block for each, block in enumerate(blocks) if each != rank}, ())
+    return blocks[rank].copy()
+
+
+def _run_scatter_schedule(
+    context: CollectiveContext, call: RegionCall, blocks: Sequence[NDArray[Any]] | None, options: CallOptions
+) -> Run:
+    rank, size, root = context.group.rank, context.group.size, call.fingerprint.root - 1
+    header = _scatter_header(None if blocks is None else blocks[0])
+    yield from context.execute(call, "tree", OperationCode.BROADCAST, header, root=root)
+    dtype, shape = _read_scatter_header(header, root)
+    count = math.prod(shape)
+    work = np.empty(size * count, dtype) if blocks is None else np.concatenate([each.reshape(-1) for each in blocks])
+    name = options.algorithm or context.choose_schedule(_SCATTER, count, dtype)
+    yield from context.execute(call, name, _SCATTER, work, root=root, phase=1, count=count)
+    return work[rank * count : (rank + 1) * count].reshape(shape).copy()
+
+
+def _scatter_header(block: NDArray[Any] | None) -> NDArray[np.int64]:
+    """The number of a dtype, how many dimensions, and each of them."""
+    header = np.zeros(2 + MAX_DIMENSIONS, np.int64)
+    if block is not None:
+        header[: 2 + block.ndim] = code_of(block.dtype), block.ndim, *block.shape
+    return header
+
+
+def _read_scatter_header(header: NDArray[np.int64], root: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    code, dimensions, *extents = header.tolist()
+    dtype, shape = dtype_of(code), tuple(extents[:dimensions])
+    if dtype is None or not 0 <= dimensions <= MAX_DIMENSIONS or any(extent < 0 for extent in shape):
+        raise PeerMisbehaved(rank=root, what=f"it scatters blocks of dtype {code} with {dimensions} dimensions")
+    return dtype, shape
+
+
+_ALL_TO_ALL = OperationCode.ALL_TO_ALL
+
+
+def all_to_all(
+    context: CollectiveContext, array: NDArray[Any], out: NDArray[Any], options: CallOptions
+) -> PendingCollective:
+    """Flat arrays of `size` equal blocks, which are not the same memory."""
+    name = context.choose(_ALL_TO_ALL, len(array), array.dtype, options)
+    call = context.begin(Fingerprint(_ALL_TO_ALL, code_of(array.dtype), len(array), way=options.way(name)))
+    count = len(array) // context.group.size
+    return context.work(call, context.execute(call, name, _ALL_TO_ALL, array, more=(out,), count=count))
+
+
+def all_to_all_v(context: CollectiveContext, arrays: Sequence[NDArray[Any]]) -> PendingCollective:
+    """One array for each rank, of one dtype and any shape; the result is a list."""
+    call = context.begin(Fingerprint(OperationCode.ALL_TO_ALL_V, code_of(arrays[0].dtype)))
+    return context.work(call, _run_all_to_all_v(context, call, arrays))
+
+
+def _run_all_to_all_v(context: CollectiveContext, call: RegionCall, arrays: Sequence[NDArray[Any]]) -> Run:
+    rank, size = context.group.rank, context.group.size
+    others = [(rank + distance) % size for distance in range(1, size)]  # each begins with another one
+    found = yield from exchange(context.run_context(call), {each: arrays[each] for each in others}, others)
+    return [arrays[rank].copy() if each == rank else found[each] for each in range(size)]

@@ -1,0 +1,405 @@
+"""Collectives between ranks that share memory: what each copies and reduces in which round.
+
+An operation is a generator. Each `yield` says: my part of this round is in my slot; go on when everybody's is. What the
+arena promises in return (see arena): after the yield all slots of that parity are as everybody left them, and until
+this rank yields again they belong, byte by byte, to whom the operation gives them; and this rank's slot of the *other*
+parity is its own to write. So between two yields a rank deals with round r and prepares round r + 1.
+
+Rank order: every reduction is folded in the order of ranks, whoever does it. So results are the same bits on all ranks,
+at every size, in every run.
+
+The number of rounds follows from the operation, the counts, the dtype and the number of ranks alone.
+
+An operation that runs in the arena.
+
+Keeps this rank in step with the others of its arena: the law of rounds (see arena), one operation at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexar.arrays.operators import Reduction
+from nexar.arrays.views import Span
+from nexar.collectives.shared_region_layout import (
+    ABORTED_UP_TO,
+    Fold,
+    PublishedCall,
+    RegionPlans,
+    RegionRecords,
+    RegionSlots,
+    TwoRounds,
+    folding,
+)
+from nexar.errors import InternalError
+from nexar.links.operation import Operation
+from nexar.links.process_hooks import interrupts
+from nexar.transport.shm.ring import fence
+from nexar.types import AwaitedPeer
+
+Row = NDArray[Any]
+"""Flat and contiguous."""
+
+Rounds = tuple[int, Iterator[None]]
+"""An operation: so many yields, and what happens around them."""
+
+
+def region_barrier() -> Rounds:
+    """Nobody leaves before everybody has come."""
+    return 1, iter((None,))
+
+
+# -- all_reduce and reduce -------------------------------------------------------------------------------------------
+
+
+def region_all_reduce(
+    plans: RegionPlans, array: Row, reduction: Reduction, out: Row | None, root: int | None = None
+) -> Rounds:
+    """`out`, which may be `array`, becomes the reduction of all arrays. With a root only its does: others give None."""
+    plan = plans.of(array, reduction)
+    if plan is not None:
+        return plan.rounds, plan.run(array, out, root)
+    chunks = -(-len(array) // plans.slots.capacity(array.dtype))
+    return chunks + 1, _reduce_chunks(plans.slots, array, reduction, out, root)
+
+
+def _reduce_chunks(
+    slots: RegionSlots, array: Row, reduction: Reduction, out: Row | None, root: int | None
+) -> Iterator[None]:
+    """A pipeline: in each round a rank gives in chunk k and works on its share of chunk k - 1."""
+    capacity, parity = slots.capacity(array.dtype), slots.parity
+    fold = folding(slots.size, array.dtype, reduction)
+    whole = TwoRounds(slots, capacity, array.dtype, fold)
+    before: tuple[TwoRounds, slice] | None = None
+    for start in range(0, len(array), capacity):
+        chunk = slice(start, min(start + capacity, len(array)))
+        count = chunk.stop - start
+        plan = whole if count == capacity else TwoRounds(slots, count, array.dtype, fold)
+        plan.give(parity, array[chunk])
+        if before is not None:
+            before[0].work(parity ^ 1, array[before[1]], _part(out, before[1]), root)
+        yield
+        if before is not None and out is not None:
+            before[0].collect(parity ^ 1, out[before[1]])
+        before = plan, chunk
+        parity ^= 1
+    assert before is not None
+    before[0].work(parity ^ 1, array[before[1]], _part(out, before[1]), root)
+    yield
+    if out is not None:
+        before[0].collect(parity ^ 1, out[before[1]])
+
+
+def _part(out: Row | None, chunk: slice) -> Row | None:
+    return None if out is None else out[chunk]
+
+
+# -- pieces of an array for each rank --------------------------------------------------------------------------------
+
+
+def region_reduce_scatter(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span], fold: Fold) -> Rounds:
+    """`out` becomes this rank's span of the reduction. It may lie in `array`; else its dtype is what `fold` writes."""
+    return _tiles(spans, _piece(slots, array)), _reduce_pieces(slots, array, out, spans, fold)
+
+
+def _piece(slots: RegionSlots, array: Row) -> int:
+    """Elements for each rank at a time."""
+    return slots.capacity(array.dtype) // slots.size
+
+
+def _reduce_pieces(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span], fold: Fold) -> Iterator[None]:
+    rows, parity, rank, piece = slots.of(array.dtype), slots.parity, slots.rank, _piece(slots, array)
+    mine = spans[rank]
+    for tile in range(_tiles(spans, piece)):
+        given = rows[parity]
+        for other, (start, stop) in enumerate(_tile(span, tile, piece) for span in spans):
+            if other != rank:
+                given[rank][other * piece : other * piece + stop - start] = array[start:stop]
+        yield
+        start, stop = _tile(mine, tile, piece)
+        count = stop - start
+        inputs = [each[rank * piece : rank * piece + count] for each in given]
+        inputs[rank] = array[start:stop]
+        fold(out[start - mine.start : stop - mine.start], inputs)
+        parity ^= 1
+
+
+def region_all_gather(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span]) -> Rounds:
+    """`out` becomes everybody's array, each in its span. `array` may be that span of `out`."""
+    piece = slots.capacity(array.dtype)
+    return _tiles(spans, piece), _gather_pieces(slots, array, out, spans, piece)
+
+
+def _gather_pieces(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span], piece: int) -> Iterator[None]:
+    rows, parity, rank = slots.of(array.dtype), slots.parity, slots.rank
+    mine = spans[rank]
+    if not np.may_share_memory(array, out):
+        out[mine.start : mine.stop] = array
+    for tile in range(_tiles(spans, piece)):
+        given = rows[parity]
+        part = array[tile * piece : (tile + 1) * piece]
+        given[rank][: len(part)] = part
+        yield
+        for other, span in enumerate(spans):
+            if other != rank:
+                start, stop = _tile(span, tile, piece)
+                out[start:stop] = given[other][: stop - start]
+        parity ^= 1
+
+
+def region_broadcast(slots: RegionSlots, array: Row, root: int) -> Rounds:
+    """`array` becomes that of `root`."""
+    piece = slots.capacity(array.dtype)
+    return _tiles([Span(0, len(array))], piece), _broadcast_pieces(slots, array, root, piece)
+
+
+def _broadcast_pieces(slots: RegionSlots, array: Row, root: int, piece: int) -> Iterator[None]:
+    rows, parity = slots.of(array.dtype), slots.parity
+    for start in range(0, len(array), piece) or (0,):
+        part = array[start : start + piece]
+        slot = rows[parity][root][: len(part)]
+        if slots.rank == root:
+            slot[:] = part
+            yield
+        else:
+            yield
+            part[:] = slot
+        parity ^= 1
+
+
+def _tiles(spans: Sequence[Span], piece: int) -> int:
+    """Rounds for the longest span; one at least, so that who calls for nothing still meets the others."""
+    return max(1, *(-(-(stop - start) // piece) for start, stop in spans))
+
+
+def _tile(span: Span, tile: int, piece: int) -> Span:
+    start = min(span.start + tile * piece, span.stop)
+    return Span(start, min(start + piece, span.stop))
+
+
+class RegionOwner(Protocol):
+    """The arena, as its operations see it."""
+
+    lock: threading.Lock
+    """The node's."""
+
+    def cancel(self, operation: RegionOperation) -> None:
+        """Give it up."""
+
+    def awaited(self, operation: RegionOperation) -> AwaitedPeer:
+        """Who has not published the round that it waits for."""
+
+
+class RegionOperation(Operation):
+    """All but the end is written by who has the turn."""
+
+    __slots__ = (
+        "_label",
+        "_owner",
+        "announcement",
+        "base",
+        "begun",
+        "body",
+        "moved",
+        "rounds",
+        "order_number",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        owner: RegionOwner,
+        label: str,
+        order_number: int,
+        announcement: PublishedCall | None,
+        rounds: Rounds,
+    ) -> None:
+        super().__init__(owner.lock)
+        self._owner = owner
+        self._label = label
+        self.order_number = order_number
+        self.announcement = announcement
+        self.rounds, self.body = rounds
+        self.begun = False
+        self.wants = 0  # the round that all must have published before it can go on
+        self.base = 0  # the last round before its first
+        self.moved = 0.0  # when it last published a round
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return self._label
+
+    def close(self) -> None:
+        """Nothing more of it will happen, and its arrays are free."""
+        self.body = iter(())
+
+    def last_moved(self) -> float:
+        """Each round is progress."""
+        return self.moved
+
+    def awaited(self) -> AwaitedPeer:
+        """See Owner."""
+        return self._owner.awaited(self)
+
+    def cancel(self) -> None:
+        """See Owner."""
+        self._owner.cancel(self)
+
+
+_CROWDED: Final = 100e-6  # a yield that took longer: others need this core more than we do
+_MOST_LOOKS: Final = 128  # before the first yield: some microseconds
+_FEWEST_LOOKS: Final = 4
+_LOOKS_AGAIN: Final = 8  # before each further yield
+_FEW_YIELDS: Final = 2
+
+
+class RankAborted(Exception):
+    """That rank gave the operation up."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class FingerprintDiffers(Exception):
+    """That rank takes the operation to be another one."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class RoundSync:
+    """Belongs to who has the turn, but for `reached` and `missing`."""
+
+    def __init__(self, records: RegionRecords, slots: RegionSlots, wake_calls: Sequence[Callable[[], None]]) -> None:
+        self._records = records
+        self._words = records.words
+        self._others = records.others
+        self._wake_calls = tuple((word, wake_calls[records.index(word)]) for word in records.others)
+        self._slots = slots
+        self.round = 0  # what this rank has published
+        self.settled = True  # nobody can still be reading what this rank gave in before
+        self._patience = _MOST_LOOKS
+
+    def begin(self, operation: RegionOperation) -> None:
+        """Its first step may be taken when everybody has come to the end of the one before: at once, unless that was
+        given up.
+        """
+        operation.begun = True
+        operation.wants = operation.base = self.round
+
+    def reached(self, wanted: int) -> bool:
+        """Have all others published that round?"""
+        words = self._words
+        for word in self._others:  # noqa: SIM110 - a generator costs more than all of this
+            if words[word] < wanted:
+                return False
+        return True
+
+    def missing(self, wanted: int) -> int | None:
+        """The first who has not."""
+        behind = (self._records.index(word) for word in self._others if self._words[word] < wanted)
+        return next(behind, None)
+
+    def deserter(self, order_number: int) -> int | None:
+        """The first who gave the operation up, whether it has begun here or not."""
+        for word in self._others:
+            if self._records.has_aborted(word, order_number):
+                return self._records.index(word)
+        return None
+
+    def waits(self, operation: RegionOperation) -> bool:
+        """Is there nothing that it could go on with?"""
+        return not self.reached(operation.wants) and self.deserter(operation.order_number) is None
+
+    def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
+        """Look for that long whether all have published the round. Others get to run meanwhile; if they need long for
+        it, this is no time to spin.
+
+        Whom we wait for may need this very core: then yielding at once is best. Else it only costs, and much where the
+        core is wanted by strangers. So if a yield or two helped, the next one comes sooner, and if none was needed,
+        later.
+        """
+        words, looks, patience, yields, last, until = self._words, 0, self._patience, 0, 0.0, 0.0
+        for word in self._others:
+            while words[word] < wanted:
+                looks += 1
+                if looks < patience:
+                    continue
+                now = monotonic()
+                if not yields:
+                    until = now + longest
+                elif now >= until or now - last > _CROWDED or interrupts.pending or ended():
+                    return False
+                last = now
+                os.sched_yield()
+                yields += 1
+                looks = patience - _LOOKS_AGAIN
+        if not yields:
+            self._patience = min(patience + 1, _MOST_LOOKS)
+        elif yields <= _FEW_YIELDS:
+            self._patience = max(patience // 2, _FEWEST_LOOKS)
+        return True
+
+    def step(self, operation: RegionOperation) -> bool:
+        """All have published the round that it wants: go on to the next. True if that was the last.
+
+        GaveUp, Differs, and whatever a user's function raises.
+        """
+        if self.round != operation.base:
+            self.check(operation.order_number, operation.announcement if self.round == operation.base + 1 else None)
+        else:
+            self.settled = True
+            self._slots.parity = (self.round + 1) & 1
+            if operation.announcement is not None:  # not before: others may still look at what it was two slips ago
+                self._records.take(operation.order_number, operation.announcement[1])
+        try:
+            next(operation.body)
+        except StopIteration:
+            rounds = self.round - operation.base
+            if rounds != operation.rounds:
+                raise InternalError(f"{operation.name} had {rounds} rounds, not {operation.rounds}") from None
+            return True
+        self.publish(self.round + 1)
+        operation.wants = self.round
+        return False
+
+    def give_up(self, operation: RegionOperation) -> None:
+        """Move on to its end without the others, who learn of it."""
+        if not operation.begun:
+            self.begin(operation)
+        self._records.give_up(operation.order_number)
+        self.settled = False
+        self.round = self._words[self._records.mine] = operation.base + operation.rounds
+        fence()
+        for _, wake_peer in self._wake_calls:
+            wake_peer()
+
+    def check(self, order_number: int, announcement: PublishedCall | None) -> None:
+        """Is what the others have published what it seems to be? `announcement`: look also whether they take it to be
+        the same, which they say with the first round.
+        """
+        records, words = self._records, self._words
+        for word in self._others:
+            if words[word + ABORTED_UP_TO] >= order_number and records.has_aborted(word, order_number):
+                raise RankAborted(records.index(word))
+            if announcement is not None and records.differs(word, order_number):
+                raise FingerprintDiffers(records.index(word))
+
+    def publish(self, number: int) -> None:
+        """This rank's part of round `number` is in its slot. Who has published it may be asleep waiting for us."""
+        words = self._words
+        self.round = words[self._records.mine] = number
+        fence()
+        for word, wake_peer in self._wake_calls:
+            if words[word] >= number:
+                wake_peer()

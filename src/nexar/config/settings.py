@@ -1,0 +1,266 @@
+"""`Config`: every setting of nexar, with its default and its explanation.
+
+Each field carries its own description, so the reference page and `nexar config` are made from this file and nothing
+else. A field is its variable without `NEXAR_` and `_SECS`, in lower case. A `Config` that exists is valid.
+"""
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, TypeVar, cast
+
+from nexar.config.value_types import (
+    AUTO,
+    BufferTiers,
+    Choice,
+    Endpoint,
+    Flag,
+    PortRange,
+    Schemes,
+    Seconds,
+    Text,
+    Token,
+    Topology,
+    ValueRefused,
+    ValueType,
+    Whole,
+    WordOr,
+)
+from nexar.errors import ConfigError
+
+_Value = TypeVar("_Value")
+
+REDACTED = "<secret>"
+_HOST = r"[^\s,]+"
+_NAME = r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}"
+_POSITIVE = Whole(least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What there is to know of one field of `Config`."""
+
+    name: str
+    variable: str
+    kind: ValueType
+    default: Any
+    doc: str
+    unit: str
+    secret: bool
+    agrees: bool
+    """It must be the same on every rank: ranks with other values would take part in other schedules, or expect another
+    topology or membership. The seed compares it."""
+
+    def show(self, value: object) -> object:
+        """The value as it may be printed."""
+        return REDACTED if self.secret and value is not None else value
+
+    def refuse(self, value: object, hint: str = "") -> ConfigError:
+        """The error for a value that is not allowed."""
+        return ConfigError(variable=self.variable, value=self.show(value), allowed=self.kind.allowed, hint=hint)
+
+
+def _setting(default: _Value, kind: ValueType, doc: str, *, secret: bool = False, agrees: bool = False) -> _Value:
+    """A field with its description; typed as its default, the way `dataclasses.field` is."""
+    described: Any = field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret, "agrees": agrees})
+    return cast("_Value", described)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Config:
+    """All settings of one node. What is not given has its default; what is given is checked, alone and together."""
+
+    # -- joining
+    cluster_token: str | None = _setting(
+        None, Token(), "The cluster's secret, where it exists before the seed does. Proven, never sent.", secret=True
+    )
+    seed: str | None = _setting(None, Endpoint(), "Where the seed listens; used with the token.")
+    ticket: str | None = _setting(
+        None,
+        Text("the string the seed printed", r"\S+"),
+        "Seed addresses, the seed's key and the secret in one string.",
+        secret=True,
+    )
+    ticket_in_store: bool = _setting(
+        False,
+        Flag(),
+        "The torch backend may pass the ticket through torch's store: whoever reaches the store can join the cluster.",
+    )
+    formation_timeout: float = _setting(60.0, Seconds(), "How long the whole cluster may take to form.")
+    join_timeout: float = _setting(
+        0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that lets it in."
+    )
+    join_max_pending: int = _setting(
+        256, Whole(least=1, most=1_000_000), "Unauthenticated connections that the seed, or a rank, holds at once."
+    )
+    join_auth_timeout: float = _setting(
+        10.0,
+        Seconds(least=0.01),
+        "How long a connection may take to authenticate; its proof has to follow its hello within a third of that.",
+    )
+    certificate_lifetime: float = _setting(
+        31_536_000.0, Seconds(), "How long the certificates the seed issues are valid."
+    )
+
+    # -- addresses
+    iface: str | None = _setting(
+        None,
+        Text("an interface name, an address, a CIDR network, or ^NAME to exclude one", r"\^?[^\s^]+"),
+        "Which network to use and advertise.",
+    )
+    bind: str | None = _setting(
+        None, Text("a host name or address", _HOST), "Address to listen on; unset: every interface in use."
+    )
+    advertise: str | None = _setting(
+        None, Text("host names or addresses separated by commas"), "Addresses told to peers; unset: those found."
+    )
+    port: int = _setting(0, Whole(most=65535, zero="any free port"), "The one port of this process, UDP and TCP.")
+    port_range: tuple[int, int] | None = _setting(None, PortRange(), "Ports to take the first free one from.")
+    host_id: str | None = _setting(
+        None,
+        Text("a name of up to 255 characters that print, without spaces", _NAME),
+        "Ranks with different host ids never share memory; unset: found out.",
+    )
+
+    # -- transports
+    transports: tuple[str, ...] = _setting(("shm", "quic", "tls"), Schemes(), "Transports in order of preference.")
+    topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", agrees=True)
+    enable_tcp_bulk_sidecar: bool | Literal["auto"] = _setting(
+        AUTO, WordOr(AUTO, AUTO, Flag()), "Large payloads on a TCP connection of their own; auto: where it wins."
+    )
+    encrypt_bulk_transport: bool = _setting(True, Flag(), "Encrypt that connection; off only on trusted networks.")
+    buffer_profile: str | tuple[tuple[int, int], ...] = _setting(
+        "training", BufferTiers(), "Sizes and numbers of pooled receive buffers."
+    )
+    spin_microsecs: int | Literal["auto"] = _setting(
+        AUTO, WordOr(AUTO, AUTO, Whole()), "How long a waiting thread yields before it sleeps."
+    )
+
+    # -- messages
+    eager_limit_bytes: int = _setting(
+        65_536, Whole(least=1, most=1 << 20), "Messages up to this size travel at once; larger ones wait for a grant."
+    )
+    credit_bytes: int = _setting(
+        1_048_576,
+        Whole(least=262_144, most=1 << 40),
+        "Eager bytes a receiver lets one peer have on the way, per communicator.",
+    )
+    early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes this node holds for receives nobody has posted yet.")
+
+    # -- collectives
+    collective_timeout: float = _setting(30.0, Seconds(), "Deadline of a collective without progress.")
+    barrier_timeout: float = _setting(30.0, Seconds(), "Deadline of a barrier without progress.")
+    large_msg_bytes: int = _setting(8_388_608, _POSITIVE, "From this size on, schedules for throughput.", agrees=True)
+    pipeline_segment_bytes: int = _setting(2_097_152, _POSITIVE, "Segment of a pipelined schedule.", agrees=True)
+    ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.", agrees=True)
+    bucket_bytes: int = _setting(26_214_400, _POSITIVE, "Cap of one fused bucket of all_reduce_bucketed.", agrees=True)
+    compressed_allreduce_max_bytes: int = _setting(
+        4_294_967_296, Whole(zero="no check"), "Most memory a compressed all_reduce may take.", agrees=True
+    )
+
+    # -- remote calls
+    rpc_timeout: float = _setting(30.0, Seconds(), "Deadline of a remote call.")
+    rpc_concurrency: int = _setting(64, _POSITIVE, "Remote calls served at once; more are turned away.")
+
+    # -- failure and recovery
+    heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.", agrees=True)
+    heartbeat_timeout: float = _setting(5.0, Seconds(), "Silence after which a peer counts as dead.", agrees=True)
+    stuck_timeout: float = _setting(
+        60.0, Seconds(), "Time without a beat after which a peer that sends packets is expelled."
+    )
+    recovery_timeout: float = _setting(30.0, Seconds(), "How long agreeing on the next membership may take.")
+    recovery_policy: str = _setting(
+        "automatic",
+        Choice(("automatic", "manual", "abort"), aliases=((AUTO, "automatic"),)),
+        "What follows the loss of a member.",
+        agrees=True,
+    )
+
+    # -- growing and shrinking
+    elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
+    elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
+    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are refused.")
+    elastic_checkpoint_timeout: float = _setting(
+        60.0, Seconds(), "Deadline of a checkpoint that changes the membership."
+    )
+
+    # -- watching
+    metrics_port: int | None = _setting(
+        None,
+        WordOr("off", None, Whole(most=65535, zero="any free port")),
+        "Port of the metrics for Prometheus; each further rank of a host has the next one.",
+    )
+    trace_dir: str | None = _setting(
+        None, Text("a directory"), "Where each rank writes, at its end, what a trace of the run is made of."
+    )
+    dump_dir: str | None = _setting(
+        None,
+        Text("a directory"),
+        "Where the flight recorder writes when a collective fails; unset: only on SIGUSR1, to nexar-dumps here.",
+    )
+
+    def __post_init__(self) -> None:
+        """Bring every value into its normal form, then check them against one another."""
+        for setting in settings():
+            value = getattr(self, setting.name)
+            try:
+                object.__setattr__(self, setting.name, setting.kind.accept(value))
+            except ValueRefused:
+                raise setting.refuse(value) from None
+        _check_together(self)
+
+    def __repr__(self) -> str:
+        """The settings that differ from their defaults, secrets hidden."""
+        changed = [(s, getattr(self, s.name)) for s in settings() if getattr(self, s.name) != s.default]
+        return f"Config({', '.join(f'{setting.name}={setting.show(value)!r}' for setting, value in changed)})"
+
+
+def agreed_settings(config: Config) -> dict[str, str]:
+    """Name and value, as text, of each setting that must be the same on every rank."""
+    return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.agrees}
+
+
+def settings() -> tuple[Setting, ...]:
+    """Every setting, in the order of this file."""
+    return _SETTINGS
+
+
+def _describe(described: Field[Any]) -> Setting:
+    name, kind = described.name, described.metadata["kind"]
+    unit = _unit(name, kind)
+    variable = f"NEXAR_{name.upper()}" + ("_SECS" if unit == "seconds" else "")
+    doc, secret, agrees = (described.metadata[key] for key in ("doc", "secret", "agrees"))
+    return Setting(name, variable, kind, described.default, doc, unit, secret, agrees)
+
+
+def _unit(name: str, kind: ValueType) -> str:
+    if isinstance(kind, Seconds):
+        return "seconds"
+    return {"bytes": "bytes", "microsecs": "microseconds"}.get(name.rpartition("_")[2], "")
+
+
+_SETTINGS = tuple(_describe(described) for described in fields(Config))
+
+
+def _check_together(config: Config) -> None:
+    """Values fine alone can contradict one another. A law: what holds, whose value is to blame, what is allowed."""
+    largest = config.elastic_max_world_size
+    laws = (
+        (
+            config.heartbeat_timeout > config.heartbeat_interval,
+            "heartbeat_timeout",
+            f"more than heartbeat_interval ({config.heartbeat_interval:g} s)",
+        ),
+        (
+            config.credit_bytes >= 4 * config.eager_limit_bytes,
+            "credit_bytes",
+            f"at least 4 times eager_limit_bytes ({4 * config.eager_limit_bytes})",
+        ),
+        (
+            largest == 0 or config.elastic_min_world_size <= largest,
+            "elastic_min_world_size",
+            f"at most elastic_max_world_size ({largest})",
+        ),
+    )
+    for holds, name, allowed in laws:
+        if not holds:
+            setting = next(setting for setting in settings() if setting.name == name)
+            raise ConfigError(variable=setting.variable, value=getattr(config, name), allowed=allowed)

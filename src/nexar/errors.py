@@ -1,0 +1,671 @@
+"""What every error class is made of.
+
+Errors of the caller: the call, or a setting, cannot mean anything. And of ours.
+
+Errors on the way in.
+
+Errors of one line to one peer.
+
+Errors of one operation.
+
+Errors that mean: the members are no longer who they were.
+
+Errors of a remote call, raised at the caller.
+
+Every error nexar raises, as one tree. The word in brackets says who can mend it.
+
+    NexarError
+    ├── UsageError                          [you]    the call cannot mean anything
+    │   └── BufferMismatch                           receive buffer and message differ in size or dtype
+    ├── ConfigError                         [you]    a setting has a value that is not allowed
+    ├── VersionMismatch                     [you]    two protocol versions met
+    ├── CollectiveMismatch                  [you]    ranks called different collectives
+    ├── LinkClosed        ConnectionError   [you]    the link was closed on this side
+    ├── Cancelled                           [you]    the operation was cancelled on this side
+    ├── DeviceError                         [you]    staging to or from a device failed
+    ├── JoinRefused       ConnectionError   [seed]   the seed said no
+    ├── SeedUnreachable   ConnectionError   [seed]   nobody answered at the seed's addresses
+    ├── FormationTimeout  TimeoutError      [they]   not everybody came
+    ├── PeerError         ConnectionError   [they]   one peer is the reason
+    │   ├── PeerLost                                 it is gone
+    │   └── PeerMisbehaved                           it broke the protocol
+    ├── OperationTimeout  TimeoutError      [they]   somebody did not answer in time
+    │   └── CollectiveTimeout                        … in a collective
+    ├── MembershipChanged                   [they]   go on with the successor it carries
+    ├── Expelled                            [they]   the others went on without this node
+    ├── Revoked                             [they]   a member declared the communicator over
+    ├── NoQuorum                            [they]   no majority can be reached
+    ├── RecoveryTimeout   TimeoutError      [they]   a majority is there but did not finish
+    ├── RpcError                            [they]   a remote call failed
+    │   ├── UnknownFunction
+    │   ├── RemoteError                              the function raised
+    │   ├── RpcTimeout    TimeoutError
+    │   ├── RpcOverloaded
+    │   └── RpcCancelled
+    └── InternalError                       [we]     a bug of nexar
+
+Facts are attributes; the message is built here, from the facts alone, and says what to do next. Constructors take facts
+by keyword. Errors travel between processes: facts are plain values, and every class survives pickling.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar, dataclass_transform
+
+from nexar.types import AwaitedPeer, NodeId, Rank, describe_peer, format_seconds
+
+_Error = TypeVar("_Error", bound="NexarError")
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def facts(cls: type[_Error]) -> type[_Error]:
+    """Make the annotations keyword-only constructor arguments; identity, hash and repr stay those of an exception."""
+    return dataclass(eq=False, repr=False, kw_only=True)(cls)
+
+
+class NexarError(Exception):
+    """Root of the tree: `except nexar.NexarError` catches everything nexar raises on purpose."""
+
+    def __post_init__(self) -> None:
+        """Called once the facts are set. They may quote what others wrote: none of it moves a cursor here."""
+        self.args = (printable(self._message()),)
+
+    def _message(self) -> str:
+        raise NotImplementedError(f"{type(self).__name__} has facts but no message")
+
+    def _travelling_facts(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __copy__(self) -> Self:
+        """With all its facts, also those that do not travel; without a traceback of its own yet."""
+        return _rebuild(type(self), self.args, self.__dict__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle text and facts as they are, without building the message again."""
+        return _rebuild, (type(self), self.args, self._travelling_facts())
+
+
+def _rebuild(cls: type[_Error], args: tuple[Any, ...], facts: dict[str, Any]) -> _Error:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+LONGEST_LINE = 120
+"""Characters of the first line of a message."""
+
+
+def fitted(line: str, *lines: str) -> str:
+    """`line` if it is one line of at most 120 characters, else `lines` one below the other, without empty ones. The
+    first of `lines` must be short.
+    """
+    if len(line) <= LONGEST_LINE and "\n" not in line:
+        return line
+    return "\n".join(each for each in lines if each)
+
+
+def headed(head: str, text: str) -> str:
+    """`head: text`. The first line of `text` begins a line of its own if it does not fit behind `head`."""
+    first, _, rest = text.partition("\n")
+    return "\n".join(part for part in (fitted(f"{head}: {first}", head, first), rest) if part)
+
+
+def list_ranks(ranks: Sequence[Rank]) -> str:
+    """`rank 3`, `ranks 1, 2`, `ranks none`."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + (", ".join(str(rank) for rank in ranks) or "none")
+
+
+def printable(text: str) -> str:
+    """`text` with a space for whatever does not print, but for the ends of its lines: nobody else's colours, cursor
+    movements or titles reach a terminal by our errors.
+    """
+    if text.isprintable():
+        return text
+    return "\n".join("".join(each if each.isprintable() else " " for each in line) for line in text.split("\n"))
+
+
+def told(error: BaseException) -> str:
+    """What an error says, as a text that can be sent. Those of users may raise when they are asked."""
+    try:
+        return sendable(str(error))
+    except Exception as failure:  # noqa: BLE001 - whatever it is, it must not hide the error that is told of
+        return f"(it cannot be told: its __str__ raised {type(failure).__name__})"
+
+
+def sendable(text: str) -> str:
+    """`text` as it can be sent: with escapes for what is not Unicode, as file names are of another encoding."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def quote(text: str) -> str:
+    """A text of somebody else inside a message. Further lines are marked, so that nobody, man or launcher, takes the
+    traceback of another rank for that of this one."""
+    return "\n    | ".join(text.rstrip().splitlines())
+
+
+def during(operation: str | None) -> str:
+    """The clause that names the interrupted operation, if there was one."""
+    return f" during {operation}" if operation else ""
+
+
+class UsageError(NexarError, ValueError):
+    """The call cannot mean anything: a wrong argument, a closed object, a forked child. Also a ValueError. Takes the
+    message itself.
+    """
+
+
+@facts
+class BufferMismatch(UsageError):
+    """A receive was given a buffer of another size or dtype than the message. The message stays receivable."""
+
+    expected: str
+    """What the buffer holds, e.g. `float32[4]`."""
+    found: str
+    """What arrived."""
+    source: Rank | None = None
+    node: NodeId | None = None
+    tag: int | None = None
+
+    def _message(self) -> str:
+        tag = "" if self.tag is None else f" with tag {self.tag}"
+        return (
+            f"the receive buffer is {self.expected}, but the message from {describe_peer(self.source, self.node)}{tag} "
+            f"is {self.found}; it is kept: receive it into a buffer of that size and dtype, or without one"
+        )
+
+
+@facts
+class ConfigError(NexarError):
+    """A setting has a value that is not allowed, or there is no such setting."""
+
+    variable: str
+    value: object
+    """Empty: it is not set, and is needed."""
+    allowed: str
+    hint: str = ""
+    because: str = ""
+    """Why it is needed, where it is not set."""
+    unknown: bool = False
+    """There is no setting of this name."""
+
+    def _message(self) -> str:
+        if self.unknown:
+            return f"unknown setting {self.variable}; {self.hint}"
+        hint = f" ({self.hint})" if self.hint else ""
+        if self.value == "":
+            missing = f"{self.variable} is not set"
+            because = fitted(f"{missing}; {self.because}", missing, self.because) if self.because else missing
+            return self._in_lines(because, f"set it to {self.allowed}", hint)
+        return self._in_lines(f"{self.variable} = {self.value!r} is refused", f"allowed: {self.allowed}", hint)
+
+    def _in_lines(self, first: str, remedy: str, hint: str) -> str:
+        long_value = (f"{self.variable} has a value that is refused", repr(self.value))
+        short = first if len(first.splitlines()[0]) <= LONGEST_LINE else "\n".join(long_value)
+        return fitted(f"{first}; {remedy}{hint}", short, remedy, self.hint)
+
+
+@facts
+class VersionMismatch(NexarError):
+    """Two nodes speak different versions of the protocol."""
+
+    ours: int
+    theirs: int
+    peer: str = "the peer"
+
+    def _message(self) -> str:
+        older = self.peer if self.theirs < self.ours else "this node"
+        return f"{self.peer} speaks protocol {self.theirs}, this node {self.ours}; upgrade nexar on {older}"
+
+
+@facts
+class DeviceError(NexarError):
+    """Staging an array to or from a device failed."""
+
+    device: str
+    operation: str
+    cause: str
+
+    def _message(self) -> str:
+        return (
+            f"{self.operation} on device {self.device} failed: {self.cause}; pass a host array to leave the device out"
+        )
+
+
+class InternalError(NexarError):
+    """A bug of nexar. Takes what was found to be impossible."""
+
+    def __init__(self, what: str) -> None:
+        """`what`: the law that did not hold."""
+        super().__init__(f"{what}; this is a bug of nexar, please report it with this traceback")
+
+
+@facts
+class JoinRefused(NexarError, ConnectionError):
+    """The seed answered, and said no."""
+
+    reason: str
+    address: str | None = None
+    expelled: int = 0
+    """This node was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    nobody_left: bool = False
+    """Every member has left or died: nobody is left who could let this node in."""
+
+    def _message(self) -> str:
+        return headed(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
+
+
+@facts
+class SeedUnreachable(NexarError, ConnectionError):
+    """Nobody answered at any address of the seed, or somebody did who is not the seed."""
+
+    addresses: Sequence[str]
+    attempts: int
+    cause: str
+    timeout: float | None = None
+    """All of it has passed; None: waiting longer would have changed nothing."""
+    remedy: str = (
+        "check that the seed runs, advertises this address (NEXAR_ADVERTISE) and has its port open for UDP and TCP"
+    )
+    answered: str = ""
+    """Where a seed answered that does not know the credential; empty: none did."""
+    credential: str = "ticket"
+    """What this node has: `ticket` or `token`."""
+
+    def _message(self) -> str:
+        if self.answered:
+            first = f"a seed answered at {self.answered}, but it does not know this {self.credential}"
+            return f"{first}\n{self.cause}\n{self.remedy}"
+        span = "" if self.timeout is None else f" in {format_seconds(self.timeout)}"
+        tried = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        addresses = ", ".join(self.addresses) or "any address"
+        return fitted(
+            f"no seed at {addresses} after {tried}{span} (last: {self.cause}); {self.remedy}",
+            fitted(f"no seed at {addresses} after {tried}{span}", f"no seed after {tried}{span}", f"at {addresses}"),
+            f"last: {self.cause}",
+            self.remedy,
+        )
+
+
+@facts
+class FormationTimeout(NexarError, TimeoutError):
+    """The cluster did not form in time, or it cannot form; then `reason` says why. Raised on every rank."""
+
+    joined: Sequence[str]
+    """Who came, as text."""
+    expected: int
+    refused: Mapping[str, str]
+    """Who was turned away, and why."""
+    timeout: float
+    reason: str = ""
+    """What made it fail; empty: the time was up."""
+
+    def _message(self) -> str:
+        refused = "; ".join(f"{who}: {why}" for who, why in self.refused.items()) or "nobody"
+        facts = (
+            f"{len(self.joined)} of {self.expected} nodes joined in {format_seconds(self.timeout)}\n"
+            f"joined: {', '.join(self.joined) or 'nobody'}; refused: {refused}"
+        )
+        if self.reason:
+            return f"{headed('the cluster did not form', self.reason)}\n{facts}"
+        return f"{facts}\nstart the missing ones or raise NEXAR_FORMATION_TIMEOUT_SECS"
+
+
+@facts
+class PeerError(NexarError, ConnectionError):
+    """One peer is the reason. What is not known of it is None; then the node or the address names it."""
+
+    rank: Rank | None = None
+    node: NodeId | None = None
+    address: str | None = None
+
+    @property
+    def peer(self) -> str:
+        """The peer, named by all that is known of it."""
+        return describe_peer(self.rank, self.node, self.address)
+
+    def _message(self) -> str:
+        return f"{self.peer} failed; see its own log"
+
+
+@facts
+class PeerLost(PeerError):
+    """The peer is gone: its connection ended, its process died, or it fell silent."""
+
+    cause: str
+    """How it was noticed; with the traceback when the peer raised."""
+    operation: str | None = None
+    remedy: str = "go on without it, or start it again"
+
+    def _message(self) -> str:
+        return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; {self.remedy}"
+
+    def advising(self, remedy: str) -> "PeerLost":
+        """The same loss, with what to do next here."""
+        return PeerLost(
+            rank=self.rank,
+            node=self.node,
+            address=self.address,
+            cause=self.cause,
+            operation=self.operation,
+            remedy=remedy,
+        )
+
+
+@facts
+class PeerMisbehaved(PeerError):
+    """The peer broke the protocol; its connection was ended."""
+
+    what: str
+
+    def _message(self) -> str:
+        return f"{self.peer} broke the protocol: {self.what}; check that it runs the same version of nexar"
+
+
+@facts
+class LinkClosed(NexarError, ConnectionError):
+    """The link, or what it belongs to, was closed on this side."""
+
+    rank: Rank | None = None
+    node: NodeId | None = None
+    address: str | None = None
+    operation: str | None = None
+    owner: str | None = None
+    """What the links belonged to, if all of them were closed with it. Named so that a peer who is told understands."""
+
+    def _message(self) -> str:
+        link = f"the link to {describe_peer(self.rank, self.node, self.address)} was closed on this side"
+        closed = link if self.owner is None else f"{self.owner} was closed"
+        return f"{closed}{during(self.operation)}; use it before closing it"
+
+
+_SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
+"""The settings that have to do with calls that have one of their own."""
+
+
+@facts
+class Cancelled(NexarError):
+    """The operation was cancelled by its owner, or a collective by one of its ranks; the link stays usable."""
+
+    operation: str = "the operation"
+    reason: str = ""
+    rank: Rank | None = None
+    """Who gave it up, if that was not this rank."""
+
+    def _message(self) -> str:
+        by = "" if self.rank is None else f" by rank {self.rank}"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.operation} was cancelled{by}{reason}; its buffers are free again"
+
+
+@facts
+class OperationTimeout(NexarError, TimeoutError):
+    """An operation did not finish by its deadline. Its buffers are detached; the link stays usable."""
+
+    operation: str
+    waiting_for: Sequence[AwaitedPeer] | str
+    """Who had not answered; a text where nobody in particular is to blame."""
+    timeout: float
+
+    def _message(self) -> str:
+        waiting = self.waiting_for
+        missing = waiting if isinstance(waiting, str) else "; ".join(str(peer) for peer in waiting)
+        return (
+            f"{self._called()} did not finish in {format_seconds(self.timeout)}, waiting for {missing}; "
+            f"look there first, or allow more time ({self._remedy()})"
+        )
+
+    def _called(self) -> str:
+        return self.operation
+
+    def _remedy(self) -> str:
+        return "timeout="
+
+
+@facts
+class CollectiveTimeout(OperationTimeout):
+    """A collective made no progress until its deadline."""
+
+    sequence: int
+
+    def _called(self) -> str:
+        return f"{self.operation} #{self.sequence}"
+
+    def _remedy(self) -> str:
+        setting = _SETTINGS.get(self.operation, "COLLECTIVE")
+        return f"timeout=, or NEXAR_{setting}_TIMEOUT_SECS"
+
+
+@facts
+class CollectiveMismatch(NexarError):
+    """Ranks of one communicator called different things as their nth collective. The communicator is revoked."""
+
+    expected: str
+    """The call on this rank, e.g. `all_reduce of float32[4], sum`."""
+    found: str
+    ranks: Sequence[Rank]
+    """Who made the other call."""
+    sequence: int | None = None
+    calls: Mapping[Rank, str] | None = None
+    """Who called what, so far as is known here."""
+
+    def _message(self) -> str:
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        return (
+            f"collective{number} differs: {self.expected} here, {self._others()}; "
+            "every rank must make the same calls in the same order, with the same dtype, count, op, root and algorithm"
+        )
+
+    def _others(self) -> str:
+        by_call: dict[str, list[Rank]] = {self.found: list(self.ranks)}
+        for rank, call in sorted((self.calls or {}).items()):
+            if call != self.expected and rank not in by_call.setdefault(call, []):
+                by_call[call].append(rank)
+        return ", ".join(f"{call} on {list_ranks(ranks)}" for call, ranks in by_call.items())
+
+
+@facts
+class MembershipChanged(NexarError):
+    """The members changed. `communicator` is the successor: new rank, new size, next epoch."""
+
+    communicator: Any
+    """Stays in this process: None in a copy that was pickled."""
+    lost: Mapping[Rank, str]
+    """Old rank to cause."""
+    joined: Sequence[Rank]
+    """New ranks."""
+    completed_by_all: int | None
+    """Sequence of the last operation that finished everywhere."""
+
+    def _message(self) -> str:
+        lost = "; ".join(f"rank {rank}: {quote(cause)}" for rank, cause in self.lost.items()) or "nobody"
+        joined = list_ranks(self.joined) if self.joined else "nobody"
+        done = "no operation" if self.completed_by_all is None else f"operation #{self.completed_by_all}"
+        return (
+            f"the membership changed (lost: {lost}; joined: {joined}; finished by all: {done}); "
+            "go on with the .communicator of this error"
+        )
+
+    def _travelling_facts(self) -> dict[str, Any]:
+        return {**self.__dict__, "communicator": None}
+
+
+@facts
+class Expelled(NexarError):
+    """The others agreed to go on without this node."""
+
+    epoch: int
+    reason: str
+    rank: Rank | None = None
+    elastic: bool = False
+    """This cluster is known to let others in."""
+
+    def _message(self) -> str:
+        who = "this node" if self.rank is None else f"this node (rank {self.rank})"
+        remedy = "start a new process to join again"
+        if not self.elastic:
+            remedy = "the others go on without it; a new process can join only where the cluster is elastic (--elastic)"
+        return f"{who} was expelled in epoch {self.epoch}: {quote(self.reason)}; {remedy}"
+
+
+@facts
+class Revoked(NexarError):
+    """The communicator is over, for every member."""
+
+    communicator: str
+    reason: str
+    rank: Rank | None = None
+    """Who revoked it, or closed it."""
+    closed: bool = False
+    """Nobody revoked it: that rank has closed it, and takes no part in this call, or in a successor after a loss."""
+
+    def _message(self) -> str:
+        if self.closed:
+            again = "make a new one with split() or group() of the one it came from"
+            return f"communicator {self.communicator} is over: {self.reason}; {again}"
+        by = "" if self.rank is None else f" by rank {self.rank}"
+        return (
+            f"communicator {self.communicator} was revoked{by}: {self.reason}; make a new one with shrink() or split()"
+        )
+
+
+@facts
+class NoQuorum(NexarError):
+    """No majority of the membership can be reached, so nobody here may go on."""
+
+    alive: Sequence[Rank]
+    needed: int
+    left: Sequence[Rank] = ()
+    """Ranks that ended or closed their communicator, of those that cannot be reached."""
+
+    def _message(self) -> str:
+        if self.left:
+            return (
+                f"{list_ranks(self.left)} left, and {list_ranks(self.alive)} alone cannot go on: a majority needs "
+                f"{self.needed}\nno rank may end while another one needs it: let all call comm.barrier() at the end"
+            )
+        return (
+            f"only {list_ranks(self.alive)} can be reached, a majority needs {self.needed}; "
+            "the other side may be going on: restart this one, or mend the network"
+        )
+
+
+@facts
+class RecoveryTimeout(NexarError, TimeoutError):
+    """A majority is there, but it did not agree in time."""
+
+    missing_votes: Sequence[Rank]
+    timeout: float
+
+    def _message(self) -> str:
+        return (
+            f"no agreement on the next membership in {format_seconds(self.timeout)}; no vote from "
+            f"{list_ranks(self.missing_votes)}; look there, or raise NEXAR_RECOVERY_TIMEOUT_SECS"
+        )
+
+
+@facts
+class RpcError(NexarError):
+    """A remote call did not return a value."""
+
+    rank: Rank
+    function: str
+
+    def _message(self) -> str:
+        return f"{self._call} failed; see the log of rank {self.rank}"
+
+    @property
+    def _call(self) -> str:
+        return f"remote call {self.function} on rank {self.rank}"
+
+
+@facts
+class UnknownFunction(RpcError):
+    """The peer serves no function of that name."""
+
+    registered: Sequence[str] = ()
+    """What it does serve; an id stands behind its name."""
+
+    def _message(self) -> str:
+        from difflib import get_close_matches  # noqa: PLC0415 - only who mistypes a name pays for it
+
+        close = get_close_matches(self.function, [each.partition(" (id ")[0] for each in self.registered], n=3)
+        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
+        there = f"rank {self.rank} serves {', '.join(self.registered) or 'nothing'}"
+        return f"{self._call}: no such function there{meant}; {there}; register it with @comm.serve before calling"
+
+
+@facts
+class RemoteError(RpcError):
+    """The function ran and raised."""
+
+    traceback: str
+
+    def _message(self) -> str:
+        return quote(f"{self._call} raised; its traceback:\n{self.traceback}")
+
+
+@facts
+class RpcTimeout(RpcError, TimeoutError):
+    """No answer by the call's deadline; the function may have run."""
+
+    timeout: float
+
+    def _message(self) -> str:
+        return (
+            f"{self._call} gave no answer in {format_seconds(self.timeout)}; it may have run; allow more with timeout="
+        )
+
+
+@facts
+class RpcOverloaded(RpcError):
+    """The peer already runs as many calls as it allows; the function did not run."""
+
+    limit: int
+
+    def _message(self) -> str:
+        return f"{self._call} was turned away: {self.limit} calls run there; try later, or raise NEXAR_RPC_CONCURRENCY"
+
+
+@facts
+class RpcCancelled(RpcError):
+    """The call was cancelled before it answered."""
+
+    reason: str = ""
+
+    def _message(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self._call} was cancelled{reason}; it may have run"
+
+
+__all__ = [
+    "BufferMismatch",
+    "Cancelled",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "ConfigError",
+    "DeviceError",
+    "Expelled",
+    "FormationTimeout",
+    "InternalError",
+    "JoinRefused",
+    "LinkClosed",
+    "MembershipChanged",
+    "NexarError",
+    "NoQuorum",
+    "OperationTimeout",
+    "PeerError",
+    "PeerLost",
+    "PeerMisbehaved",
+    "RecoveryTimeout",
+    "RemoteError",
+    "Revoked",
+    "RpcCancelled",
+    "RpcError",
+    "RpcOverloaded",
+    "RpcTimeout",
+    "SeedUnreachable",
+    "UnknownFunction",
+    "UsageError",
+    "VersionMismatch",
+]

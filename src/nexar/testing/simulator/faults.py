@@ -1,0 +1,265 @@
+"""What goes wrong in a run: drawn from its seed, one misfortune after another, each of which ends by itself or is
+mended when all have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Final
+
+from nexar.cluster.decisions.membership_events import PeerLossFound
+from nexar.testing.simulator.cluster import SimulatedCluster
+from nexar.testing.simulator.nodes import SimulatedMember
+from nexar.testing.simulator.world import NetworkConditions, Partition
+from nexar.types import NodeId
+
+HARDEST: Final = 20.0
+"""Seconds in which all misfortunes begin."""
+
+
+class FaultInjector:
+    """Plans what happens to a cluster. `reckless`: a majority may be lost for good."""
+
+    def __init__(self, cluster: SimulatedCluster, random: Random) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._random = random
+        self._reckless = random.random() < 0.15
+        self._drifts = random.random() < 0.3
+
+    def plan(self) -> None:
+        """Put them on the timeline. Half of them come right after another one: while that is being dealt with."""
+        kinds, when = random_kinds(self._random), 0.0
+        for _ in range(self._random.randint(1, 8)):
+            right_after = when > 0.0 and self._random.random() < 0.5
+            when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, HARDEST)
+            self._world.timeline.at(min(when, HARDEST), getattr(self, self._random.choice(kinds)))
+        if self._random.random() < 0.2:
+            self._worsen()  # and nothing clears it up before the end
+
+    def clock(self) -> tuple[float, float]:
+        """The rate of a node's clock, and how far it is ahead."""
+        ahead = self._random.uniform(0.0, 1000.0)
+        return (self._random.uniform(0.7, 1.4) if self._drifts else 1.0), ahead
+
+    def end(self) -> None:
+        """What does not end by itself: ways open, stopped processes go on. Who is dead stays dead, and half of the cuts
+        stay: the cluster has to live with them.
+        """
+        world = self._world
+        world.timeline.record("all misfortunes are over")
+        world.network.partitions.clear()
+        world.network.slow.clear()
+        world.network.clear_up()
+        for pair in sorted(world.network.cuts):
+            if self._random.random() < 0.5:
+                world.network.mend(*pair)
+        for member in self._cluster.members.values():
+            member.last_messages = None
+            member.resume()
+
+    # -- deaths
+
+    def one_dies(self) -> None:
+        """Killed, or its host is gone."""
+        self._kill(self._some(1))
+
+    def lowest_dies(self) -> None:
+        """Who would propose."""
+        self._kill(self._cluster.running()[:1])
+
+    def many_die(self) -> None:
+        """At once; without recklessness never so many that the others could not decide."""
+        living = len(self._cluster.running())
+        most = living if self._reckless else (self._cluster.last.size - 1) // 2 - self._missing()
+        self._kill(self._some(self._random.randint(1, max(1, most))))
+
+    def one_after_another_dies(self) -> None:
+        """Each as soon as the others may have gone on."""
+        for number in range(self._random.randint(2, 4)):
+            self._world.timeline.after(number * self._random.uniform(0.05, 1.0), self.one_dies)
+
+    def proposer_dies_speaking(self) -> None:
+        """One dies, and who proposes to remove it dies between two of its words."""
+        living = self._cluster.running()
+        for proposer in living[: self._random.randint(1, 2)] if self._may_lose(3) else []:
+            proposer.last_messages = self._random.randrange(4 * len(living))
+        self._kill(living[-1:])
+
+    def _kill(self, victims: list[SimulatedMember]) -> None:
+        for victim in victims if self._may_lose(len(victims)) else []:
+            self._cluster.crash(victim.node, silent=self._random.random() < 0.4)
+
+    def _may_lose(self, more: int) -> bool:
+        return self._reckless or self._missing() + more <= (self._cluster.last.size - 1) // 2
+
+    def _missing(self) -> int:
+        """How many of the last membership are dead, or about to be."""
+        found = [self._cluster.members[member.node] for member in self._cluster.last.members]
+        return sum(not member.alive or member.last_messages is not None for member in found)
+
+    # -- stops and delays
+
+    def one_is_stopped(self) -> None:
+        """And continued: in time, or when the others have gone on."""
+        for member in self._some(self._random.randint(1, 2)):
+            member.pause()
+            self._later(member.resume)
+
+    def one_is_slow(self) -> None:
+        """Its words and its ticks come late."""
+        for member in self._some(1):
+            self._world.timeline.record(f"{member.node} is slow")
+            self._world.network.slow[member.node] = self._random.uniform(0.05, 1.5)
+            self._later(partial(self._world.network.hurry, member.node))
+
+    def machine_is_starved(self) -> None:
+        """All members share too few cores: every one is slow."""
+        lag = self._random.uniform(0.05, 1.0)
+        for member in self._cluster.running():
+            self._world.timeline.record(f"{member.node} is starved")
+            self._world.network.slow[member.node] = lag
+            self._later(partial(self._world.network.hurry, member.node))
+
+    def weather_is_bad(self) -> None:
+        """Words are lost, doubled, and overtake one another."""
+        self._worsen()
+        self._later(self._world.network.clear_up)
+
+    def _worsen(self) -> None:
+        draw = self._random.random
+        self._world.network.fault_model = NetworkConditions(0.4 * draw() ** 2, 0.5 * draw(), 0.01 + 1.5 * draw() ** 3)
+        self._world.timeline.record(f"{self._world.network.fault_model}")
+
+    # -- ways
+
+    def network_splits(self) -> None:
+        """Into two sides, the seed on one of them."""
+        one, other = self._sides()
+        self._raise(Partition(one, other), Partition(other, one))
+
+    def one_way_closes(self) -> None:
+        """From one side to the other, not back."""
+        self._raise(Partition(*self._sides()))
+
+    def one_is_alone(self) -> None:
+        """Cut off from everybody, or only mute, or only deaf."""
+        for member in self._some(1):
+            alone, others = frozenset([member.node]), frozenset(self._world.nodes) - {member.node}
+            partitions = [Partition(alone, others), Partition(others, alone)]
+            self._raise(*self._random.choice([partitions, partitions[:1], partitions[1:]]))
+
+    def link_breaks(self) -> None:
+        """Between two who live; it can be dialed again."""
+        pair = self._some(2)
+        for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
+            one.broken.add(other.node)
+            self._world.timeline.after(self._random.uniform(0.01, 0.2), _finding(one, other))
+
+    def link_is_cut(self) -> None:
+        """Between two who live; it cannot be dialed again."""
+        pair = self._some(2)
+        if len(pair) == 2:
+            self._world.timeline.record(f"{pair[0].node} and {pair[1].node} are cut off from each other")
+            self._world.network.cut(pair[0].node, pair[1].node)
+        for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
+            one.broken.add(other.node)
+            self._world.timeline.after(self._random.uniform(0.5, 2.0), _missing(one, other))
+
+    def _raise(self, *partitions: Partition) -> None:
+        for wall in partitions:
+            few = [sorted(side)[:20] for side in (wall.source, wall.destination)]
+            self._world.timeline.record(f"no way from {few[0]} to {few[1]}")
+            self._world.network.partitions.append(wall)
+        self._later(lambda: self._pull_down(partitions))
+
+    def _pull_down(self, partitions: tuple[Partition, ...]) -> None:
+        self._world.timeline.record("ways open again")
+        for wall in partitions:
+            if wall in self._world.network.partitions:
+                self._world.network.partitions.remove(wall)
+
+    def _sides(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
+        everybody = sorted(self._world.nodes)
+        share = self._random.uniform(0.1, 0.9)
+        one = frozenset(node for node in everybody if self._random.random() < share)
+        return one, frozenset(everybody) - one
+
+    # -- the seed
+
+    def seed_dies(self) -> None:
+        """And comes back, or not; with its state, or without."""
+        seed = self._cluster.seed
+        if seed is not None and seed.alive:
+            seed.die("killed")
+            kept = self._random.random() < 0.7
+            if self._random.random() < 0.7:
+                self._later(lambda: seed.restart(with_state=kept))
+
+    # -- wishes
+
+    def somebody_joins(self) -> None:
+        """At a checkpoint."""
+        if self._cluster.is_calm():
+            self._cluster.join(self._random.randint(1, 3), self.clock)
+
+    def somebody_leaves(self) -> None:
+        """At a checkpoint, by itself, or with a goodbye."""
+        for member in self._some(1) if self._may_lose(1) else []:
+            how = self._random.randrange(3)
+            if how == 0 and self._cluster.is_calm():
+                self._cluster.release([member.node])
+            elif how == 1:
+                self._cluster.resign(member.node)
+            else:
+                self._cluster.leave(member.node)
+
+    def _some(self, count: int) -> list[SimulatedMember]:
+        living = self._cluster.running()
+        return self._random.sample(living, min(count, len(living)))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        seconds = self._random.choice([0.3, 3.0, 9.0, 15.0]) * self._random.uniform(0.3, 1.3)
+        self._world.timeline.after(seconds, action)
+
+
+_KINDS: Final = (
+    "one_dies", "lowest_dies", "many_die", "one_after_another_dies", "proposer_dies_speaking", "one_is_stopped",
+    "one_is_slow", "machine_is_starved", "weather_is_bad",
+    "network_splits", "one_way_closes", "one_is_alone", "link_breaks", "link_is_cut", "seed_dies", "somebody_joins",
+    "somebody_leaves",
+)  # fmt: skip
+
+
+def random_kinds(random: Random) -> tuple[str, ...]:
+    """Some runs have everything, others a few kinds again and again."""
+    if random.random() < 0.4:
+        return _KINDS
+    return tuple(random.sample(_KINDS, random.randint(2, 5)))
+
+
+def _missing(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
+    """Both ends see that their connection is gone, and find that they cannot make another."""
+
+    def miss() -> None:
+        knows = one.membership_machine is not None and one.membership_machine.membership.rank_of(other.node) is not None
+        if knows and not one.reaches(other.node):
+            one.happens(PeerLossFound(other.node, "the connection broke and cannot be made again"))
+
+    return lambda: one.when_running(miss)
+
+
+def _finding(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
+    """The new connection, if it can be made."""
+
+    def dial() -> None:
+        if (
+            one.membership_machine is not None
+            and one.membership_machine.membership.rank_of(other.node) is not None
+            and other.running
+        ):
+            one.find(other.node)
+
+    return lambda: one.when_running(dial)

@@ -1,0 +1,298 @@
+"""A suspicion is told to a few, then to more; the suspect hears of it once.
+
+A try says something only about the time after the question.
+
+No majority: told as soon as that is sure. A majority that does not finish: told when time is over.
+
+Whom a node cannot reach: urgent, willing, disputed; counted as they come and go.
+"""
+
+from nexar.cluster.decisions.membership_events import NoProgress, SendMessage, StartProbe
+from nexar.cluster.decisions.paxos import Agreement, Electorate
+from nexar.cluster.decisions.suspicion import ProbeResults, StallTimer, SuspicionBroadcast, Suspicions
+from nexar.wire.control import BallotNumber, Promise, Suspect
+from tests.unit.cluster.decisions.voters import SEED_NODE, a_membership
+
+MANY = a_membership(40)
+
+
+def of(me: int, *suspects: int) -> tuple[SuspicionBroadcast, Suspicions]:
+    suspicions = Suspicions(me, MANY)
+    complaints = SuspicionBroadcast(me, MANY, suspicions)
+    for node in suspects:
+        suspicions.add(node, "silence", 0.0)
+        complaints.add(node)
+    return complaints, suspicions
+
+
+def test_the_lowest_few_that_are_reached_hear_of_it_first_and_once() -> None:
+    complaints, _ = of(2, 30, 3)
+    said = complaints.tell(0.0, insist=False)
+    assert [(say.node, say.message.node) for say in said if isinstance(say.message, Suspect)] == [
+        (listener, suspect) for suspect in (30, 3) for listener in (1, 4, 5, 6)
+    ]
+    assert said[0].message == Suspect(1, 30, 2, "silence")
+    assert complaints.tell(9.0, insist=False) == []
+    assert complaints.again is None
+
+
+def test_while_nothing_comes_of_it_more_and_more_hear_of_it() -> None:
+    complaints, suspicions = of(2, 30)
+    heard, now = [len(complaints.tell(0.0, insist=True))], 0.0
+    for _ in range(4):
+        assert complaints.again is not None
+        now = complaints.again
+        heard.append(len(complaints.tell(now, insist=True)))
+    assert heard == [4, 8, 16, 32, 38]
+    suspicions.drop(30)
+    assert complaints.tell(now + 99.0, insist=True) == []
+    assert complaints.again is None
+
+
+def test_a_suspicion_that_is_over_is_not_told() -> None:
+    complaints, suspicions = of(2, 30)
+    suspicions.drop(30)
+    assert complaints.tell(0.0, insist=True) == []
+
+
+def test_the_suspect_hears_of_each_complaint_once() -> None:
+    complaints, _ = of(2)
+    word = Suspect(1, 30, 5, "silence")
+    assert complaints.forward(word) == [SendMessage(30, word)]
+    assert complaints.forward(word) == []
+    assert complaints.forward(Suspect(1, 30, 6, "silence")) != []
+
+
+def test_what_comes_from_the_epoch_before_is_told_anew() -> None:
+    suspicions = Suspicions(2, MANY)
+    suspicions.add(30, "silence", 0.0)
+    assert len(SuspicionBroadcast(2, MANY, suspicions).tell(0.0, insist=True)) == 4
+
+
+def test_a_try_that_is_under_way_is_not_made_twice_unless_it_is_forgotten() -> None:
+    probing = ProbeResults(1.0)
+    probing.ask(5, 0.0)
+    probing.ask(5, 0.5)
+    assert probing.drain() == [StartProbe(5)]
+    assert probing.drain() == []
+    probing.ask(5, 2.0)
+    assert probing.drain() == [StartProbe(5)]
+
+
+def test_who_was_reached_may_have_died_since_the_try_began() -> None:
+    probing = ProbeResults(1.0)
+    probing.ask(5, 1.0)
+    probing.told(5, 1.5, reached=True)
+    assert probing.reached_since(5, 1.0)
+    assert not probing.reached_since(5, 1.2)
+    assert not probing.missed_since(5, 0.0)
+
+
+def test_who_was_missed_had_until_the_end_to_answer() -> None:
+    probing = ProbeResults(1.0)
+    probing.ask(5, 1.0)
+    probing.told(5, 1.5, reached=False)
+    assert probing.missed_since(5, 1.5)
+    assert not probing.missed_since(5, 1.6)
+    assert not probing.reached_since(5, 0.0)
+
+
+def test_the_last_try_counts_and_another_epoch_forgets_all() -> None:
+    probing = ProbeResults(1.0)
+    probing.ask(5, 1.0)
+    probing.told(5, 1.5, reached=False)
+    probing.ask(5, 2.0)
+    probing.told(5, 2.1, reached=True)
+    assert not probing.missed_since(5, 0.0)
+    probing.forget()
+    assert not probing.reached_since(5, 0.0)
+    probing.told(6, 3.0, reached=True)
+    assert not probing.reached_since(6, 0.0), "nobody asked: it is not known when that began"
+
+
+def test_who_was_found_after_a_try_is_not_missed() -> None:
+    probing = ProbeResults(1.0)
+    probing.ask(5, 1.0)
+    probing.told(5, 1.5, reached=False)
+    probing.found(5)
+    assert not probing.missed_since(5, 0.0)
+
+
+def test_a_node_that_runs_slowly_waits_longer_before_it_tries_again() -> None:
+    probing = ProbeResults(1.0, lambda: 9.0)
+    probing.ask(5, 0.0)
+    probing.drain()
+    probing.ask(5, 19.9)
+    assert probing.drain() == []
+    probing.ask(5, 20.0)
+    assert [each.node for each in probing.drain()] == [5]
+
+
+FOUR = a_membership(4)
+
+
+def some() -> tuple[StallTimer, Suspicions]:
+    suspicions = Suspicions(1, FOUR)
+    made = StallTimer(1, Electorate(FOUR), suspicions, recovery_timeout=30.0, probe_timeout=1.0)
+    return made, suspicions
+
+
+def test_while_nothing_presses_time_does_not_run() -> None:
+    stalling, _ = some()
+    assert stalling.due is None
+    stalling.press(5.0, pressing=True)
+    stalling.press(6.0, pressing=True)
+    assert stalling.due == 35.0
+    stalling.press(7.0, pressing=False)
+    assert stalling.due is None
+    assert stalling.stall(None, 99.0) == []
+
+
+def test_when_time_is_over_it_names_who_has_not_voted() -> None:
+    stalling, suspicions = some()
+    suspicions.add(4, "silence", 5.0)
+    stalling.press(5.0, pressing=True)
+    agreement = Agreement((0, 1, 0), 1, Electorate(FOUR))
+    agreement.propose(b"v", 5.0)
+    agreement.hear(2, Promise((0, 1, 0), BallotNumber(1, 1)), 5.0)
+    assert stalling.stall(agreement, 34.9) == []
+    assert stalling.stall(agreement, 35.0) == [NoProgress((1, 2, 3, SEED_NODE), 3, (3, 4, SEED_NODE))]
+    assert stalling.stall(agreement, 99.0) == []
+    assert stalling.told
+
+
+def test_who_has_no_ballot_can_only_say_who_could_have_voted() -> None:
+    stalling, _ = some()
+    stalling.press(5.0, pressing=True)
+    assert stalling.stall(None, 35.0) == [NoProgress((1, 2, 3, 4, SEED_NODE), 3, (2, 3, 4, SEED_NODE))]
+
+
+def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
+    stalling, suspicions = some()
+    stalling.press(5.0, pressing=True)
+    for node in (3, 4, SEED_NODE):
+        suspicions.add(node, "silence", 6.0)
+    assert stalling.due == 7.0
+    assert stalling.stall(None, 7.0) == [NoProgress((1, 2), 3, ())]
+
+
+def test_those_that_left_by_their_own_will_are_named() -> None:
+    stalling, suspicions = some()
+    stalling.press(5.0, pressing=True)
+    for node in (3, 4):
+        suspicions.add(node, "it left", 6.0, willing=True)
+        suspicions.add(node, "its connection ended", 6.0)
+    suspicions.add(SEED_NODE, "silence", 6.0)
+    assert stalling.stall(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
+
+
+def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
+    suspicions = Suspicions(1, FOUR)
+    stalling = StallTimer(
+        1, Electorate(FOUR), suspicions, recovery_timeout=30.0, probe_timeout=1.0, own_delay=lambda: 8.0
+    )
+    stalling.press(5.0, pressing=True)
+    assert stalling.due == 43.0
+    for node in (2, 3, 4):
+        suspicions.add(node, "silence", 6.0)
+    assert stalling.due == 15.0
+
+
+def of_rank_2() -> Suspicions:
+    return Suspicions(3, FOUR)
+
+
+def test_a_suspicion_is_news_once() -> None:
+    suspicions = of_rank_2()
+    assert suspicions.add(4, "silence", 1.0)
+    assert not suspicions.add(4, "silence", 2.0)
+    assert (suspicions.urgent_since, suspicions.urgent, suspicions[4].cause) == (1.0, (4,), "silence")
+
+
+def test_lower_ranks_and_votes_are_counted_as_they_come_and_go() -> None:
+    suspicions = of_rank_2()
+    for node in (1, 4, SEED_NODE):
+        suspicions.add(node, "silence", 1.0)
+    assert (suspicions.lower, suspicions.votes, len(suspicions)) == (1, 3, 3)
+    assert suspicions.drop(1)
+    assert not suspicions.drop(1)
+    assert (suspicions.lower, suspicions.votes, list(suspicions)) == (0, 2, [4, SEED_NODE])
+
+
+def test_the_seed_is_missed_but_never_removed() -> None:
+    suspicions = of_rank_2()
+    assert not suspicions.add(SEED_NODE, "silence", 1.0)
+    assert suspicions.urgent_since is None
+    assert suspicions.removable() == []
+    assert Suspicions(1, a_membership(3)).votes == 0
+
+
+def test_who_left_willingly_is_quiet_until_it_is_needed() -> None:
+    suspicions = Suspicions(1, a_membership(5))
+    suspicions.add(4, "bye", 1.0, willing=True)
+    suspicions.add(5, "silence", 1.0)
+    assert [suspicions.is_quiet(node) for node in (3, 4, 5)] == [False, True, False]
+    assert (suspicions.removable(), suspicions.removable(lost=False)) == ([4, 5], [4])
+    assert suspicions.leave_majority
+    suspicions.add(3, "silence", 1.0)
+    assert not suspicions.leave_majority
+    suspicions.add(4, "needed", 2.0)
+    assert not suspicions.is_quiet(4)
+
+
+def test_who_left_willingly_is_not_urgent_until_something_makes_it_so() -> None:
+    suspicions = of_rank_2()
+    assert suspicions.add(4, "bye", 1.0, willing=True)
+    assert not suspicions.add(4, "bye", 2.0, willing=True)
+    assert (suspicions.urgent_since, suspicions.willing_since) == (None, 1.0)
+    assert suspicions.add(4, "its process ended", 3.0)
+    assert (suspicions.urgent_since, suspicions.willing_since) == (3.0, None)
+    assert (suspicions[4].cause, suspicions[4].willing) == ("bye", True)
+
+
+def test_what_a_node_says_itself_is_the_better_cause() -> None:
+    suspicions = of_rank_2()
+    suspicions.add(4, "its process ended", 1.0)
+    suspicions.add(4, "ValueError: no", 2.0, willing=True)
+    assert (suspicions[4].cause, suspicions.urgent_since) == ("ValueError: no", 1.0)
+
+
+def test_all_can_be_hurried() -> None:
+    suspicions = of_rank_2()
+    suspicions.add(4, "bye", 1.0, willing=True)
+    suspicions.hurry(5.0)
+    assert suspicions.urgent_since == 5.0
+
+
+def test_a_dispute_lets_a_suspicion_rest_and_wakes_it_again() -> None:
+    suspicions = of_rank_2()
+    suspicions.add(4, "silence", 1.0)
+    assert suspicions.dispute(4, until=3.0) == 1
+    assert (suspicions.urgent_since, suspicions.disputed_until, suspicions.removable()) == (None, 3.0, [])
+    assert not suspicions.add(4, "silence", 2.0)
+    assert not suspicions.wake(2.9)
+    assert suspicions.wake(3.0)
+    assert (suspicions.urgent_since, suspicions.disputed_until) == (3.0, None)
+    assert suspicions.dispute(4, until=9.0) == 2
+    suspicions.drop(4)
+    assert suspicions.disputed_until is None
+
+
+def test_those_to_remove_are_in_order_of_rank() -> None:
+    suspicions = of_rank_2()
+    for node in (4, 1):
+        suspicions.add(node, "silence", 1.0)
+    suspicions.add(2, "bye", 1.0, willing=True)
+    assert suspicions.removable() == [1, 2, 4]
+
+
+def test_only_who_is_still_there_is_carried_on_and_counts_as_new() -> None:
+    suspicions = of_rank_2()
+    suspicions.add(1, "silence", 1.0)
+    suspicions.add(4, "silence", 1.0)
+    suspicions.add(2, "bye", 1.0, willing=True)
+    suspicions.dispute(1, until=99.0)
+    kept = suspicions.carried(3, a_membership(3, epoch=2), 7.0)
+    assert dict(kept).keys() == {1, 2}
+    assert (kept.urgent, kept.urgent_since, kept.willing_since, kept.newest) == ((1,), 7.0, 7.0, 7.0)
+    assert (kept[1].disputes, kept[2].willing) == (0, True)

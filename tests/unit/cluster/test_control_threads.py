@@ -1,0 +1,259 @@
+"""Words to members without a link: how many threads carry them, and what becomes of those that cannot be said.
+
+What was decided is done in order, one thing at a time, by whoever finds nobody doing it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster.control_threads import (
+    MAX_QUEUED_MESSAGES,
+    MAX_SENDER_THREADS,
+    BackgroundSender,
+    CancelToken,
+    DialCancelled,
+    SerialQueue,
+    TimerThread,
+)
+from nexar.errors import PeerLost
+from nexar.wire.control import Message, Ping
+from tests.ranks import PATIENCE
+from tests.unit.cluster.memory_mesh import eventually
+
+WAIT_LIMIT = 60.0
+
+
+def test_it_rings_when_a_time_has_come_and_not_before() -> None:
+    rung: list[float] = []
+    done = threading.Event()
+
+    def ring(now: float) -> None:
+        rung.append(now)
+        done.set()
+
+    alarm = TimerThread(ring)
+    due = time.monotonic() + 0.02
+    alarm.wake_by(due)
+    assert done.wait(WAIT_LIMIT)
+    alarm.close()
+    assert rung[0] >= due
+
+
+def test_an_earlier_time_goes_before_and_a_later_one_changes_nothing() -> None:
+    done = threading.Event()
+    alarm = TimerThread(lambda _: done.set())
+    alarm.wake_by(time.monotonic() + 1000)
+    alarm.wake_by(time.monotonic())
+    alarm.wake_by(time.monotonic() + 2000)
+    alarm.wake_by(None)
+    assert done.wait(WAIT_LIMIT)
+    alarm.close()
+
+
+def test_what_ring_returns_is_the_next_time() -> None:
+    enough = threading.Semaphore(0)
+
+    def ring(now: float) -> float:
+        enough.release()
+        return now
+
+    alarm = TimerThread(ring)
+    alarm.wake_by(time.monotonic())
+    assert all(enough.acquire(timeout=WAIT_LIMIT) for _ in range(3))
+    alarm.close()
+    alarm.close()
+
+
+class Scene:
+    """A mesh whose dials wait until a test lets them through. Some members cannot be reached."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, Message]] = []
+        self.dialed: list[int] = []
+        self.gone: set[int] = set()
+        self.open = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.couriers = BackgroundSender(cast(Any, self), self._run_in_thread)
+
+    def _run_in_thread(self, task: Callable[[], None]) -> None:
+        self.threads.append(threading.Thread(target=task))
+        self.threads[-1].start()
+
+    def link(self, node: int, _: float) -> Any:
+        self.dialed.append(node)
+        assert self.open.wait(PATIENCE)
+        if node in self.gone:
+            raise PeerLost(node=node, cause="nobody is there")
+        return Line(self, node)
+
+
+class Line:
+    def __init__(self, scene: Scene, node: int) -> None:
+        self._scene, self._node = scene, node
+
+    def send_control(self, word: Message) -> None:
+        self._scene.said.append((self._node, word))
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.open.set()
+    for thread in made.threads:
+        thread.join(PATIENCE)
+
+
+def test_many_words_to_one_member_take_one_thread_and_keep_their_order(scene: Scene) -> None:
+    for number in range(5):
+        scene.couriers.send(7, Ping(number))
+    eventually(lambda: scene.dialed == [7], "a dial")
+    scene.open.set()
+    eventually(lambda: len(scene.said) == 5, "all words")
+    assert scene.said == [(7, Ping(number)) for number in range(5)]
+    assert len(scene.threads) == 1
+
+
+def test_of_too_many_words_the_newest_are_kept(scene: Scene) -> None:
+    for number in range(MAX_QUEUED_MESSAGES + 10):
+        scene.couriers.send(7, Ping(number))
+    scene.open.set()
+    eventually(lambda: len(scene.said) == MAX_QUEUED_MESSAGES, "the newest")
+    assert scene.said[-1] == (7, Ping(MAX_QUEUED_MESSAGES + 9))
+
+
+def test_however_many_members_there_are_not_many_threads_are_on_the_way(scene: Scene) -> None:
+    for node in range(1, 2 * MAX_SENDER_THREADS + 1):
+        scene.couriers.send(node, Ping(node))
+    eventually(lambda: len(scene.dialed) == MAX_SENDER_THREADS, "all couriers are out")
+    scene.open.set()
+    eventually(lambda: len(scene.said) == 2 * MAX_SENDER_THREADS, "all words")
+    assert len(scene.threads) == MAX_SENDER_THREADS
+    assert sorted(node for node, _ in scene.said) == list(range(1, 2 * MAX_SENDER_THREADS + 1))
+
+
+def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_next_word(scene: Scene) -> None:
+    scene.gone.add(7)
+    scene.open.set()
+    scene.couriers.send(7, Ping(1))
+    eventually(lambda: not scene.couriers._notices, "it was given up")
+    scene.gone.clear()
+    scene.couriers.send(7, Ping(2))
+    eventually(lambda: scene.said == [(7, Ping(2))], "the next word")
+    eventually(lambda: scene.couriers._busy == 0, "nobody is on the way")
+
+
+def test_a_courier_that_fails_or_cannot_be_sent_leaves_the_way_free_for_the_next() -> None:
+    tasks: list[Callable[[], None]] = []
+
+    def aside(task: Callable[[], None]) -> None:
+        if not tasks:
+            tasks.append(task)
+            raise RuntimeError("can't start new thread")
+        tasks.append(task)
+
+    class Broken:
+        def link(self, node: int, deadline: float) -> Any:
+            raise ZeroDivisionError(node)
+
+    couriers = BackgroundSender(Broken(), aside)
+    with pytest.raises(RuntimeError, match="new thread"):
+        couriers.send(7, Ping(1))
+    assert (couriers._busy, couriers._notices) == (0, {})
+    couriers.send(7, Ping(2))
+    with pytest.raises(ZeroDivisionError):
+        tasks[1]()
+    assert (couriers._busy, couriers._notices) == (0, {})
+
+
+def test_they_are_done_in_order_and_what_one_adds_comes_after_what_is_there() -> None:
+    done: list[str] = []
+
+    def do(errand: str) -> None:
+        done.append(errand)
+        if errand == "first":
+            errands.add(["added"])
+            errands.run()  # somebody is at it: this one, which comes to it later
+
+    errands = SerialQueue(do)
+    errands.add(["first", "second"])
+    errands.run()
+    assert done == ["first", "second", "added"]
+
+
+def test_who_finds_another_thread_at_it_leaves_its_own_to_that_one() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[tuple[str, str]] = []
+
+    def do(errand: str) -> None:
+        done.append((errand, threading.current_thread().name))
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    errands = SerialQueue(do)
+    errands.add(["slow"])
+    thread = threading.Thread(target=errands.run, name="the other")
+    thread.start()
+    assert begun.wait(PATIENCE)
+    errands.add(["mine"])
+    errands.run()
+    assert done == [("slow", "the other")]
+    go_on.set()
+    thread.join()
+    assert done == [("slow", "the other"), ("mine", "the other")]
+
+
+def test_one_that_raises_ends_the_run_and_the_rest_waits_for_the_next() -> None:
+    done: list[int] = []
+
+    def do(errand: int) -> None:
+        if errand == 1:
+            raise ValueError("not this one")
+        done.append(errand)
+
+    errands = SerialQueue(do)
+    errands.add([0, 1, 2])
+    with pytest.raises(ValueError, match="not this one"):
+        errands.run()
+    assert done == [0]
+    errands.run()
+    assert done == [0, 2]
+
+
+def test_whoever_waits_is_woken_once_it_is_made() -> None:
+    recall, woken = CancelToken(), threading.Event()
+    with recall.waking(woken.set):
+        assert not woken.is_set()
+        recall.make()
+        assert woken.is_set()
+    assert recall.made
+
+
+def test_whoever_comes_later_is_woken_at_once() -> None:
+    recall, woken = CancelToken(), threading.Event()
+    recall.make()
+    recall.make()
+    with recall.waking(woken.set):
+        assert woken.is_set()
+
+
+def test_whoever_has_left_is_left_alone() -> None:
+    recall, woken = CancelToken(), threading.Event()
+    with recall.waking(woken.set):
+        pass
+    recall.make()
+    assert not woken.is_set()
+
+
+def test_a_pause_lasts_its_time_or_until_the_recall() -> None:
+    recall = CancelToken()
+    recall.pause(0.001)
+    threading.Timer(0.02, recall.make).start()
+    with pytest.raises(DialCancelled, match="closed"):
+        recall.pause(PATIENCE)
+    with pytest.raises(DialCancelled):
+        recall.pause(PATIENCE)

@@ -1,0 +1,120 @@
+"""Branches without links: what a lineage asks of a maker, an assembly and a group."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from nexar.cluster.membership import Membership
+from nexar.communicator.generation import ANYTHING, CompletedCalls, Generation
+from nexar.config import Config
+from nexar.errors import LinkClosed, NexarError
+from tests.unit.communicator.scripted import membership
+
+
+class Drive:
+    """The progress of a node: who waits is awake."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kicks = 0
+
+    def wake(self) -> None:
+        self.kicks += 1
+
+
+class FakeGroup:
+    def __init__(self, members: Membership, communicator: int, me: int) -> None:
+        self.membership = members
+        self.communicator = communicator
+        self.progress = Drive()
+        self.nodes = frozenset(member.node for member in members.members)
+        self.size = members.size
+        rank = members.rank_of(me)
+        assert rank is not None
+        self.rank = rank
+        self.closed = threading.Event()
+
+        self.error: NexarError | None = None
+
+    def close(self, error: NexarError | None = None) -> None:
+        self.error = error
+        self.closed.set()
+
+    def wait(self, operations: Any, deadline: float) -> None:
+        """Until they are done, by whoever finishes them."""
+        (operation,) = operations
+        done = threading.Event()
+        with operation.lock:
+            operation.when_done(done.set)
+        assert done.wait(20)
+
+
+class FakeAssembly:
+    """`completed`: the number of the last call that came to its end here."""
+
+    def __init__(self, group: FakeGroup, completed: int) -> None:
+        self.group = group
+        self.call_log = self
+        self.completed = completed
+        self.interruptions: list[NexarError] = []
+
+    def interrupt(self, error: NexarError) -> None:
+        self.interruptions.append(error)
+
+
+def branch(nodes: list[int], *, epoch: int = 1, communicator: int = 0, me: int = 1, completed: int = -1) -> Generation:
+    group = FakeGroup(membership(nodes, epoch), communicator, me)
+    return Generation(cast(Any, FakeAssembly(group, completed)), group.close)
+
+
+def interruptions(of: Generation) -> list[NexarError]:
+    return cast(Any, of.context).interruptions  # type: ignore[no-any-return]
+
+
+class FakeMaker:
+    """Makes at once, unless a test holds it up or has it fail."""
+
+    def __init__(self, me: int = 1, **settings: Any) -> None:
+        self.config = Config(**settings)
+        self.me = me
+        self.completed = 5
+        """Of the branches that it makes."""
+        self.least: int | None = None
+        """What the others say they have completed; None: as much."""
+        self.made: list[Generation] = []
+        self.begun: list[FakeGroup] = []
+        self.failures: list[Exception] = []
+        """Raised one after the other, then nothing is."""
+        self.held: threading.Event | None = None
+        """Nothing is finished before it is set, or the group was closed."""
+        self.only: int | None = None
+        """The one communicator that is held up, or fails; None: all are."""
+        self.lost: list[int] = []
+        """Nodes of whom who waits for them is told."""
+
+    def lose(self, node: int, cause: str) -> None:
+        self.lost.append(node)
+
+    def make(
+        self,
+        members: Membership,
+        communicator: int,
+        deadline: float,
+        completed: CompletedCalls | None = None,
+        begun: Callable[[Any], None] | None = None,
+    ) -> tuple[Generation, int]:
+        group = FakeGroup(members, communicator, self.me)
+        self.begun.append(group)
+        if begun is not None:
+            begun(group)
+        meant = self.only in (None, communicator)
+        while meant and self.held is not None and not self.held.wait(0.001) and not group.closed.is_set():
+            pass
+        if group.closed.is_set():
+            raise group.error or LinkClosed(owner="a test")
+        if meant and self.failures:
+            raise self.failures.pop(0)
+        made = Generation(cast(Any, FakeAssembly(group, self.completed)), group.close)
+        self.made.append(made)
+        least = ANYTHING if completed is None else completed.number
+        return made, least if self.least is None else min(least, self.least)

@@ -1,0 +1,74 @@
+"""A lineage of one node without links, and what a test tells it."""
+
+from typing import Any, cast
+
+from nexar.cluster.membership import WORLD, Change, Departure
+from nexar.communicator.generation import Generation
+from nexar.communicator.successors import Successors
+from nexar.errors import Expelled, NexarError, Revoked
+from tests.unit.cluster.memory_mesh import soon
+from tests.unit.communicator.generations import FakeMaker
+from tests.unit.communicator.scripted import membership
+
+PART = 7
+
+
+class Story:
+    """A lineage of node 1, in a world of three, and what it tells others."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.builder = FakeMaker(**settings)
+        self.world = membership([1, 2, 3], 1)
+        self.successors = Successors(cast(Any, self.builder), self.world)
+        self.successors.wrap = lambda branch: ("communicator of", branch)
+        self.missed: list[int] = []
+        self.successors.missed = lambda node, _: self.missed.append(node)
+        self.renewals: list[tuple[tuple[int, ...], int]] = []
+        self.successors.renew = lambda which, epoch: self.renewals.append((which, epoch))
+        self.opened: list[Generation] = []
+        self.successors.opened = self.opened.append
+
+    def widen(self) -> None:
+        """A world of four, from the beginning."""
+        self.world = self.successors._course.world = membership([1, 2, 3, 4], 1)
+
+    def begin(self, *nodes: int, communicator: int = WORLD) -> Generation:
+        members = membership(list(nodes), self.world.epoch) if nodes else self.world
+        return self.successors.begin(members, communicator, soon())
+
+    def change(
+        self, *gone: int, joined: tuple[int, ...] = (), quiet: bool = False, willing: bool = False, **facts: Any
+    ) -> Change:
+        """The world has chosen."""
+        change = Change(
+            self.world.epoch + 1,
+            left=tuple(Departure(node, _cause(node, quiet=quiet), willing or quiet, quiet) for node in gone),
+            joined=membership(list(joined), 1).members if joined else (),
+            **facts,
+        )
+        self.world = change.apply(self.world)
+        self.successors.changed(change, self.world)
+        return change
+
+    def successor(self, of: Generation) -> Generation:
+        """Wait for it."""
+        given = self.successors.wait_for_successor(of, soon())
+        assert given is not None
+        return cast(Generation, given[1])
+
+    def raised(self, branch: Generation, error: NexarError | None = None) -> BaseException:
+        """What a call on it raises that was interrupted."""
+        return self.successors.judge(branch, error or Revoked(communicator="0", reason="its members change"))
+
+
+def _cause(node: int, *, quiet: bool) -> str:
+    return "it left" if quiet else f"node {node} was killed"
+
+
+def expel(lineage: Successors, epoch: int, reason: str) -> None:
+    """The others went on without it."""
+    lineage.end_all(lambda group: Expelled(epoch=epoch, reason=reason, rank=group.rank))
+
+
+def nodes(branch: Generation) -> list[int]:
+    return [member.node for member in branch.membership.members]

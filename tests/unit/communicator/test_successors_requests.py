@@ -1,0 +1,309 @@
+"""Asking for what comes after a communicator.
+
+What members say of communicators that are revoked or closed, and what becomes of it.
+"""
+
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nexar.cluster.decisions.membership_events import ChangeRequested, MembershipInput, RecoverNow
+from nexar.communicator import successors_requests
+from nexar.communicator.communicator import Communicator
+from nexar.communicator.generation import Generation
+from nexar.communicator.successors import Successors
+from nexar.communicator.successors_requests import SuccessorRequests
+from nexar.errors import MembershipChanged, RecoveryTimeout, Revoked
+from nexar.group import deadline_after
+from nexar.links.link import Link
+from nexar.wire.control import Message, Revoke
+from tests.ranks import PATIENCE, on_every
+from tests.unit.cluster.memory_mesh import eventually
+from tests.unit.communicator.scripted import membership
+from tests.unit.communicator.worlds import World, raised, waiting
+
+PART, EPOCH, TIMEOUT = 7, 4, 3.0
+RENEWED = ChangeRequested(renewed=(PART,), epoch=EPOCH)
+
+
+class Cluster:
+    """Lineage, recovery and lookout of node 1: a successor comes after so many looks for it."""
+
+    def __init__(self, *, looks: int = 0, suspects: tuple[int, ...] = (), concerned: bool = False) -> None:
+        self.looks = looks
+        self._suspects = suspects
+        self.concerned = concerned
+        self.membership = SimpleNamespace(epoch=EPOCH)
+        self.asked: list[MembershipInput] = []
+        group = SimpleNamespace(size=3, rank=0)
+        self.generation: Any = SimpleNamespace(
+            communicator=PART,
+            successor=None,
+            nodes=frozenset({1, 2, 3}),
+            group=group,
+            membership=membership([1, 2, 3], 1),
+            is_stalled=False,
+        )
+        self.successor_requests = SuccessorRequests(cast(Any, self), cast(Any, self), cast(Any, self))
+
+    # -- lineage
+
+    def is_blocked_by_close(self, branch: object) -> bool:
+        return False
+
+    def is_concerned(self, branch: object) -> bool:
+        return self.concerned
+
+    def wait_for_successor(self, branch: object, deadline: float) -> str | None:
+        return "the next" if self.asked or self.concerned else None
+
+    # -- recovery and lineage
+
+    def missing(self, branch: object = None) -> tuple[int, ...]:
+        return () if branch is not None else (3,)
+
+    def suspects(self) -> dict[int, str]:
+        return dict.fromkeys(self._suspects, "silence")
+
+    def put(self, event: MembershipInput) -> None:
+        self.asked.append(event)
+
+    # -- lookout
+
+    def is_investigating(self, nodes: frozenset[int]) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+    def succeed(self, timeout: float = TIMEOUT) -> object:
+        return self.successor_requests.succeed(self.generation, deadline_after(timeout), timeout)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked"),
+    [
+        (Cluster(), [RENEWED]),
+        (Cluster(suspects=(3,)), [RecoverNow()]),
+        (Cluster(suspects=(9,)), [RENEWED]),
+        (Cluster(concerned=True), []),
+        (Cluster(concerned=True, suspects=(3,)), [RecoverNow()]),
+        (Cluster(looks=3, suspects=(3,)), [RecoverNow()]),
+    ],
+    ids=[
+        "nobody is lost",
+        "a member is lost",
+        "a stranger is lost",
+        "the next is being made",
+        "the next is being made with who is lost",
+        "a member is being looked into",
+    ],
+)
+def test_what_is_asked_for_depends_on_who_is_lost(cluster: Cluster, asked: list[MembershipInput]) -> None:
+    assert cluster.succeed() == "the next"
+    assert cluster.asked == asked
+
+
+def test_who_comes_to_nothing_in_time_is_told_who_is_missing() -> None:
+    cluster = Cluster(looks=1_000_000)
+    with pytest.raises(RecoveryTimeout) as late:
+        cluster.succeed(0.05)
+    assert late.value.missing_votes == (2,)
+    assert cluster.asked == []
+
+
+# ---------------------------------------------------------------- revoking
+
+
+def test_a_communicator_that_is_revoked_is_over_for_all_with_the_reason_and_the_rank(world: World) -> None:
+    ranks = world(3)
+    ends = [waiting(comm) for comm in ranks[1:]]
+    ranks[0].revoke("the data is wrong")
+    for error in (end() for end in ends):
+        assert isinstance(error, Revoked)
+        assert error.rank == 0
+        assert error.reason in {
+            "the data is wrong",
+            *(f"the data is wrong (as rank {rank} passed on)" for rank in (1, 2)),
+        }
+    for comm in ranks:
+        assert isinstance(raised(comm.barrier), Revoked)
+
+
+def test_it_is_passed_on_once_however_often_it_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Revoke] = []
+    send = Link.send_control
+
+    def counting(link: Link, message: Message) -> bool:
+        if isinstance(message, Revoke):
+            said.append(message)
+        return send(link, message)
+
+    monkeypatch.setattr(Link, "send_control", counting)
+    ranks = world(3)
+    ranks[0].revoke("once")
+    eventually(lambda: all(comm._generation.outcome.done for comm in ranks), "all have heard")
+    eventually(lambda: len(said) == 6, "all have passed it on")  # each to two others
+    ranks[0].revoke("twice")
+    ranks[1].revoke("three times")
+    assert len(said) == 6
+    assert set(said) == {Revoke(0, 1, 0, "once")}
+
+
+def test_a_part_may_be_revoked_and_the_world_goes_on(world: World) -> None:
+    ranks = world(2)
+    parts = on_every(ranks, lambda comm: comm.split(0))
+    assert parts[0] is not None
+    assert parts[1] is not None
+    parts[1].revoke("enough")
+    error = raised(lambda: parts[0].recv(source=1, timeout=PATIENCE))  # type: ignore[union-attr]
+    assert isinstance(error, Revoked)
+    assert error.rank == 1
+    assert on_every(ranks, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+def test_what_strangers_or_nobody_revoked_goes_on(world: World) -> None:
+    ranks = world(3)
+    part = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 2 else None))[0]
+    assert part is not None
+    presence = ranks[0]._runtime
+    links = {rank: presence.mesh.links()[ranks[rank]._runtime.node.id] for rank in (1, 2)}
+    presence.revocations.heard(links[2], Revoke(part.id, part.epoch, 0, "I am no member of it"))
+    presence.revocations.heard(links[1], Revoke(part.id, part.epoch, 7, "a rank that is not there"))
+    presence.revocations.heard(links[1], Revoke(part.id, part.epoch + 1, 1, "another generation"))
+    part._generation.outcome.check()
+    presence.revocations.heard(links[1], Revoke(part.id, part.epoch, 1, "two\nlines"))
+    error = raised(part.barrier)
+    assert isinstance(error, Revoked)
+    assert error.reason == "two lines"
+
+
+def test_nobody_is_told_what_it_did_itself_and_who_passes_something_on_is_named(world: World) -> None:
+    ranks = world(3)
+    presence = ranks[0]._runtime
+    link = presence.mesh.links()[ranks[1]._runtime.node.id]
+    presence.revocations.heard(link, Revoke(0, 1, 0, "you did it"))
+    ranks[0]._generation.outcome.check()
+    presence.revocations.heard(link, Revoke(0, 1, 2, "the data is wrong"))
+    error = raised(ranks[0].barrier)
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.reason) == (2, "the data is wrong (as rank 1 passed on)")
+
+
+def test_what_is_revoked_before_this_node_has_made_it_is_over_when_it_is_made(world: World) -> None:
+    ranks = world(2)
+    presence = ranks[0]._runtime
+    link = presence.mesh.links()[ranks[1]._runtime.node.id]
+    successors = on_every(ranks, lambda comm: comm.shrink())
+    epoch = successors[0].epoch + 1
+    presence.revocations.heard(link, Revoke(0, epoch, 1, "made and revoked"))
+    for communicator in range(100, 100 + successors_requests._MOST_EARLY - 1):  # what is never made gives way
+        presence.revocations.heard(link, Revoke(communicator, 1, 1, "never made"))
+    third = on_every(successors, lambda comm: comm.shrink())[0]
+    assert third.epoch == epoch
+    error = raised(third.barrier)
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.reason) == (1, "made and revoked")
+    assert len(presence.revocations._early) <= successors_requests._MOST_EARLY
+
+
+def test_early_words_of_several_members_are_all_kept_and_that_of_a_stranger_hides_none(world: World) -> None:
+    ranks = world(4)
+    presence = ranks[0]._runtime
+    links = [presence.mesh.links().get(comm._runtime.node.id) for comm in ranks]
+    parts = on_every(ranks, lambda comm: comm.split(0 if comm.rank < 3 else None))[:3]
+    epoch = parts[0].epoch  # type: ignore[union-attr]
+
+    def heard(rank: int, word: Revoke) -> None:
+        link = links[rank]
+        assert link is not None
+        presence.revocations.heard(link, word)
+
+    listed, branch = presence.revocations.listed, parts[0]._generation  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presence.successors, "find", lambda *_: None)  # as if it were not made yet
+        for rank in (1, 2, 3):
+            heard(rank, Revoke(branch.communicator, epoch, rank, "it has closed it", closed=True))
+        heard(2, Revoke(branch.communicator, epoch, 2, "enough"))
+        heard(3, Revoke(branch.communicator, epoch, 2, "I am no member of it"))
+    listed(branch)
+    assert branch.closed_by_nodes == {ranks[rank]._runtime.node.id for rank in (1, 2)}
+    error = raised(parts[0].barrier)  # type: ignore[union-attr]
+    assert isinstance(error, Revoked)
+    assert (error.rank, error.reason) == (2, "enough")
+
+
+def test_one_that_has_a_successor_is_not_revoked_any_more(world: World) -> None:
+    ranks = world(2)
+    on_every(ranks, lambda comm: comm.shrink())
+    ranks[0].revoke("too late")
+    assert isinstance(raised(ranks[0].barrier), MembershipChanged)
+
+
+# ---------------------------------------------------------------- closing
+
+
+def parts_of(ranks: list[Communicator]) -> list[Communicator]:
+    return [part for part in on_every(ranks, lambda comm: comm.split(0)) if part is not None]
+
+
+def test_what_a_rank_has_closed_has_no_successor_and_the_others_hear_who_it_was_at_once(world: World) -> None:
+    ranks = world(4, recovery_timeout=PATIENCE)
+    parts = parts_of(ranks)
+    parts[2].close()
+    began = time.monotonic()
+    ranks[3].close()
+    for part in parts[:2]:
+        error = raised(part.barrier)
+        assert isinstance(error, Revoked)
+        assert (error.rank, error.closed) == (2, True)
+        assert "rank 2 has closed it" in str(error)
+        assert "split()" in str(error)
+        assert raised(part.shrink).args == error.args
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_when_who_has_closed_it_is_gone_too_the_others_go_on(world: World) -> None:
+    ranks = world(5)
+    parts = parts_of(ranks)
+    parts[2].close()
+    ranks[3].close()
+    for part in (*parts[:2], parts[4]):
+        assert isinstance(raised(part.barrier), Revoked)
+    ranks[2].close()
+    for rank in (0, 1, 4):
+        lineage, branch = ranks[rank]._runtime.successors, parts[rank]._generation
+        eventually(partial(_is_free, lineage, branch), "it is gone")
+    following = on_every([parts[0], parts[1], parts[4]], lambda part: part.shrink(timeout=PATIENCE))
+    assert [part.size for part in following] == [3, 3, 3]
+    assert on_every(following, lambda part: part.all_reduce(1)) == [3, 3, 3]
+
+
+def _is_free(lineage: Successors, branch: Generation) -> bool:
+    return not lineage.is_blocked_by_close(branch)
+
+
+def test_who_closes_it_while_the_others_wait_for_a_successor_tells_them(world: World) -> None:
+    ranks = world(3, recovery_timeout=PATIENCE)
+    parts = parts_of(ranks)
+    ranks[0]._runtime.successors.closed_by(parts[0]._generation, ranks[1]._runtime.node.id)
+    ranks[2].close()
+    assert isinstance(raised(parts[0].barrier), Revoked)  # so that rank 1 waits for it
+    parts[0].close()
+    error = raised(parts[1].barrier)
+    assert isinstance(error, Revoked)
+    assert error.rank == 0
+
+
+def test_nobody_closes_for_another(world: World) -> None:
+    ranks = world(3)
+    part = parts_of(ranks)[0]
+    presence = ranks[0]._runtime
+    link = presence.mesh.links()[ranks[1]._runtime.node.id]
+    presence.revocations.heard(link, Revoke(part.id, part.epoch, 2, "it has closed it", closed=True))
+    assert part._generation.closed_by_nodes == set()
+    presence.revocations.heard(link, Revoke(part.id, part.epoch, 1, "it has closed it", closed=True))
+    assert part._generation.closed_by_nodes == {link.peer}
+    assert on_every(ranks[:1], lambda comm: comm.rank) == [0]
+    part._generation.outcome.check()  # nobody was lost: it goes on among the others

@@ -1,0 +1,93 @@
+"""What ends while payloads arrive: who has a message, and what its sender hears."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from nexar.errors import Cancelled, LinkClosed
+from nexar.links.messages import Receive
+from nexar.links.operation import Operation
+from nexar.links.sending import MessageHeader
+from nexar.transport.base import Carrier
+from nexar.wire.frame import Space
+from tests.unit.cluster.memory_mesh import eventually
+from tests.unit.links.conftest import MakePair, Pair
+
+TAG = MessageHeader(space=Space.TAGGED, tag=7)
+DATA = bytes(range(250)) * 1200
+
+
+class Unheard:
+    """The receiving link does not hear yet that a payload has arrived, though its carrier knows."""
+
+    def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.landed = threading.Event()
+        self._link = pair.to_left
+        self._tell = pair.to_left.payload_arrived
+        self._said: list[tuple[Carrier, int]] = []
+        monkeypatch.setattr(pair.to_left, "payload_arrived", self._keep)
+
+    def _keep(self, carrier: Carrier, transfer: int) -> None:
+        self._said.append((carrier, transfer))
+        self.landed.set()
+
+    def tell(self) -> None:
+        for carrier, transfer in self._said:
+            self._tell(carrier, transfer)
+
+
+@pytest.fixture
+def unheard(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Unheard:
+    return Unheard(pair, monkeypatch)
+
+
+def receive(pair: Pair) -> Receive:
+    return pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=7)
+
+
+def received_unheard(pair: Pair, unheard: Unheard) -> Operation:
+    """A message that landed early is received; the driving thread is yet to say that it landed."""
+    send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
+    assert unheard.landed.wait(10)
+    late = receive(pair)
+    assert late.done
+    assert bytes(late.into or b"") == DATA
+    assert not send.done
+    return send
+
+
+def test_what_was_received_is_delivered_although_the_communicator_is_closed_at_once(
+    pair: Pair, unheard: Unheard
+) -> None:
+    send = received_unheard(pair, unheard)
+    pair.right.router.close(pair.right.matching, LinkClosed(owner="the communicator"))
+    pair.left.wait(send)
+    unheard.tell()  # late, and of no consequence
+    assert pair.to_left.stats()["payloads_received"] == 1
+
+
+def test_what_was_received_is_delivered_although_the_link_is_closed_at_once(pair: Pair, unheard: Unheard) -> None:
+    send = received_unheard(pair, unheard)
+    pair.to_left.close()
+    pair.left.wait(send)
+
+
+def test_what_is_whole_and_waits_for_a_receive_outlives_the_link(pair: Pair, unheard: Unheard) -> None:
+    first = receive(pair)
+    send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
+    assert unheard.landed.wait(10)
+    first.cancel()  # puts it on the shelf, whole
+    pair.to_left.close()
+    pair.left.wait(send)
+    assert bytes(receive(pair).into or b"") == DATA
+
+
+def test_what_nobody_received_is_refused_when_the_communicator_closes(make_pair: MakePair) -> None:
+    pair = make_pair(early_bytes=1)
+    send = pair.to_right.post_send(0, memoryview(DATA), about=TAG)
+    eventually(lambda: pair.right.matching.probe(source=1, space=Space.TAGGED, tag=7), "the envelope")
+    pair.right.router.close(pair.right.matching, LinkClosed(owner="the communicator"))
+    with pytest.raises(Cancelled, match="the communicator"):
+        pair.left.wait(send)

@@ -30,6 +30,13 @@ def unreachable_pair() -> None:
         os.environ |= {"NEXAR_IFACE": "^lo", "NEXAR_ADVERTISE": "127.0.0.77:9"}
 
 
+def undialable_rank() -> None:
+    """Rank 5 reaches everybody, and advertises a port where nobody listens."""
+    os.environ["NEXAR_HOST_ID"] = f"host{rank}"
+    if rank == 5:
+        os.environ |= {"NEXAR_IFACE": "^lo", "NEXAR_ADVERTISE": "127.0.0.77:9"}
+
+
 def clock_ahead(seconds: float = 1800.0) -> None:
     true = time.time
     if rank == 1:

@@ -60,6 +60,16 @@ def test_a_pair_that_cannot_connect_raises_on_every_rank_and_names_the_setting(t
     assert code != 0
 
 
+def test_a_rank_that_cannot_be_dialed_is_found_by_those_that_watch_it_where_links_are_opened_on_demand(tmp_path):
+    """Rank 5 of nine is dialed by ranks 6, 7 and 0 (opposite on the ring), and by nobody else."""
+    found, code = outcomes(tmp_path, "undialable_rank", size=9)
+    for text in errors(found, range(9)):
+        first = text.splitlines()[0]
+        assert re.search(r"rank [670] cannot connect to rank 5 at 127.0.0.77:9", first), text
+        assert "NEXAR_ADVERTISE" in text
+    assert code != 0
+
+
 def test_a_pair_that_is_not_connected_is_named_while_init_waits(tmp_path):
     """Ranks 0 and 1 tell what they wait for, after 2 s; the pair is given up after 6 s."""
     with Nexar("run", "-n", 3, RANK, "unreachable_pair", cwd=tmp_path) as ran:

@@ -11,8 +11,14 @@ When a link is lost and both ends live, they may make another one: the pair coun
 which one is meant. So a dial that answers a loss which the other side has not noticed is told from a dial that crossed
 the other side's own.
 
-Every link of a small world, opened at once: so that a pair that cannot reach each other is known before anybody
-computes.
+Opens links when the first communicator is made, so that ranks that cannot connect are known before anybody computes.
+
+In a small world, and in a sparse topology, these are all links between neighbours. In a large full mesh a rank dials
+the ranks that it watches and waits for the ranks that watch it to dial.
+
+Law: in a large full mesh every rank is dialed by at least one other rank, and never dials that one itself meanwhile.
+So a rank that cannot be dialed is found, although it can dial the others. The cost per rank does not grow with the
+world.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from nexar.cluster.acceptor import LivenessTaker, PeerAcceptor
+from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.decisions.peering import LinkTurn, PeerDirectory
 from nexar.cluster.handshake import DialSuperseded, NoLongerMember, PeerDial, PeerDialFailed, SidecarDialer
 from nexar.cluster.membership import Change, Member, Membership
@@ -36,6 +43,7 @@ from nexar.errors import NexarError, PeerLost
 from nexar.links.carrier_selection import is_relayed
 from nexar.links.link import Link, close_all
 from nexar.links.router import Router
+from nexar.topology import FULL_MESH
 from nexar.transport.base import Carrier
 from nexar.types import NodeId, Rank
 from nexar.wire.control import Introduced, Message
@@ -316,8 +324,49 @@ EAGER_WORLD: Final = 8
 """Up to this size every link is opened at once; in larger worlds a link is opened when it is first used."""
 _HEAD_START: Final = 3.0
 """Seconds that the lower rank has to open a link, before the higher one dials too; after a dial that failed, the lower
-one waits a little longer than that for the other's."""
+one waits a little longer than that for the other's. In a large world, a dial that failed is repeated after that
+time."""
 _OPENERS: Final = 8  # links opened at the same time
+
+
+def open_first(mesh: Mesh, topology: str, deadline: float) -> None:
+    """The links that this node must have before it counts as connected. Raises the first failure, when all attempts
+    have ended. Blocks.
+    """
+    if topology != FULL_MESH or mesh.directory.membership.size <= EAGER_WORLD:
+        open_all(mesh, deadline)
+    else:
+        open_watching(mesh, deadline)
+
+
+def open_watching(mesh: Mesh, deadline: float) -> None:
+    """The links to the ranks that this one watches, which it dials, and to those that watch it, which dial it. Raises
+    the first failure, when all dials have ended.
+    """
+    directory = mesh.directory
+    members, mine, size = directory.membership.members, directory.rank, directory.membership.size
+    dialed = watched(size, mine)
+    with ThreadPoolExecutor(len(dialed), thread_name_prefix="nexar-open") as pool:
+        openings = [pool.submit(_dial, mesh, members[rank].node, deadline) for rank in dialed]
+    for opening in openings:
+        opening.result()
+    for rank in watchers(size, mine):
+        _await(mesh, rank, members[rank], deadline)
+
+
+def _dial(mesh: Mesh, node: NodeId, deadline: float) -> None:
+    """The other one does not dial: what keeps a single dial from getting through may be a burst of connections."""
+    try:
+        mesh.relink(node, deadline)
+    except PeerLost:
+        if not mesh.is_open(node, min(deadline, time.monotonic() + _HEAD_START)):
+            mesh.relink(node, deadline)
+
+
+def _await(mesh: Mesh, rank: Rank, member: Member, deadline: float) -> None:
+    if not mesh.is_open(member.node, deadline):
+        cause = "it did not connect to this rank in time"
+        raise PeerLost(rank=rank, node=member.node, address=address_of(member), cause=cause)
 
 
 def open_all(mesh: Mesh, deadline: float) -> None:

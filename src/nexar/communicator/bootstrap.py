@@ -207,6 +207,7 @@ def bootstrap(
         if start_barrier is None:
             world = begin_world(runtime, joined.membership, deadline)
         else:
+            deadline = max(deadline, time.monotonic() + START_TIMEOUT)  # as the seed has
             awaited = partial(describe_start, joined.membership, node.id, mesh, deadline)
             with WaitNotice(tell if tells_for_host else None, awaited):
                 world = start_world(runtime.successors, joined.membership, start_barrier, deadline)

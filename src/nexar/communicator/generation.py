@@ -27,7 +27,7 @@ from weakref import WeakSet
 from nexar.cluster.control_threads import CancelToken
 from nexar.cluster.decisions.membership_events import NoProgress
 from nexar.cluster.membership import WORLD, Change, Membership, next_generation
-from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all
+from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all, open_first
 from nexar.cluster.node import Node
 from nexar.collectives.call_log import CallLog
 from nexar.collectives.context import CollectiveContext
@@ -359,8 +359,8 @@ class GenerationBuilder:
             undo.callback(group.close)
             if begun is not None:
                 begun(group)
-            if communicator == WORLD and membership.size <= EAGER_WORLD and self._node.meets_strangers:
-                open_all(self._mesh, deadline)
+            if communicator == WORLD and self._node.meets_strangers:
+                self._open_links(membership, deadline)
             least = ANYTHING if completed is None else exchange_completed(group, completed, deadline)
             directory = self.config.trace_dir
             kept = KEPT if directory is None else TRACED
@@ -380,3 +380,10 @@ class GenerationBuilder:
             context = CollectiveContext(group, self.config, call_log, region, shared=shared)
             undo.callback(context.scratch.close)
             return Generation(context, undo.pop_all().close), least
+
+    def _open_links(self, membership: Membership, deadline: float) -> None:
+        """Later memberships of large worlds open theirs when they are first used."""
+        if membership.epoch == 1:
+            open_first(self._mesh, self.config.topology, deadline)
+        elif membership.size <= EAGER_WORLD:
+            open_all(self._mesh, deadline)

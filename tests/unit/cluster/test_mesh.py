@@ -2,7 +2,7 @@
 
 Links of members that are none any more, or of nodes that are about to close.
 
-Every link of a small world, opened at once.
+Links opened for the first communicator: all of a small world, those for watching of a large one.
 """
 
 import os
@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nexar.cluster import mesh
+from nexar.cluster.decisions.failure_detector import watched, watchers
 from nexar.cluster.dialing import Dialer
 from nexar.cluster.membership import Change, Departure, Membership
-from nexar.cluster.mesh import Mesh, open_all
+from nexar.cluster.mesh import EAGER_WORLD, Mesh, open_all, open_first, open_watching
 from nexar.errors import PeerLost, UsageError
 from nexar.links.link import Link
 from nexar.testing.faults import DoubleDial, LinkCut, LinkDelay, LinkStall, RefuseDial, SilentDial
@@ -521,3 +522,72 @@ def test_a_link_that_was_lost_is_made_anew(world: Meshes) -> None:
     on_every(world.meshes[:2], lambda mesh: open_all(mesh, soon()))
     eventually(lambda: world.linked(0, 1), "another link")
     assert world.linked_to(0, 1) is not lost
+
+
+LARGE = EAGER_WORLD + 1
+
+
+@pytest.fixture
+def large_world() -> Iterator[Meshes]:
+    made = Meshes(LARGE)
+    yield made
+    made.close()
+
+
+def opened(world: Meshes, rank: int) -> set[int]:
+    linked = world.meshes[rank].links()
+    return {other for other, node in enumerate(world.nodes) if node.id in linked}
+
+
+def test_in_a_large_world_everybody_has_a_link_to_whom_it_watches_and_to_its_watchers_and_no_other(
+    large_world: Meshes,
+) -> None:
+    on_every(large_world.meshes, lambda mesh: open_first(mesh, "full_mesh", soon()))
+    for rank in range(LARGE):
+        assert opened(large_world, rank) == {*watched(LARGE, rank), *watchers(LARGE, rank)}
+
+
+def test_in_a_large_world_whoever_cannot_be_dialed_is_named_by_its_watchers_though_it_can_dial(
+    large_world: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_HEAD_START", 0.1)
+    for rank in set(range(LARGE)) - {5}:
+        large_world.faults.add(large_world.on_way(RefuseDial, rank, 5))
+
+    def missing(rank: int) -> int | None:
+        try:
+            open_watching(large_world.meshes[rank], soon(2.0))
+        except PeerLost as lost:
+            return lost.rank
+        return None
+
+    found = on_every(range(LARGE), missing)
+    assert {rank for rank, lost in enumerate(found) if lost == 5} == set(watchers(LARGE, 5))
+    assert found[5] in watchers(LARGE, 5)
+
+
+def test_in_a_large_world_a_dial_that_failed_is_repeated_once(
+    large_world: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_HEAD_START", 0.1)
+    dial, refused = large_world.meshes[6].relink, list[int]()
+
+    def relink(node: int, deadline: float) -> object:
+        if not refused:
+            refused.append(node)
+            raise PeerLost(node=node, cause="too many connections")
+        return dial(node, deadline)
+
+    monkeypatch.setattr(large_world.meshes[6], "relink", relink)
+    on_every(large_world.meshes, lambda mesh: open_watching(mesh, soon()))
+    assert opened(large_world, 6) == {*watched(LARGE, 6), *watchers(LARGE, 6)}
+
+
+def test_in_a_sparse_topology_all_neighbours_are_linked_however_large_the_world_is() -> None:
+    world = Meshes(LARGE, topology="k_regular:2")
+    try:
+        on_every(world.meshes, lambda mesh: open_first(mesh, "k_regular:2", soon()))
+        for rank in range(LARGE):
+            eventually(lambda rank=rank: opened(world, rank) == {(rank - 1) % LARGE, (rank + 1) % LARGE}, "two links")  # type: ignore[misc]
+    finally:
+        world.close()

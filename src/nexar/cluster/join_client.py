@@ -25,6 +25,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from cryptography import x509
 
+from nexar.cluster.decisions.failure_detector import longest_extension
 from nexar.cluster.membership import Membership, MembershipError
 from nexar.cluster.node import Node
 from nexar.cluster.wait_notice import NoticeTimes, Tell, WaitNotice, seconds_left
@@ -234,7 +235,8 @@ class JoinConnection:
 _log = logging.getLogger(__name__)
 
 GRACE: Final = 5.0
-"""Seconds beyond the formation timeout: by then the seed, whose clock began earlier, has said who is missing."""
+"""Seconds beyond the formation timeout, and beyond what a slow seed adds to it: by then the seed, whose clock began
+earlier, has said who is missing."""
 _LONGEST_ATTEMPT: Final = 10.0
 
 _Entered = TypeVar("_Entered")
@@ -272,6 +274,11 @@ class JoinedCluster:
     """It had to knock again, and was a member already."""
 
 
+def patience(timeout: float) -> float:
+    """Seconds beyond the formation timeout that a node waits for the seed's answer."""
+    return GRACE + longest_extension(timeout)
+
+
 class JoinClient:
     """Joins a cluster for one node."""
 
@@ -304,7 +311,7 @@ class JoinClient:
 
     def join(self, place: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
         """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout,
-        and GRACE for the seed's own word if we are in and others are not. Recalled when the node closes meanwhile.
+        and `patience` for the seed's own word if we are in and others are not. Recalled when the node closes meanwhile.
 
         Where the cluster has formed and takes us later, `on_current` is told whom we will join; OperationTimeout if
         that takes longer than `join_timeout`. A seed that goes away meanwhile is knocked at again.
@@ -471,7 +478,7 @@ class JoinClient:
                     SeedConnectionLost
                 ):  # what the seed said before it closed the line has come, and is heard below
                     line.send(Ready())
-                return self._await_membership(line, welcome, deadline + GRACE, on_current)
+                return self._await_membership(line, welcome, deadline + patience(self._timeout), on_current)
         except BaseException:
             line.close("giving up")
             raise
@@ -512,7 +519,8 @@ class JoinClient:
             if not isinstance(message, FormationProgress):
                 return message
             if self._tell is not None and message.reports:
-                self._tell(_missing(message) + seconds_left(deadline - GRACE))  # the seed gives up GRACE earlier
+                # The seed gives up earlier, unless it runs slowly.
+                self._tell(_missing(message) + seconds_left(deadline - patience(self._timeout)))
 
     def _ask_who_is_missing(self, line: JoinConnection, deadline: float) -> None:
         """Of the seed, while the cluster forms. The members of one that has formed decide by themselves."""
@@ -524,7 +532,10 @@ class JoinClient:
     def _too_late(self, line: JoinConnection, welcome: Welcome) -> FormationTimeout | OperationTimeout:
         if not line.epoch:
             return FormationTimeout(
-                joined=["this node"], expected=welcome.size, refused={}, timeout=self._timeout + GRACE
+                joined=["this node"],
+                expected=welcome.size,
+                refused={},
+                timeout=self._timeout + patience(self._timeout),
             )
         waiting_for = "a checkpoint of the members, which would let this node in (NEXAR_JOIN_TIMEOUT_SECS)"
         return OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=self._join_timeout)

@@ -25,7 +25,9 @@ from nexar.cluster.addresses import candidate_addresses
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.admission_checks import AdmissionLimits, ClockLimits
 from nexar.cluster.decisions.admission_events import SeedEvent
+from nexar.cluster.decisions.failure_detector import longest_extension
 from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.host import read_interfaces
 from nexar.cluster.membership import MAX_MEMBERS, Membership, PinnedNode
 from nexar.cluster.seed_connection import CertificateIssuer
@@ -164,7 +166,7 @@ class SeedService:
     def _make_server(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
     ) -> SeedServer:
-        now = time.monotonic()
+        now, meter = time.monotonic(), DelayMeter(longest_extension(config.formation_timeout))
         limits = AdmissionLimits(
             max_pending=config.join_max_pending,
             auth_timeout=config.join_auth_timeout,
@@ -175,6 +177,7 @@ class SeedService:
                 behind=CLOCK_SKEW.total_seconds(),
                 ahead=min(CLOCK_SKEW.total_seconds(), config.certificate_lifetime),
             ),
+            own_delay=lambda: meter.seconds,
         )
         if membership is not None:
             vote = None if self._state is None else self._state.load_vote()
@@ -205,6 +208,7 @@ class SeedService:
             keep=self._keep_membership,
             keep_vote=self._keep_vote,
             discard=self._discard_membership,
+            meter=meter,
             max_lingering=config.join_max_pending,
         )
 

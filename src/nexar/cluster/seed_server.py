@@ -42,6 +42,7 @@ from nexar.cluster.decisions.admission_events import (
 )
 from nexar.cluster.decisions.paxos import Vote
 from nexar.cluster.decisions.refusals import RefusalLog, brief
+from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Membership
 from nexar.cluster.seed_connection import CertificateIssuer, SeedConnection
 from nexar.cluster.seed_status import FormationStatus, SeedLog, StatusBoardService
@@ -53,6 +54,8 @@ from nexar.wire.join import MAX_REFUSALS, Committed, FormationFailed, JoinRefuse
 
 LINGER: Final = 1.0
 """Seconds for the other side to take in the last word and close its half."""
+_MEASURE_INTERVAL: Final = 1.0
+"""Seconds between two measurements of the seed's own delay, while the cluster forms."""
 _TOO_SLOW: Final = "it did not close its side of the line"
 
 
@@ -70,10 +73,12 @@ class SeedServer:
         keep: Callable[[Membership], None],
         keep_vote: Callable[[Vote], None],
         discard: Callable[[], None] = lambda: None,
+        meter: DelayMeter | None = None,
         max_lingering: int = 256,
     ) -> None:
         """`keep` brings a membership to the disk, `keep_vote` a vote, before anybody hears of it; UsageError if it
-        cannot. `discard` removes the first membership from the disk: the cluster did not start.
+        cannot. `discard` removes the first membership from the disk: the cluster did not start. `meter` is told how
+        late the alarm rings while the cluster forms; admission asks it for the delay.
         """
         self._admission = admission  # under the lock
         self._issuer = issuer
@@ -94,8 +99,14 @@ class SeedServer:
         self._lingering: OrderedDict[int, float] = OrderedDict()  # when their second is over
         self._strays: OrderedDict[int, None] = OrderedDict()  # those of them that were never admitted
         self._closed = False
+        self._meter = meter
+        self._measure_at: float | None = None  # the thread of the alarm writes, once that runs
         self._timer = TimerThread(self._on_timer)
-        self._timer.wake_by(admission.due(time.monotonic()))
+        now = time.monotonic()
+        if meter is not None and admission.forms:
+            self._measure_at = now + _MEASURE_INTERVAL
+            self._timer.wake_by(self._measure_at)
+        self._timer.wake_by(admission.due(now))
 
     # -- Acceptor: the driving thread --------------------------------------------------------------------
 
@@ -339,13 +350,23 @@ class SeedServer:
 
     def _on_timer(self, now: float) -> float | None:
         """The alarm: whoever takes too long goes."""
+        self._measure(now)
         self._put(AdmissionTick())
         with self._few:
             late = [self._lines[number] for number, due in self._lingering.items() if due <= now]
         for line in late:
             line.abort(_TOO_SLOW)
         with self._few:
-            return next(iter(self._lingering.values()), None)
+            lingering = next(iter(self._lingering.values()), None)
+        return min((due for due in (lingering, self._measure_at) if due is not None), default=None)
+
+    def _measure(self, now: float) -> None:
+        """How late the alarm rings, until every member is connected. An earlier ring measures nothing."""
+        if self._meter is None or self._measure_at is None or now < self._measure_at:
+            return
+        self._meter.timer_ran(self._measure_at, now)
+        with self._lock:
+            self._measure_at = now + _MEASURE_INTERVAL if self._admission.forms else None
 
     def _part_from_all(self, farewell: JoinRefusedMessage | None) -> None:
         with self._few:

@@ -20,6 +20,7 @@ from weakref import finalize
 from nexar.cluster.control_channel import ControlChannel
 from nexar.cluster.control_threads import DialCancelled
 from nexar.cluster.decisions.admission import START_TIMEOUT
+from nexar.cluster.decisions.failure_detector import LONGEST
 from nexar.cluster.join_client import GRACE, JoinClient, JoinConnection, JoinedCluster, RankRequest, formation_error
 from nexar.cluster.membership import WORLD, Membership
 from nexar.cluster.mesh import Mesh
@@ -103,12 +104,13 @@ class StartBarrier:
 
     def connected(self, deadline: float) -> None:
         """This node has its links: tell the seed, and wait until every member has them. FormationTimeout, or what
-        `failed` was told. The seed's own deadline comes first, so its answer is there by then, unless it is gone.
+        `failed` was told. The seed's own deadline comes first, also if that runs slowly (LONGEST), so its answer
+        is there by then, unless it is gone.
         """
         with self._lock:
             self._connected = True
         self._tell(Connected())
-        until = max(deadline, time.monotonic() + START_TIMEOUT) + GRACE
+        until = max(deadline, time.monotonic() + START_TIMEOUT) + GRACE + LONGEST
         if not self._settled.wait(max(0.0, until - time.monotonic())):
             raise self._error("the seed did not say that every rank is connected: it is gone, or does not answer")
         self._check()

@@ -10,6 +10,7 @@ import pytest
 
 from nexar.cluster import wait_notice
 from nexar.cluster.control_threads import DialCancelled
+from nexar.cluster.decisions.failure_detector import longest_extension
 from nexar.cluster.join_client import (
     JoinClient,
     JoinConnection,
@@ -18,6 +19,7 @@ from nexar.cluster.join_client import (
     RankRequest,
     RefusedBySeed,
     SeedConnectionLost,
+    patience,
 )
 from nexar.cluster.membership import Member, Membership
 from nexar.errors import FormationTimeout, JoinRefused, OperationTimeout, SeedUnreachable, VersionMismatch
@@ -462,7 +464,7 @@ def test_a_seed_that_lets_us_in_and_falls_silent_is_a_formation_that_failed(
     with pytest.raises(FormationTimeout) as raised:
         join(FakeNode(lambda: seed), SHORT)
     assert raised.value.expected == 3
-    assert raised.value.timeout == SHORT + 0.05
+    assert raised.value.timeout == SHORT + patience(SHORT) == SHORT + 0.05 + longest_extension(SHORT)
     assert seed.aborted is not None
 
 

@@ -7,6 +7,7 @@ import pytest
 from nexar.cluster import seed_server as doorway_module
 from nexar.cluster.decisions.admission import Admission
 from nexar.cluster.decisions.paxos import Vote
+from nexar.cluster.delay_meter import DelayMeter
 from nexar.cluster.membership import Change, Departure, Membership, PinnedNode
 from nexar.cluster.seed_connection import CertificateIssuer
 from nexar.cluster.seed_server import SeedServer
@@ -29,6 +30,7 @@ from nexar.wire.join import (
     Welcome,
 )
 from tests.unit.cluster.fake_carrier import FakeCarrier, as_carrier
+from tests.unit.cluster.memory_mesh import eventually
 
 SEED = PinnedNode(900, bytes(32))
 SECRET = bytes(range(32))
@@ -36,7 +38,9 @@ AUTHORITY = Authority.create("c")
 
 
 class Scene:
-    def __init__(self, size: int = 2, timeout: float = 1000.0, max_lingering: int = 2) -> None:
+    def __init__(
+        self, size: int = 2, timeout: float = 1000.0, max_lingering: int = 2, meter: DelayMeter | None = None
+    ) -> None:
         self.kept: list[Membership] = []
         self.votes: list[Vote] = []
         self.outcome = FormationStatus()
@@ -52,6 +56,7 @@ class Scene:
             self.board,
             keep=self.keep,
             keep_vote=self.votes.append,
+            meter=meter,
             max_lingering=max_lingering,
         )
 
@@ -146,6 +151,24 @@ def test_members_that_linger_are_not_counted() -> None:
         assert kinds(carrier)[-1] is FormationFailed
         assert carrier.aborted is None
         carrier.half_close()
+    scene.doorway.close()
+
+
+def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway_module, "_MEASURE_INTERVAL", 0.01)
+    monkeypatch.setattr(doorway_module, "LINGER", 0.05)
+    measured: list[float] = []
+
+    class Meter(DelayMeter):
+        def timer_ran(self, due: float, now: float) -> None:
+            assert now >= due
+            measured.append(due)
+
+    scene = Scene(meter=Meter(1.0))
+    eventually(lambda: len(measured) > 3, "measurements")
+    scene.join(7)
+    scene.join(8)
+    eventually(lambda: scene.doorway._measure_at is None, "no measurements when it has formed")
     scene.doorway.close()
 
 

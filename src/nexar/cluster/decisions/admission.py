@@ -25,6 +25,8 @@ Laws:
   whoever hears of it can dial everybody in it. Launchers do not count, nor those who came too early and wait to join.
   From then on it is the members who decide who is here, and `FormedCluster` that follows. Until all of them are
   connected (`Starting`), the loss of one of them is the end of the whole cluster.
+- The time for forming, and for connecting, extends by the seed's own delay (`own_delay`), which is bounded: a seed that
+  gets too little CPU hears late of ranks that came in time.
 - Every event costs the same however large the world is, but for a change of the membership, which is paid for once.
 """
 
@@ -119,9 +121,9 @@ class PendingStart:
         """This member is gone, whether it was connected or not."""
         self.fail(headed(f"rank {rank} was lost before the cluster had started", reason))
 
-    def expire(self, now: float) -> None:
-        """Fail if the time is up."""
-        if now >= self.deadline and self._awaited:
+    def expire(self, now: float, own_delay: float = 0.0) -> None:
+        """Fail if the time is up. It extends by `own_delay`: a seed that runs slowly hears of the members late."""
+        if now >= self.deadline + own_delay and self._awaited:
             ranks = sorted(rank for node in self._awaited if (rank := self._membership.rank_of(node)) is not None)
             span = format_seconds(now - self._began)
             self.fail(f"{list_ranks(ranks)} did not connect to the other ranks within {span}")
@@ -186,8 +188,10 @@ class Admission:
             raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
         self.size = size
         self._limits = limits or AdmissionLimits()
+        self._started = started
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
+        self._extension = 0.0  # of the time for forming, once that is over
         self._now = started  # of the event that is being dealt with
         self._failure = ""  # why the cluster will never form, once that is so
         self._formed: FormedCluster | None = None  # once it has
@@ -250,6 +254,11 @@ class Admission:
         return self._forming is None and self._formed is None
 
     @property
+    def forms(self) -> bool:
+        """Not every member is connected yet, and the time for that is not over."""
+        return self._forming is not None or self._starting is not None
+
+    @property
     def joined(self) -> int:
         """Candidates that are in and connected; after the commit, members that are connected."""
         return len(self._members)
@@ -266,8 +275,9 @@ class Admission:
 
     def due(self, now: float) -> float | None:
         """When the next Tick is needed, not before `now`; None: not before another event."""
-        formation = None if self._forming is None else self._deadline
-        start = None if self._starting is None else self._starting.deadline
+        delay = self._limits.own_delay()
+        formation = None if self._forming is None else self._deadline + delay
+        start = None if self._starting is None else self._starting.deadline + delay
         formed = None if self._formed is None else self._formed.due(now)
         deadlines = [each for each in (formation, start, formed, self._pending.next_deadline) if each is not None]
         return max(now, min(deadlines)) if deadlines else None
@@ -478,7 +488,7 @@ class Admission:
             return []
         if formed.membership.epoch > 1:
             starting.fail("the membership changed before the cluster had started")
-        starting.expire(now)
+        starting.expire(now, self._limits.own_delay())
         if starting.failure:
             return self._fail_start(starting.failure)
         if not starting.complete:
@@ -518,7 +528,7 @@ class Admission:
 
     def _failed(self, joined: tuple[str, ...], insiders: tuple[int, ...], reason: str) -> list[AdmissionAction]:
         listed, count = self._refusals.listed(), self._refusals.count
-        elapsed = self._formation_timeout - max(0.0, self._deadline - self._now)
+        elapsed = min(self._now - self._started, self._formation_timeout + self._extension)
         fail = FailFormation(joined, self.size, listed, count, elapsed, insiders, reason)
         why, *further = self._failure.split("\n")
         line = "; ".join((f"{why}, {len(joined)} of {self.size} joined", *further))
@@ -529,8 +539,10 @@ class Admission:
     def _tick(self, now: float) -> list[AdmissionAction]:
         expired = [self._joiners[connection] for connection in self._pending.expired(now)]
         actions = [action for joiner in expired for action in self._drop(joiner, self._what_was_late(joiner))]
-        if self._forming is not None and now >= self._deadline:
-            self._forming.expire(self._formation_timeout)
+        delay = self._limits.own_delay()
+        if self._forming is not None and now >= self._deadline + delay:
+            self._extension = delay
+            self._forming.expire(self._formation_timeout + delay)
             actions += self._fail(self._forming)
         return actions if self._formed is None else actions + self._formed.tick(now)
 

@@ -12,7 +12,7 @@ From a stranger to somebody who has proven that it knows the secret. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
@@ -174,6 +174,9 @@ class AdmissionLimits:
     """Members and those who wait to be: not more; 0: any number."""
     clocks: ClockLimits = field(default_factory=ClockLimits)
     """By how much a candidate's clock may differ from the seed's."""
+
+    own_delay: Callable[[], float] = lambda: 0.0
+    """Seconds by which the seed runs late now: see `decisions.own_delay`."""
 
     @property
     def proof_timeout(self) -> float:

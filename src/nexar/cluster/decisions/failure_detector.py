@@ -70,6 +70,7 @@ def _others(size: int, rank: Rank, direction: int, topology: str) -> tuple[Rank,
 
 LONGEST: Final = 20.0
 """Seconds, whatever the settings are."""
+_FORMATION_SHARE: Final = 1 / 3
 _MEMORY: Final = 3.0
 """Seconds after which a measurement counts for about a third of its value."""
 _STEPS: Final = 10.0
@@ -82,6 +83,13 @@ _LEAST_SHARE: Final = 0.05
 """CPU seconds per second: with less a thread's wait for a CPU says little about what work would take."""
 _UNDISTURBED: Final = 0.5
 """Seconds by which a second of work may take longer before that counts: other processes run, too."""
+
+
+def longest_extension(formation_timeout: float) -> float:
+    """Seconds by which a seed that runs slowly extends the time for forming at most. Members wait that much longer for
+    its answer.
+    """
+    return min(LONGEST, formation_timeout * _FORMATION_SHARE)
 
 
 class OwnDelay:

@@ -1,5 +1,6 @@
 """Stories at the door, told in few words: somebody knocks, says hello, applies; what does the machine want done?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -103,8 +104,11 @@ def a_door(
     elastic: bool = False,
     most: int = 0,
     seed: PinnedNode = SEED,
+    own_delay: Callable[[], float] = lambda: 0.0,
 ) -> Door:
-    rules = AdmissionLimits(max_pending=max_pending, auth_timeout=auth_timeout, elastic=elastic, most=most)
+    rules = AdmissionLimits(
+        max_pending=max_pending, auth_timeout=auth_timeout, elastic=elastic, most=most, own_delay=own_delay
+    )
     return Door(Admission("cluster", size, started=0.0, formation_timeout=timeout, limits=rules, seed=seed))
 
 

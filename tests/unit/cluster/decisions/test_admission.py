@@ -39,6 +39,7 @@ from nexar.cluster.decisions.admission_events import (
     StartCluster,
     StartFailureReported,
 )
+from nexar.cluster.decisions.failure_detector import OwnDelay
 from nexar.cluster.membership import MAX_MEMBERS, Membership
 from nexar.errors import InternalError, UsageError
 from nexar.types import format_node
@@ -443,6 +444,44 @@ def test_a_formation_that_takes_too_long_fails_and_says_who_came_and_who_was_ref
     assert door.tell(AdmissionTick(), ConnectionEnded(1, "closed"), ConnectionEnded(51, "closed")) == []
 
 
+def test_a_formation_has_longer_by_the_own_delay_of_a_seed_that_runs_slowly() -> None:
+    """A timer of the seed is 0.5 s late every second: ten turns of threads take 5 s longer."""
+    measured = OwnDelay()
+    door = a_door(2, timeout=5.0, own_delay=lambda: measured.seconds)
+    door.join(1, rank=0)
+    for second in range(1, 10):
+        measured.timer_ran(float(second), second + 0.5)
+        door.now = second + 0.5
+        assert not every(door.tell(AdmissionTick()), FailFormation)
+    assert door.machine.due(door.now) == pytest.approx(10.0)
+    assert every(door.join(2, rank=1), CommitMembership), "it came late, and the seed was late by as much"
+
+
+def test_a_formation_that_takes_too_long_at_a_seed_that_runs_slowly_fails_at_the_extended_time_and_names_it() -> None:
+    delay = 4.0
+    door = a_door(2, timeout=5.0, own_delay=lambda: delay)
+    door.join(1, rank=0)
+    door.now = 8.9
+    assert not every(door.tell(AdmissionTick()), FailFormation)
+    door.now = 9.0
+    actions = door.tell(AdmissionTick())
+    assert only(actions, FailFormation).timeout == 9.0
+    (failed,) = [each for each in every(actions, SeedEvent) if each.kind == "failed"]
+    assert failed.reason.startswith("the cluster did not form within 9 s")
+
+
+def test_a_formation_ends_on_time_when_the_delay_of_the_seed_is_over() -> None:
+    delays = [4.0]
+    door = a_door(2, timeout=5.0, own_delay=lambda: delays[-1])
+    door.join(1, rank=0)
+    door.now = 5.0
+    assert not every(door.tell(AdmissionTick()), FailFormation)
+    delays.append(0.0)
+    assert door.machine.due(5.5) == 5.5
+    door.now = 5.5
+    assert only(door.tell(AdmissionTick()), FailFormation).timeout == 5.0
+
+
 def test_a_candidate_that_is_gone_before_the_commit_frees_its_place() -> None:
     door = a_door(2)
     door.join(1, rank=0)
@@ -601,8 +640,8 @@ def join(door: Door, connection: int, rank: int | None = None, **more: object) -
     return [*door.greet(connection), *door.tell(applied, JoinerReady(connection))]
 
 
-def committed() -> Door:
-    door = a_door(3)
+def committed(own_delay: float = 0.0) -> Door:
+    door = a_door(3, own_delay=lambda: own_delay)
     for connection in RANKS:
         join(door, connection, rank=connection - 1)
     return door
@@ -668,6 +707,17 @@ def test_who_does_not_connect_in_time_is_named() -> None:
         only(door.tell(AdmissionTick()), FailFormation).reason
         == "ranks 1, 2 did not connect to the other ranks within 60 s"
     )
+
+
+def test_members_have_longer_to_connect_by_the_own_delay_of_a_seed_that_runs_slowly() -> None:
+    door = committed(own_delay=15.0)
+    door.tell(MemberConnected(1), MemberConnected(2))
+    assert door.machine.due(0.0) == 75.0
+    door.now = 74.0
+    assert not every(door.tell(AdmissionTick()), FailFormation)
+    assert door.machine.forms
+    only(door.tell(MemberConnected(3)), StartCluster)
+    assert not door.machine.forms
 
 
 def test_members_of_a_cluster_that_formed_late_have_time_to_connect() -> None:

@@ -18,6 +18,7 @@ from nexar.cluster.decisions.failure_detector import (
     FailureDetector,
     LivenessReport,
     OwnDelay,
+    longest_extension,
     watched,
     watchers,
 )
@@ -311,6 +312,11 @@ def test_totals_that_go_down_because_a_thread_ended_measure_nothing() -> None:
     delay.threads_used(1.0, 50.0, 0.0)
     delay.threads_used(1.1, 2.0, 1.0)
     assert delay.seconds == 0.0
+
+
+@pytest.mark.parametrize(("timeout", "most"), [(3.0, 1.0), (60.0, LONGEST), (3600.0, LONGEST)])
+def test_the_time_for_forming_extends_by_a_third_at_most(timeout: float, most: float) -> None:
+    assert longest_extension(timeout) == pytest.approx(most)
 
 
 WORLDS = [*range(1, 40), 1000, 4096]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import socket
 import time
@@ -77,7 +78,8 @@ class Story:
         return self.seed
 
     def _start(self, rank: int, ticket: str) -> Python:
-        place = {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": str(self.size), "NEXAR_TICKET": ticket}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        place = {"PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.size), "NEXAR_TICKET": ticket}
         return self._stack.enter_context(
             Python(
                 self.script, self._round_sync, cwd=self.folder, prefix=self._prefixes[rank], **place, **self._variables

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import nexar
+from nexar.cluster.decisions.formed_cluster import SEED_CONNECTION_BROKE
 from nexar.cluster.membership import Change, Membership
 
 SELDOM = 0.02
@@ -141,6 +143,12 @@ class Life:
         """End the link to this rank, which knows nothing of it."""
         node = next(node for node, first in self._first.items() if first == rank)
         self.comm._runtime.mesh.links()[node].lose("cut by the test")
+
+    def do_starve(self, rank: int, pid: int) -> None:
+        """This rank gets no CPU from now on, and this node is told that its connection to the seed broke."""
+        node = next(node for node, first in self._first.items() if first == rank)
+        os.kill(pid, signal.SIGSTOP)
+        self.comm._runtime.seed_told_of(node, self.comm.epoch, SEED_CONNECTION_BROKE)
 
     def do_hold(self, seconds: int) -> None:
         """Do nothing, and let no other thread of Python do anything."""

@@ -103,6 +103,7 @@ class Agreements:
         self._reached: dict[VoterGroup, int] = {}  # the highest sequence that was brought or chosen here
         self._waiting: dict[Instance, list[AgreedValue]] = {}
         self._gone: dict[NodeId, str] = {}  # voters that were removed from the world, and why
+        self._missed: dict[NodeId, str] = {}  # voters that this node has lost, and why
         self._end: NexarError | None = None  # of all of them, for good
         self._timer = TimerThread(self._on_timer)
 
@@ -138,10 +139,37 @@ class Agreements:
         """
         with self._lock:
             for each in departures:
-                if any(each.node in voters for voters in self._voters.values()):
+                self._missed.pop(each.node, None)
+                if self._votes(each.node):
                     self._gone[each.node] = each.cause
-            vain = [instance for instance in self._waiting if self._is_vain(instance)]
-            waiting = [(agreed, self._lost(instance)) for instance in vain for agreed in self._waiting.pop(instance)]
+            waiting = self._take_vain()
+        self._fail(waiting)
+
+    def miss(self, node: NodeId, cause: str) -> None:
+        """This node has lost a voter, and nobody removes it from the world until a user asks for that. As `lose`, until
+        it is found.
+        """
+        with self._lock:
+            if self._votes(node):
+                self._missed[node] = cause
+            waiting = self._take_vain()
+        self._fail(waiting)
+
+    def find(self, node: NodeId) -> None:
+        """A voter that this node had lost is there again."""
+        with self._lock:
+            self._missed.pop(node, None)
+
+    def _votes(self, node: NodeId) -> bool:
+        """Under the lock."""
+        return any(node in voters for voters in self._voters.values())
+
+    def _take_vain(self) -> list[tuple[AgreedValue, PeerLost]]:
+        """Who waits for what is not chosen any more, and why. Under the lock."""
+        vain = [instance for instance in self._waiting if self._is_vain(instance)]
+        return [(agreed, self._lost(instance)) for instance in vain for agreed in self._waiting.pop(instance)]
+
+    def _fail(self, waiting: list[tuple[AgreedValue, PeerLost]]) -> None:
         with self._progress.lock:
             for agreed, error in waiting:
                 agreed.finish(error)
@@ -152,12 +180,13 @@ class Agreements:
         """Whether too few voters are left, and nothing was chosen before. Under the lock."""
         voters, agreement = self._voters.get(instance[:2], frozenset()), self._agreements.get(instance)
         is_chosen = agreement is not None and agreement.chosen is not None
-        return not is_chosen and len(voters - self._gone.keys()) < majority(voters)
+        return not is_chosen and len(voters - self._gone.keys() - self._missed.keys()) < majority(voters)
 
     def _lost(self, instance: Instance) -> PeerLost:
         """Names the voter of this instance that went last. Under the lock."""
-        node = next(node for node in reversed(self._gone) if node in self._voters[instance[:2]])
-        return PeerLost(node=node, cause=self._gone[node], operation=f"agree #{instance[2]}")
+        causes = {**self._gone, **self._missed}
+        node = next(node for node in reversed(causes) if node in self._voters[instance[:2]])
+        return PeerLost(node=node, cause=causes[node], operation=f"agree #{instance[2]}")
 
     def propose(self, instance: Instance, value: bytes) -> AgreedValue:
         """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
@@ -249,6 +278,7 @@ class Agreements:
         del self._voters[conference]
         known = {node for voters in self._voters.values() for node in voters}
         self._gone = {node: cause for node, cause in self._gone.items() if node in known}
+        self._missed = {node: cause for node, cause in self._missed.items() if node in known}
 
     def _spread(self, messages: Iterable[SendMessage]) -> None:
         for each in messages:

@@ -15,7 +15,7 @@ from nexar.communicator.resilient import Team
 from nexar.communicator.runtime import NodeRuntime
 from nexar.communicator.serialization import ObjectError, decode_object, encode_object
 from nexar.communicator.status import Health, health
-from nexar.errors import NexarError, NoQuorum, OperationTimeout, PeerMisbehaved, UsageError
+from nexar.errors import NexarError, NoQuorum, OperationTimeout, PeerLost, PeerMisbehaved, UsageError
 from nexar.group import checked_timeout, deadline_after
 from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.control import MAX_MESSAGE_BYTES
@@ -105,7 +105,8 @@ class RecoveryMethods(ABC):
 
         `value` is anything that `send_object` can send, up to almost 1 MiB. MembershipChanged (`manual`: PeerLost): so
         many members died or left that no majority of this communicator is left, and the others went on without them;
-        raised as soon as that is chosen. NoQuorum: no majority can be reached, and nobody goes on.
+        raised as soon as that is chosen (`manual`: as soon as this rank has lost them; `shrink()` goes on). NoQuorum:
+        no majority can be reached, and nobody goes on.
         PeerMisbehaved: a member brought what is no value, and that was chosen.
         """
         seconds = self._allowed(timeout)
@@ -120,9 +121,10 @@ class RecoveryMethods(ABC):
         except OperationTimeout as late:
             raise self._no_majority(instance, seconds) from late
         except NexarError as error:
-            raise self._runtime.successors.ended(group) or self._runtime.successors.judge(
-                self._generation, error
-            ) from None
+            successors = self._runtime.successors
+            if isinstance(error, PeerLost) and self._nobody_goes_on():
+                raise self._no_majority(instance, seconds) from None
+            raise successors.ended(group) or successors.judge(self._generation, error) from None
         return _read(agreed.value(), agreed.name)
 
     def _allowed(self, timeout: Any) -> float:
@@ -133,6 +135,15 @@ class RecoveryMethods(ABC):
         if timeout is None:
             return self._runtime.node.config.recovery_timeout
         return checked_timeout(timeout)
+
+    def _nobody_goes_on(self) -> bool:
+        """Whether `shrink()` would be in vain: fewer than half of the world's members are left. With half of them, the
+        seed's vote decides.
+        """
+        if self._runtime.node.config.recovery_policy != "manual":
+            return False
+        world, suspects = self._runtime.membership_service.membership, self._runtime.membership_service.suspects()
+        return 2 * sum(member.node not in suspects for member in world.members) < world.size
 
     def _no_majority(self, instance: tuple[int, int, int], seconds: float) -> NoQuorum | OperationTimeout:
         members = self._generation.membership

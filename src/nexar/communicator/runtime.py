@@ -312,7 +312,10 @@ class NodeRuntime:
             if rank is not None:
                 generation.failures.publish(FailureEvent(rank, node, cause, state, generation.membership.epoch))
         if state == "back":
+            self.agreements.find(node)
             self._renew_stalled()
+        elif state != "stuck" and self.node.config.recovery_policy == "manual":
+            self.agreements.miss(node, cause)  # nobody is removed before a user asks for it
         if state == "lost" and self.node.config.recovery_policy == "abort":
             self._end_all(partial(_lost_in, node, cause))
 

@@ -9,7 +9,7 @@ import pytest
 
 from nexar.cluster.agreements import _AHEAD, _KEPT, _KEPT_BYTES, AgreedValue, Agreements
 from nexar.cluster.decisions.membership_events import MembershipMessage
-from nexar.errors import LinkClosed, UsageError
+from nexar.errors import LinkClosed, PeerLost, UsageError
 from nexar.wire.control import BallotNumber, Chosen, Prepare, Suspect
 from tests.unit.cluster.memory_mesh import eventually
 
@@ -106,6 +106,23 @@ def test_without_a_majority_nothing_is_chosen_and_who_is_missing_is_known(assemb
     assembly.absent = {3}
     assert assembly.carry_until(agreed) == b"alone"
     assert assembly.ballots[1].missing((9, 9, 9)) == []
+
+
+def test_where_this_node_has_lost_too_many_voters_whoever_waits_is_told_until_one_is_found(assembly: Assembly) -> None:
+    assembly.absent = {2, 3}
+    ballots = assembly.ballots[1]
+    agreed = ballots.propose(FIRST, b"alone")
+    ballots.miss(9, "no voter")
+    ballots.miss(2, "it was killed")
+    assert not agreed.done
+    ballots.miss(3, "it was killed, too")
+    assert isinstance(agreed.error, PeerLost)
+    assert (agreed.error.node, agreed.error.cause) == (3, "it was killed, too")
+    with pytest.raises(PeerLost, match="killed, too"):
+        ballots.propose((0, 1, 2), b"again")
+    ballots.find(3)
+    assembly.absent = {2}
+    assert assembly.carry_until(ballots.propose((0, 1, 2), b"again")) == b"again"
 
 
 def test_instances_do_not_know_of_one_another(assembly: Assembly) -> None:

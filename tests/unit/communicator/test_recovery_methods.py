@@ -1,6 +1,7 @@
 """What a communicator offers for when members come and go."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -249,11 +250,13 @@ def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_i
         comm._runtime.agreements._say = lambda *_: None  # nobody hears its ballots
 
     def agree(comm: Communicator) -> Communicator:
-        """Until both are removed: a successor may have been made between the two."""
-        error = raised(lambda: comm.agree(comm.rank, timeout=PATIENCE))
+        return follow(raised(lambda: comm.agree(comm.rank, timeout=PATIENCE)))
+
+    def follow(error: BaseException) -> Communicator:
+        """Until both are removed: a successor may have been made between the two, and has a majority."""
         assert isinstance(error, MembershipChanged)
         successor: Communicator = error.communicator
-        return successor if successor.size == 2 else agree(successor)
+        return successor if successor.size == 2 else follow(raised(successor.barrier))
 
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(agree, comm) for comm in ranks[:2]] if waits else []
@@ -264,6 +267,34 @@ def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_i
                 lambda: all(comm._runtime.membership_service.membership.size == 2 for comm in ranks[:2]), "both removed"
             )
         successors = [each.result(PATIENCE) for each in waiting] or on_every(ranks[:2], agree)
+    assert on_every(successors, lambda comm: comm.all_reduce(1)) == [2, 2]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("go", [die, Communicator.close], ids=["die", "leave"])
+def test_under_the_manual_policy_whoever_has_lost_half_of_the_members_raises_at_once(
+    world: World, waits: bool, go: Callable[[Communicator], None]
+) -> None:
+    ranks = world(4, recovery_policy="manual")
+    for comm in ranks[:2]:
+        comm._runtime.agreements._say = lambda *_: None  # nobody hears its ballots
+
+    def agree(comm: Communicator) -> BaseException:
+        begin = time.monotonic()
+        error = raised(lambda: comm.agree(comm.rank, timeout=PATIENCE))
+        assert time.monotonic() - begin < PATIENCE / 2
+        return error
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(agree, comm) for comm in ranks[:2]] if waits else []
+        for comm in ranks[2:]:
+            go(comm)
+        errors = [each.result(PATIENCE) for each in waiting] or on_every(ranks[:2], agree)
+    for error in errors:
+        assert isinstance(error, PeerLost)
+        assert error.rank in (2, 3)
+        assert error.remedy == "comm.shrink() gives the next communicator, without it"
+    successors = on_every(ranks[:2], Communicator.shrink)
     assert on_every(successors, lambda comm: comm.all_reduce(1)) == [2, 2]
 
 

@@ -13,7 +13,7 @@ LOCK_ARGS ?=
 export PYTHON VENV
 bin := $(VENV)/bin
 torch_venv := $(if $(filter .venv,$(VENV)),.venv-torch,$(VENV))
-has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
+has_native := $(bin)/python -c 'import nexar_native.quic' 2>/dev/null
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-rust test-cuda test-torch lint types format bench bench-peers fuzz simulate soak wheels docs lock audit clean
@@ -21,7 +21,7 @@ has_quic := $(bin)/python -c 'import nexar_quic' 2>/dev/null
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## make the virtual environment; build nexar-quic when cargo is there
+setup: ## make the virtual environment; build nexar-native when cargo is there
 	@setup/all.sh
 
 demo: setup ## four ranks compute together, lose one and go on; a new one joins; then what each transport does
@@ -36,13 +36,13 @@ demo: setup ## four ranks compute together, lose one and go on; a new one joins;
 	@$(bin)/python examples/transports.py
 
 test: setup ## run every test
-	@if [ ! -d quic/tests ]; then paths="tests"; \
-	elif $(has_quic); then paths="tests quic/tests"; \
-	else paths="tests"; echo "quic/tests not run: nexar_quic cannot be imported (see the notice of make setup)"; fi; \
+	@if [ ! -d native/tests ]; then paths="tests"; \
+	elif $(has_native); then paths="tests native/tests"; \
+	else paths="tests"; echo "native/tests not run: nexar_native cannot be imported (see the notice of make setup)"; fi; \
 	set -x; $(bin)/python -m pytest $$paths $(PYTEST_ARGS)
 
-test-rust: setup ## run the Rust tests of quic/, with the Python of the environment
-	@if cargo --version >/dev/null 2>&1 && [ -f quic/Cargo.toml ]; then set -x; PYO3_PYTHON=$(abspath $(bin)/python) cargo test --quiet --locked --no-default-features --manifest-path quic/Cargo.toml; \
+test-rust: setup ## run the Rust tests of native/, with the Python of the environment
+	@if cargo --version >/dev/null 2>&1 && [ -f native/Cargo.toml ]; then set -x; PYO3_PYTHON=$(abspath $(bin)/python) cargo test --quiet --locked --no-default-features --manifest-path native/Cargo.toml; \
 	else echo "Rust not tested: no cargo on PATH, or no crate"; fi
 
 test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
@@ -61,7 +61,7 @@ types: setup ## mypy --strict on src
 format: setup ## rewrite the sources in the common format
 	$(bin)/ruff format .
 	$(bin)/ruff check --fix-only --quiet .
-	@if command -v cargo >/dev/null && [ -f quic/Cargo.toml ]; then cargo fmt --manifest-path quic/Cargo.toml; fi
+	@if command -v cargo >/dev/null && [ -f native/Cargo.toml ]; then cargo fmt --manifest-path native/Cargo.toml; fi
 
 bench: setup ## measure the transports
 	@$(bin)/python benchmarks/transport.py $(BENCH_ARGS)
@@ -86,8 +86,8 @@ cargo_sources := $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 remapped := --remap-path-prefix=$(cargo_sources)=crates --remap-path-prefix=$(CURDIR)=.
 wheels: setup ## build the wheels of both packages into dist/, each with its SBOM, without paths of this machine
 	$(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
-	@if command -v cargo >/dev/null; then set -x; PATH="$(abspath $(bin)):$$PATH" RUSTFLAGS="$(remapped) $$RUSTFLAGS" $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist ./quic; \
-	else echo "nexar-quic not built: no cargo on PATH"; fi
+	@if command -v cargo >/dev/null; then set -x; PATH="$(abspath $(bin)):$$PATH" RUSTFLAGS="$(remapped) $$RUSTFLAGS" $(bin)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist ./native; \
+	else echo "nexar-native not built: no cargo on PATH"; fi
 	$(bin)/python setup/wheels.py dist/*.whl
 
 lock: ## write setup/requirements/*.txt anew; LOCK_ARGS=--upgrade takes the newest versions
@@ -97,5 +97,5 @@ audit: ## known vulnerabilities of all that is locked; asks advisory databases o
 	@setup/audit.sh
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs .venv-lock .venv-audit site dist build quic/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests quic -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs .venv-lock .venv-audit site dist build native/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests native -name __pycache__ -type d -prune -exec rm -rf {} +

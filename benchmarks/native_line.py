@@ -1,12 +1,12 @@
-"""Conversation over `nexar-quic` directly: one stream of one connection, no frames, no carriers."""
+"""Conversation over `nexar_native.quic` directly: one stream of one connection, no frames, no carriers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import nexar_quic
 from memory import touched
+from nexar_native import quic
 
 from nexar.links.progress import DEFAULT_SPIN
 from nexar.security.certificates import Credentials, Trust, node_name
@@ -30,17 +30,17 @@ class NativeNode:
     ) -> None:
         self.spin = spin
         self._cluster = credentials.cluster
-        mine = nexar_quic.Credentials(credentials.certificate_chain, credentials.private_key)
-        self._endpoint = nexar_quic.Endpoint((host, 0), mine, nexar_quic.Trust(trust.authorities))
+        mine = quic.Credentials(credentials.certificate_chain, credentials.private_key)
+        self._endpoint = quic.Endpoint((host, 0), mine, quic.Trust(trust.authorities))
         self._accepting = self._endpoint.post_accept()
-        self.completions = nexar_quic.Completions(self._endpoint)
+        self.completions = quic.Completions(self._endpoint)
 
     def addresses_for(self, peer: int) -> dict[str, str]:
         """See Assembly."""
         host, port = self._endpoint.address
         return {"native": f"{host} {port}"}
 
-    def connect(self, peer: int, addresses: Mapping[str, str], timeout: float) -> nexar_quic.Stream:
+    def connect(self, peer: int, addresses: Mapping[str, str], timeout: float) -> quic.Stream:
         """See Assembly. A stream is announced by its first byte."""
         host, port = addresses["native"].split()
         self._connection = self._endpoint.connect((host, int(port)), node_name(peer, self._cluster), timeout)
@@ -48,14 +48,14 @@ class NativeNode:
         stream.write(b"!")
         return stream
 
-    def accept(self, timeout: float) -> nexar_quic.Stream:
+    def accept(self, timeout: float) -> quic.Stream:
         """See Assembly."""
         self._connection = self._done(self._accepting, timeout)
-        stream: nexar_quic.Stream = self._done(self._connection.post_accept_bi(), timeout)
+        stream: quic.Stream = self._done(self._connection.post_accept_bi(), timeout)
         self._done(stream.post_read(bytearray(1)), timeout)
         return stream
 
-    def _done(self, operation: nexar_quic.Operation, timeout: float) -> Any:
+    def _done(self, operation: quic.Operation, timeout: float) -> Any:
         if not self._endpoint.wait([operation], timeout)[0]:
             raise TimeoutError("nobody dialed")
         return operation.result()
@@ -68,7 +68,7 @@ class NativeNode:
 class NativeTalker:
     """See Talker."""
 
-    def __init__(self, node: NativeNode, stream: nexar_quic.Stream) -> None:
+    def __init__(self, node: NativeNode, stream: quic.Stream) -> None:
         self._stream, self._completions, self._spin = stream, node.completions, node.spin
 
     def prepare(self, size: int) -> None:
@@ -110,13 +110,13 @@ class NativeTalker:
         self._stream.write(_ACKNOWLEDGEMENT)
         self._wait_for(last)
 
-    def _read(self, place: memoryview) -> nexar_quic.Operation:
+    def _read(self, place: memoryview) -> quic.Operation:
         return self._stream.post_read(place, self._completions)
 
-    def _write(self, data: memoryview) -> nexar_quic.Operation:
+    def _write(self, data: memoryview) -> quic.Operation:
         return self._stream.post_write(data, self._completions)
 
-    def _wait_for(self, *operations: nexar_quic.Operation | None) -> None:
+    def _wait_for(self, *operations: quic.Operation | None) -> None:
         """Until one of them is done."""
         while not any(operation and operation.done for operation in operations):
             if not self._completions.wait(PATIENCE, spin=self._spin)[0]:

@@ -11,8 +11,8 @@ setup/environment.sh
 # As pip does for a package that is not editable: where Python may not write bytecode, every rank would compile anew.
 "$VENV/bin/python" -m compileall -q src
 setup/system.sh
-if [ -n "${NO_QUIC:-}" ]; then
-    echo "QUIC off: NO_QUIC is set; TLS, shared memory and in-memory transports work"
+if [ -n "${NO_NATIVE:-}" ]; then
+    echo "QUIC off: NO_NATIVE is set; TLS, shared memory and in-memory transports work"
 else
-    setup/quic.sh
+    setup/native.sh
 fi

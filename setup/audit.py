@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CARGO = HERE.parent / "quic"
+CARGO = HERE.parent / "native"
 UNKNOWN = 2
 
 
@@ -54,7 +54,7 @@ def _audit_crates() -> int:
     for flaw in found:
         print(f"audit: crate {flaw['package']['name']} {flaw['package']['version']}: {flaw['advisory']['id']}")
     print(
-        f"audit: quic/Cargo.lock: {report['lockfile']['dependency-count']} crates, {len(found)} known vulnerabilities"
+        f"audit: native/Cargo.lock: {report['lockfile']['dependency-count']} crates, {len(found)} known vulnerabilities"
     )
     return 1 if found else 0
 

@@ -1,6 +1,6 @@
 """Check the packages that nexar is built of and with: licences, sources, bans, and that they are the locked ones.
 
-Needs no network. Python packages are those of the environment that runs it, crates those of quic/Cargo.lock.
+Needs no network. Python packages are those of the environment that runs it, crates those of native/Cargo.lock.
 `setup/packages.toml` says what is allowed.
 """
 
@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).resolve().parent
-OURS = frozenset({"nexar", "nexar-quic"})
+OURS = frozenset({"nexar", "nexar-native"})
 _TOKEN = re.compile(r"\(|\)|[^()\s]+")
 
 
@@ -99,7 +99,7 @@ def _licence(package: Distribution, synonyms: dict[str, str]) -> str:
 
 
 def _check_crates(policy: dict[str, Any]) -> Iterator[str]:
-    manifest = HERE.parent / "quic" / "Cargo.toml"
+    manifest = HERE.parent / "native" / "Cargo.toml"
     if shutil.which("cargo") is None or not manifest.exists():
         print("packages: crates not checked: no cargo on PATH, or no crate")
         return

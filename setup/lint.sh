@@ -13,11 +13,11 @@ check() {
 check "$bin/ruff" check .
 check "$bin/ruff" format --check .
 check "$bin/lint-imports" --no-cache
-if [ ! -f quic/Cargo.toml ]; then
-    echo "Rust not checked: quic/ holds no crate"
+if [ ! -f native/Cargo.toml ]; then
+    echo "Rust not checked: native/ holds no crate"
 elif cargo --version >/dev/null 2>&1; then
-    check cargo fmt --manifest-path quic/Cargo.toml --check
-    check cargo clippy --quiet --locked --manifest-path quic/Cargo.toml --all-targets -- -D warnings
+    check cargo fmt --manifest-path native/Cargo.toml --check
+    check cargo clippy --quiet --locked --manifest-path native/Cargo.toml --all-targets -- -D warnings
 else
     echo "Rust not checked: no cargo on PATH, or none that runs"
 fi

@@ -141,10 +141,10 @@ def test_set_up_leaves_the_system_alone_if_told_so(tmp_path: Path) -> None:
 
 SBOM = """{
   "metadata": {"component": {
-    "bom-ref": "path+file:///home/ann/nexar/quic#nexar-quic@0.2.0",
-    "purl": "pkg:cargo/nexar-quic@0.2.0?download_url=file://.#src/lib.rs"
+    "bom-ref": "path+file:///home/ann/nexar/native#nexar-native@0.2.0",
+    "purl": "pkg:cargo/nexar-native@0.2.0?download_url=file://.#src/lib.rs"
   }},
-  "dependencies": [{"ref": "path+file:///home/ann/nexar/quic#nexar-quic@0.2.0"}]
+  "dependencies": [{"ref": "path+file:///home/ann/nexar/native#nexar-native@0.2.0"}]
 }"""
 
 
@@ -171,8 +171,8 @@ def test_an_sbom_in_a_wheel_does_not_name_the_directory_of_the_build(tmp_path: P
         assert archive.read("a.so") == b"code"
     document = json.loads(sbom)
     component = document["metadata"]["component"]
-    assert component["bom-ref"] == document["dependencies"][0]["ref"] == "nexar-quic@0.2.0"
-    assert component["purl"] == "pkg:cargo/nexar-quic@0.2.0#src/lib.rs"
+    assert component["bom-ref"] == document["dependencies"][0]["ref"] == "nexar-native@0.2.0"
+    assert component["purl"] == "pkg:cargo/nexar-native@0.2.0#src/lib.rs"
     digest = base64.urlsafe_b64encode(hashlib.sha256(sbom).digest()).rstrip(b"=").decode()
     assert record == ["a.so,sha256=x,1", f"a-1.dist-info/sboms/a.json,sha256={digest},{len(sbom)}"]
 

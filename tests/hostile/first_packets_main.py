@@ -3,18 +3,18 @@
 import socket
 import sys
 
-import nexar_quic
+from nexar_native import quic
 
 PACKET_BYTES = 1200
 """A client pads its first packet to this size."""
 
 
 def main(count: int) -> None:
-    settings = nexar_quic.Settings(max_streams=1)
+    settings = quic.Settings(max_streams=1)
     with socket.socket(type=socket.SOCK_DGRAM) as sink:
         sink.bind(("127.0.0.1", 0))
         sink.settimeout(20.0)
-        with nexar_quic.Endpoint(("127.0.0.1", 0), None, nexar_quic.Trust(), settings) as clients:
+        with quic.Endpoint(("127.0.0.1", 0), None, quic.Trust(), settings) as clients:
             known: set[bytes] = set()
             for _ in range(count):
                 dial = clients.post_connect(sink.getsockname(), "anybody", verify=False)

@@ -125,15 +125,15 @@ class QuicMiddle(Middle):
     """Between QUIC connections; each stream is passed on as one of its own."""
 
     def __init__(self, seed: str) -> None:
-        import nexar_quic
+        from nexar_native import quic
 
         from nexar.transport.quic.protocol import PREAMBLE_BYTES
 
         super().__init__()
         self.preamble_bytes = PREAMBLE_BYTES
         self._seed = parse_address(seed)
-        own = nexar_quic.Credentials(CERTIFICATE.certificate_chain, CERTIFICATE.private_key)
-        self._endpoint = nexar_quic.Endpoint(("127.0.0.1", 0), own, nexar_quic.Trust(allow_anonymous=True))
+        own = quic.Credentials(CERTIFICATE.certificate_chain, CERTIFICATE.private_key)
+        self._endpoint = quic.Endpoint(("127.0.0.1", 0), own, quic.Trust(allow_anonymous=True))
         self.address = format_address(*self._endpoint.address)
         self.start(self._accept)
 
@@ -145,9 +145,9 @@ class QuicMiddle(Middle):
 
     def _results(self, post: Callable[[], Any]) -> Iterator[Any]:
         """What one operation after the other gives, until it is over."""
-        import nexar_quic
+        from nexar_native import quic
 
-        with contextlib.suppress(nexar_quic.QuicError):
+        with contextlib.suppress(quic.QuicError):
             while not self._over.is_set():
                 operation = post()
                 while not operation.done and not self._over.is_set():

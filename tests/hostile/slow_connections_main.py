@@ -121,12 +121,10 @@ class QuicTalkers:
     """Connections over QUIC, one endpoint for each source address. One thread dials all of them and never waits."""
 
     def __init__(self, place: Place, sources: int, rate: float) -> None:
-        import nexar_quic
+        from nexar_native import quic
 
-        trust, settings = nexar_quic.Trust(), nexar_quic.Settings(loopback_mtu=PACKET_BYTES, max_streams=MAX_STREAMS)
-        self._endpoints = [
-            nexar_quic.Endpoint((source, 0), None, trust, settings) for source in source_addresses(sources)
-        ]
+        trust, settings = quic.Trust(), quic.Settings(loopback_mtu=PACKET_BYTES, max_streams=MAX_STREAMS)
+        self._endpoints = [quic.Endpoint((source, 0), None, trust, settings) for source in source_addresses(sources)]
         self._place = place
         self._pause = 1 / rate
         self._dials: list[tuple[float, Any]] = []

@@ -93,7 +93,7 @@ def flood(place: tuple[str, int], packets: list[bytes]) -> None:
                 time.sleep(0.01)
 
 
-@pytest.mark.skipif(not has_quic(), reason="nexar_quic is not installed")
+@pytest.mark.skipif(not has_quic(), reason="nexar_native is not installed")
 def test_ten_thousand_unfinished_handshakes_cost_little_and_disturb_no_member(record_property: Record) -> None:
     packets = first_packets(PACKETS)
     with process("seed", "2", "{}") as seed, ExitStack() as stack:

@@ -137,12 +137,12 @@ def show_foreign_certificates(siege: Siege, count: int) -> None:
 
 
 def show_foreign_certificates_over_quic(siege: Siege, count: int) -> None:
-    import nexar_quic
+    from nexar_native import quic
 
     foreign = Authority.create("foreign").admit(7)
-    with quic_endpoint(nexar_quic.Credentials(foreign.certificate_chain, foreign.private_key)) as endpoint:
+    with quic_endpoint(quic.Credentials(foreign.certificate_chain, foreign.private_key)) as endpoint:
         for _ in range(count):
-            with pytest.raises(nexar_quic.VerificationError):
+            with pytest.raises(quic.VerificationError):
                 connect_quic(endpoint, siege.place, anonymous=False)
 
 

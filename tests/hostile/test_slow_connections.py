@@ -47,7 +47,7 @@ with nexar.connect(sys.argv[1], bind="127.0.0.1", **settings) as comm:
 """
 
 Record = Callable[[str, object], None]
-needs_quic = pytest.mark.skipif(not has_quic(), reason="nexar_quic is not installed")
+needs_quic = pytest.mark.skipif(not has_quic(), reason="nexar_native is not installed")
 
 
 class Attack:

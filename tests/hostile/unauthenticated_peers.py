@@ -54,9 +54,9 @@ def silent_tls(place: Place, count: int) -> Iterator[None]:
 
 @contextmanager
 def quic_endpoint(credentials: Any = None) -> Iterator[Any]:
-    import nexar_quic
+    from nexar_native import quic
 
-    with nexar_quic.Endpoint(("127.0.0.1", 0), credentials, nexar_quic.Trust()) as endpoint:
+    with quic.Endpoint(("127.0.0.1", 0), credentials, quic.Trust()) as endpoint:
         yield endpoint
 
 

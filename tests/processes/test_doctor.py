@@ -81,7 +81,7 @@ def test_a_round_trip_inside_this_process_really_connects(scheme):
 
 def test_a_machine_is_looked_at_without_a_cluster():
     seen = inspect_machine(Config())
-    assert {version.name for version in seen.versions} >= {"python", "nexar", "nexar-quic", "numpy", "openssl"}
+    assert {version.name for version in seen.versions} >= {"python", "nexar", "nexar-native", "numpy", "openssl"}
     assert seen.door.problem == ""
     assert seen.door.advertised
     assert seen.cpus >= 1

@@ -9,7 +9,6 @@ The transports of one process, opened: UDP and TCP at one port number, and memor
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 from nexar.config import Config
 from nexar.errors import ConfigError, NexarError, UsageError
+from nexar.native import native_installed
 from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, Sleeper, Transport
@@ -147,9 +147,11 @@ class Transports:
 
 def usable_schemes(config: Config) -> tuple[str, ...]:
     """The wanted schemes that this process can have, preferred first. ConfigError if none of them leads anywhere."""
-    found = tuple(scheme for scheme in config.transports if scheme != "quic" or has_native())
+    found = tuple(scheme for scheme in config.transports if scheme != "quic" or native_installed())
     if not set(found) & set(NETWORK):
-        hint = "" if "quic" not in config.transports else "the package nexar-quic is not installed, so quic is missing"
+        hint = (
+            "" if "quic" not in config.transports else "the package nexar-native is not installed, so quic is missing"
+        )
         raise ConfigError(
             variable="NEXAR_TRANSPORTS",
             value=",".join(config.transports),
@@ -169,11 +171,6 @@ def quic_settings_for(config: Config) -> dict[str, float]:
         "keep_alive_interval": min(_SIGN_OF_LIFE, config.heartbeat_timeout / 3),
         "idle_timeout": max(_SILENCE, min(2 * config.heartbeat_timeout, _LONGEST_SILENCE)),
     }
-
-
-def has_native() -> bool:
-    """Whether the package that speaks QUIC is installed."""
-    return importlib.util.find_spec("nexar_quic") is not None
 
 
 def open_transports(

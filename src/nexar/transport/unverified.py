@@ -17,7 +17,7 @@ So no source can displace a smaller one: a node with an address of its own keeps
 takes, however many connections others open. Sources that are equal displace each other only after the grace period,
 which is long enough for a handshake over a slow path. The choice is random: nobody can arrange to outlast others.
 
-`quic/src/handshakes.rs` states the same rule for QUIC handshakes.
+`native/src/quic/handshakes.rs` states the same rule for QUIC handshakes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from nexar.wire.hello import Hello, decode_hello, encode_hello
 from tests.architecture.golden.filling import Filler
 from tests.architecture.sources import PACKAGE, files, module_name
 
-_OPTIONAL = {"torch", "nexar_quic"}
+_OPTIONAL = {"torch", "nexar_native"}
 """Packages that need not be installed: a module that needs one defines no struct."""
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from nexar.cluster.transports import bind_ports, has_native, open_transports, quic_settings_for, usable_schemes
+from nexar.cluster.transports import bind_ports, open_transports, quic_settings_for, usable_schemes
 from nexar.config import Config
 from nexar.errors import ConfigError, UsageError
+from nexar.native import version_problem
 from nexar.security.authority import provisional_credentials
 from nexar.security.certificates import Trust
 from nexar.testing.transports import why_unavailable
 from nexar.transport.base import Carrier
-from nexar.transport.quic import misfit
 
 Tried = list[str]
 
@@ -185,7 +185,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.transports.has_native", lambda: False)
+    monkeypatch.setattr("nexar.native.native_installed", lambda: False)
 
 
 def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
@@ -196,9 +196,9 @@ def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
 def test_a_native_package_that_does_not_fit_is_named_with_what_to_do(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.cluster.transports.has_native", lambda: True)
-    monkeypatch.setattr("nexar.transport.quic.available", lambda: misfit("0.1.0"))
-    with pytest.raises(UsageError, match=r"^QUIC cannot be used: nexar-quic 0\.1\.0 .*NEXAR_TRANSPORTS=shm,tls$"):
+    monkeypatch.setattr("nexar.native.native_installed", lambda: True)
+    monkeypatch.setattr("nexar.transport.quic.available", lambda: version_problem("0.1.0"))
+    with pytest.raises(UsageError, match=r"^QUIC cannot be used: nexar-native 0\.1\.0 .*NEXAR_TRANSPORTS=shm,tls$"):
         opened("quic", "tls")
 
 
@@ -217,7 +217,7 @@ def test_without_the_native_package_the_rest_serves(opened: Opened) -> None:
 
 @pytest.mark.usefixtures("without_native")
 def test_what_leads_nowhere_is_refused_and_the_missing_package_named() -> None:
-    with pytest.raises(ConfigError, match="nexar-quic is not installed"):
+    with pytest.raises(ConfigError, match="nexar-native is not installed"):
         usable_schemes(Config(transports=("shm", "quic")))
     with pytest.raises(ConfigError, match="quic or tls"):
         usable_schemes(Config(transports=("shm",)))
@@ -246,10 +246,6 @@ def test_a_port_of_which_only_the_udp_half_is_free_leaves_nothing_open(opened: O
     taken = int(opened("tls").address.rpartition(":")[2])
     with pytest.raises(ConfigError, match=str(taken)):
         opened("quic", "tls", port=taken)
-
-
-def test_the_native_package_is_looked_for_without_being_loaded() -> None:
-    assert has_native() == (why_unavailable("quic") is None)
 
 
 @pytest.mark.parametrize(("timeout", "keep_alive", "idle"), [(5.0, 5 / 3, 30.0), (0.3, 0.1, 30.0), (60.0, 5.0, 120.0)])

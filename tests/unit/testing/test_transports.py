@@ -16,8 +16,8 @@ def test_what_needs_nothing_is_always_there():
 
 
 def test_without_the_native_package_the_reason_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nexar_quic", None)
-    assert "nexar-quic" in str(why_unavailable("quic"))
+    monkeypatch.setitem(sys.modules, "nexar_native", None)
+    assert "nexar-native" in str(why_unavailable("quic"))
 
 
 def test_on_another_machine_shared_memory_says_what_it_needs(monkeypatch):

@@ -130,14 +130,14 @@ def test_what_makes_a_transport_of_a_scheme_makes_one_that_calls_itself_so(schem
 
 
 def test_a_missing_native_package_is_an_import_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nexar_quic", None)
+    monkeypatch.setitem(sys.modules, "nexar_native", None)
     for name in [name for name in sys.modules if name.startswith("nexar.transport.quic")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError):
         registry.load("quic")
     from nexar.transport.quic import available
 
-    assert "nexar-quic" in available()
+    assert "nexar-native" in available()
 
 
 class Pigeon(MemoryTransport):

@@ -112,7 +112,7 @@ def inspect_machine(config: Config) -> Machine:
 def _versions() -> tuple[Version, ...]:
     packages = [Version(name, _installed(name)) for name in _PACKAGES]
     problem = available()
-    quic = Version("nexar-quic", _installed("nexar-quic") if problem is None else None, problem or "")
+    quic = Version("nexar-native", _installed("nexar-native") if problem is None else None, problem or "")
     python = Version("python", platform.python_version())
     return (python, packages[0], quic, *packages[1:], Version("openssl", ssl.OPENSSL_VERSION.split()[1]))
 

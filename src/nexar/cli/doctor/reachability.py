@@ -63,17 +63,17 @@ def _about_interfaces(machine: Machine) -> Iterator[DoctorFinding]:
 def _about_versions(machine: Machine) -> Iterator[DoctorFinding]:
     numbers = {version.name: version.number for version in machine.versions}
     problems = {version.name: version.problem for version in machine.versions}
-    ours, quic = numbers.get("nexar"), numbers.get("nexar-quic")
+    ours, quic = numbers.get("nexar"), numbers.get("nexar-native")
     if "quic" not in machine.wanted:
         return
     if quic is None:
-        reason = problems.get("nexar-quic") or "it is not installed"
+        reason = problems.get("nexar-native") or "it is not installed"
         remedy = (
             f"`make setup` builds it in a clone where a Rust toolchain is, `make wheels` for others; {_WITHOUT_QUIC}"
         )
         yield DoctorFinding(f"{machine.name} has no QUIC ({reason}): {remedy}", needed=False)
     elif quic != ours:
-        text = f"{machine.name} has nexar {ours} and nexar-quic {quic}: install the wheels of one version"
+        text = f"{machine.name} has nexar {ours} and nexar-native {quic}: install the wheels of one version"
         yield DoctorFinding(text, needed=False)
 
 

@@ -16,8 +16,7 @@ from threading import Lock
 from typing import ParamSpec
 from weakref import WeakMethod
 
-from nexar_quic import Connection, ConnectionLost, ForkedError, Operation, QuicError, StreamError
-
+from nexar.native import quic
 from nexar.transport.base import SILENT_SINK, Buffer, Carrier, CarrierLost, Peer, Redirected, Sink
 from nexar.transport.quic.driver import CompletionDriver
 from nexar.transport.quic.protocol import (
@@ -57,7 +56,7 @@ class QuicCarrier(Carrier):
     scheme = "quic"
 
     def __init__(
-        self, connection: Connection, peer: Peer, driver: CompletionDriver, forget: Callable[[QuicCarrier], None]
+        self, connection: quic.Connection, peer: Peer, driver: CompletionDriver, forget: Callable[[QuicCarrier], None]
     ) -> None:
         self.peer = peer
         self.dialed = connection.dialed
@@ -82,7 +81,7 @@ class QuicCarrier(Carrier):
         try:
             self._connection.post_closed(self._driver.completions, token=self.closed)
             self._inbound.start()
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
 
     def admit(self) -> None:
@@ -90,7 +89,7 @@ class QuicCarrier(Carrier):
         self._inbound.admit()
         try:
             self._connection.lift_limits()
-        except (QuicError, ForkedError):
+        except (quic.QuicError, quic.ForkedError):
             return  # it has ended, which its sink is told
 
     # ---------------------------------------------------------------- sending
@@ -100,7 +99,7 @@ class QuicCarrier(Carrier):
         try:
             write = self._writers.get((lane, communicator)) or self._outbound.bind(lane, communicator)
             write(header, *body)
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
         self._frames_sent += 1
 
@@ -109,14 +108,14 @@ class QuicCarrier(Carrier):
         self._check()
         try:
             return self._outbound.queued_bytes(lane)
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
         """See Carrier."""
         try:
             self._outbound.send_payload(transfer, data)
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
 
     def withdraw_payload(self, transfer: int) -> None:
@@ -124,7 +123,7 @@ class QuicCarrier(Carrier):
         self._check()
         try:
             self._outbound.withdraw_payload(transfer)
-        except ForkedError as error:
+        except quic.ForkedError as error:
             raise self._refusal(error) from error
 
     # ---------------------------------------------------------------- receiving
@@ -139,7 +138,7 @@ class QuicCarrier(Carrier):
         """See Carrier."""
         try:
             return self._inbound.payloads.redirect(transfer, into)
-        except ForkedError as error:
+        except quic.ForkedError as error:
             raise self._refusal(error) from error
 
     # ---------------------------------------------------------------- ending
@@ -151,7 +150,7 @@ class QuicCarrier(Carrier):
             return
         try:
             self._outbound.finish()
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
         self._driver.defer(self._settle)
 
@@ -181,11 +180,11 @@ class QuicCarrier(Carrier):
         }
         return self._connection.stats() | counters
 
-    def closed(self, operation: Operation) -> None:
+    def closed(self, operation: quic.Operation) -> None:
         """The connection is gone."""
         try:
             operation.result()
-        except (QuicError, ForkedError) as error:
+        except (quic.QuicError, quic.ForkedError) as error:
             lost = self._set_error(ended_politely() if self._both_finished else to_carrier_lost(error))
         else:
             lost = self._set_error(CarrierLost("fault", "the connection ended without a reason"))
@@ -207,13 +206,13 @@ class QuicCarrier(Carrier):
         """See Handler."""
         self.fail(CarrierLost("fault", f"the end was interrupted: {error!r}"))
 
-    def farewell_opened(self, operation: Operation) -> None:
+    def farewell_opened(self, operation: quic.Operation) -> None:
         """There is a stream for our farewell."""
         try:
             stream = operation.result()
             stream.write(encode_preamble(StreamType.FAREWELL))
             stream.finish()
-        except (ConnectionLost, StreamError):
+        except (quic.ConnectionLost, quic.StreamError):
             return  # the peer, who has everything, was faster and closed
 
     @property
@@ -235,7 +234,7 @@ class QuicCarrier(Carrier):
     def _say_farewell(self) -> None:
         try:
             self._connection.post_open_uni(self._driver.completions, token=self.farewell_opened)
-        except QuicError as error:
+        except quic.QuicError as error:
             self._set_error(to_carrier_lost(error))
 
     def _end(self, error: CarrierLost, code: CloseCode) -> None:
@@ -243,7 +242,7 @@ class QuicCarrier(Carrier):
         try:
             self._connection.close(code, shorten(lost.reason))
             self._release(lost)  # afterwards: streams let go before would be reset, and the peer see that first
-        except ForkedError:
+        except quic.ForkedError:
             return  # the connection is the parent's, and it goes on there
 
     def _release(self, error: CarrierLost) -> None:
@@ -257,13 +256,13 @@ class QuicCarrier(Carrier):
                 self._error = error
             return self._error
 
-    def _refusal(self, error: QuicError | ForkedError) -> CarrierLost:
+    def _refusal(self, error: quic.QuicError | quic.ForkedError) -> CarrierLost:
         """What a verb raises instead of `error`."""
-        if isinstance(error, StreamError):
+        if isinstance(error, quic.StreamError):
             return self._stream_refusal(error)
         return retryable(self._set_error(to_carrier_lost(error)))
 
-    def _stream_refusal(self, error: StreamError) -> CarrierLost:
+    def _stream_refusal(self, error: quic.StreamError) -> CarrierLost:
         if self._error is not None:
             return retryable(self._error)
         if error.kind == "closed":

@@ -18,18 +18,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-import nexar_quic
-from nexar_quic import (
-    Cancelled,
-    ConnectError,
-    Connection,
-    Endpoint,
-    EndpointClosed,
-    Operation,
-    QuicError,
-    VerificationError,
-)
-
+from nexar.native import quic
 from nexar.security.certificates import Credentials, ForeignCertificate, Identity, Trust, identify, node_name
 from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Acceptor, CarrierLost, Expected, Peer
@@ -67,23 +56,23 @@ class WrongPeer(Exception):
     """The handshake is fine, but this is not whom we want to talk to. The text says why."""
 
 
-def to_native_credentials(credentials: Credentials | None) -> nexar_quic.Credentials | None:
+def to_native_credentials(credentials: Credentials | None) -> quic.Credentials | None:
     """What the endpoint shows. ValueError for bad PEM."""
     if credentials is None:
         return None
-    return nexar_quic.Credentials(credentials.certificate_chain, credentials.private_key)
+    return quic.Credentials(credentials.certificate_chain, credentials.private_key)
 
 
-def to_native_trust(trust: Trust) -> nexar_quic.Trust:
+def to_native_trust(trust: Trust) -> quic.Trust:
     """Whom the endpoint believes. ValueError for bad PEM."""
-    return nexar_quic.Trust(trust.authorities, allow_anonymous=trust.allow_anonymous)
+    return quic.Trust(trust.authorities, allow_anonymous=trust.allow_anonymous)
 
 
-def trust_for_dial(trust: Trust, expected: Expected) -> nexar_quic.Trust | None:
+def trust_for_dial(trust: Trust, expected: Expected) -> quic.Trust | None:
     """What decides about the other side's certificate; None: nothing that we know can."""
     if expected.node != UNKNOWN_NODE and trust.authorities:
-        return nexar_quic.Trust(trust.authorities)
-    return nexar_quic.Trust(fingerprints=[expected.fingerprint]) if expected.fingerprint else None
+        return quic.Trust(trust.authorities)
+    return quic.Trust(fingerprints=[expected.fingerprint]) if expected.fingerprint else None
 
 
 def name_for_dial(credentials: Credentials | None, expected: Expected) -> str:
@@ -91,7 +80,7 @@ def name_for_dial(credentials: Credentials | None, expected: Expected) -> str:
     return node_name(expected.node, _NOWHERE if credentials is None else credentials.cluster)
 
 
-def peer_of_dial(connection: nexar_quic.Connection, expected: Expected) -> Peer:
+def peer_of_dial(connection: quic.Connection, expected: Expected) -> Peer:
     """Who answered. Raises WrongPeer."""
     identity = _identity(connection)
     if identity is None:
@@ -103,7 +92,7 @@ def peer_of_dial(connection: nexar_quic.Connection, expected: Expected) -> Peer:
     return _peer(connection, identity.node)
 
 
-def peer_of_arrival(connection: nexar_quic.Connection, cluster: str) -> Peer:
+def peer_of_arrival(connection: quic.Connection, cluster: str) -> Peer:
     """Who dialed us; a candidate without a certificate is nobody yet. Raises WrongPeer."""
     identity = _identity(connection)
     if identity is None:
@@ -113,7 +102,7 @@ def peer_of_arrival(connection: nexar_quic.Connection, cluster: str) -> Peer:
     return _peer(connection, identity.node)
 
 
-def _identity(connection: nexar_quic.Connection) -> Identity | None:
+def _identity(connection: quic.Connection) -> Identity | None:
     certificate = connection.peer_certificate
     if certificate is None:
         return None
@@ -123,13 +112,13 @@ def _identity(connection: nexar_quic.Connection) -> Identity | None:
         raise WrongPeer(str(error)) from error
 
 
-def _peer(connection: nexar_quic.Connection, node: int) -> Peer:
+def _peer(connection: quic.Connection, node: int) -> Peer:
     address = format_address(*connection.remote_address)
     return Peer(node, connection.peer_certificate, connection.verified, address)
 
 
 QuicTarget: TypeAlias = tuple[str, int]
-Found: TypeAlias = tuple[Connection, Peer]
+Found: TypeAlias = tuple[quic.Connection, Peer]
 
 _GIVEN_UP: Final = "timed out"
 """What the endpoint says of a dial that took longer than its handshake timeout."""
@@ -138,14 +127,14 @@ _GIVEN_UP: Final = "timed out"
 class QuicDialMethod:
     """See Course. What it raises besides Failed: EndpointClosed, ForkedError."""
 
-    def __init__(self, endpoint: Endpoint, identity: tuple[Credentials | None, Trust], expected: Expected) -> None:
+    def __init__(self, endpoint: quic.Endpoint, identity: tuple[Credentials | None, Trust], expected: Expected) -> None:
         credentials, trust = identity
         self._endpoint = endpoint
         self._expected = expected
         self._trust = trust_for_dial(trust, expected)
         self._name = name_for_dial(credentials, expected)
         self._anonymous = credentials is None or expected.anonymous
-        self._dials: dict[Operation, QuicTarget] = {}
+        self._dials: dict[quic.Operation, QuicTarget] = {}
 
     def begin(self, place: QuicTarget) -> None:
         """See Course."""
@@ -153,7 +142,7 @@ class QuicDialMethod:
             dial = self._endpoint.post_connect(
                 place, self._name, trust=self._trust, verify=self._trust is not None, anonymous=self._anonymous
             )
-        except EndpointClosed:
+        except quic.EndpointClosed:
             raise
         except (OSError, ValueError) as error:  # ValueError: of a family that the socket does not speak
             raise TargetFailed(str(error)) from error
@@ -183,14 +172,14 @@ class QuicDialMethod:
                 _close_connection(dial)
         self._dials.clear()
 
-    def _judge(self, dial: Operation) -> Found:
+    def _judge(self, dial: quic.Operation) -> Found:
         try:
-            connection: Connection = dial.result()
-        except EndpointClosed:
+            connection: quic.Connection = dial.result()
+        except quic.EndpointClosed:
             raise
-        except VerificationError as error:
+        except quic.VerificationError as error:
             raise TargetFailed(str(error), verification=True) from error
-        except ConnectError as error:
+        except quic.ConnectError as error:
             if error.reason == _GIVEN_UP:
                 raise _GivenUpDial from error
             raise TargetFailed(str(error)) from error
@@ -215,11 +204,11 @@ class _GivenUpDial(Exception):
     """The endpoint has waited for this place as long as it does."""
 
 
-def _close_connection(dial: Operation) -> None:
+def _close_connection(dial: quic.Operation) -> None:
     """It was done before it could be cancelled."""
     try:
-        connection: Connection = dial.result()
-    except (ConnectError, Cancelled, EndpointClosed):
+        connection: quic.Connection = dial.result()
+    except (quic.ConnectError, quic.Cancelled, quic.EndpointClosed):
         return
     connection.close(CloseCode.ABORTED, "another address answered first")
 
@@ -233,11 +222,11 @@ class QuicListener:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: quic.Endpoint,
         driver: CompletionDriver,
         acceptor: Acceptor,
-        identify: Callable[[Connection], Peer],
-        welcome: Callable[[Connection, Peer], QuicCarrier],
+        identify: Callable[[quic.Connection], Peer],
+        welcome: Callable[[quic.Connection, Peer], QuicCarrier],
     ) -> None:
         self._endpoint = endpoint
         self._driver = driver
@@ -250,12 +239,12 @@ class QuicListener:
         """Wait for the next one."""
         self._endpoint.post_accept(self._driver.completions, token=self.accepted)
 
-    def accepted(self, operation: Operation) -> None:
+    def accepted(self, operation: quic.Operation) -> None:
         """A handshake has succeeded."""
         try:
             connection = operation.result()
             self.start()
-        except QuicError:
+        except quic.QuicError:
             return  # the endpoint is closed
         self._let_in(connection)
 
@@ -270,7 +259,7 @@ class QuicListener:
     def interrupted(self, error: BaseException) -> None:
         """See Handler. The next accept is posted already; the connection in hand was closed."""
 
-    def _let_in(self, connection: Connection) -> None:
+    def _let_in(self, connection: quic.Connection) -> None:
         try:
             peer = self._identify(connection)
         except WrongPeer as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Protocol
 
-from nexar_quic import Completions, Endpoint, Operation
+from nexar.native import quic
 
 _driving: set[int] = set()
 """The threads that are serving, each adding and removing itself. Of all transports: such a thread waits for no other,
@@ -37,9 +37,9 @@ class CompletionHandler(Protocol):
 class CompletionDriver:
     """Waits for operations and calls who posted them."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.completions = Completions(endpoint)
-        self._finished: deque[Operation] = deque()  # the driving thread's: done, and not served yet
+    def __init__(self, endpoint: quic.Endpoint) -> None:
+        self.completions = quic.Completions(endpoint)
+        self._finished: deque[quic.Operation] = deque()  # the driving thread's: done, and not served yet
         self._chores: deque[Callable[[], None]] = deque()  # appended by any thread, done by the driving one
 
     def turn(self, timeout: float, spin: float) -> bool:

@@ -20,8 +20,7 @@ from threading import Lock
 from typing import Final, Protocol
 from weakref import ref
 
-from nexar_quic import Cancelled, Completions, Operation, QuicError, Stream, StreamError
-
+from nexar.native import quic
 from nexar.transport.base import Carrier, Redirected, Sink
 from nexar.transport.payload_table import RecentTransfers
 from nexar.wire.frame import Decode
@@ -30,7 +29,7 @@ from nexar.wire.frame import Decode
 class StreamReceiver(Protocol):
     """The receiving half of a carrier, as its streams see it. They call it in the driving thread only."""
 
-    completions: Completions
+    completions: quic.Completions
     frames_received: int
     sink: Sink
     """Looked up at every call, never kept: abort() puts the silent one in its place, a sink its successor."""
@@ -61,7 +60,7 @@ class StreamReceiver(Protocol):
     def misbehaved(self, reason: str) -> None:
         """The peer broke the protocol: give up the connection."""
 
-    def read_failed(self, error: QuicError) -> None:
+    def read_failed(self, error: quic.QuicError) -> None:
         """A stream that must not break did."""
 
     def interrupted(self, error: BaseException) -> None:
@@ -122,14 +121,14 @@ class IncomingPayloads:
             self._discard(stopped)
         return Redirected.MOVED
 
-    def _give_up(self, transfer: int, payload: IncomingPayload) -> Stream | None:
+    def _give_up(self, transfer: int, payload: IncomingPayload) -> quic.Stream | None:
         """Under the lock: a payload that was dropped. The stream to stop, if there is one."""
         del self._expected[transfer]
         if payload.stream is None:
             self._forsake(transfer)
         return payload.stream
 
-    def begin(self, stream: Stream, transfer: int, size: int) -> None:
+    def begin(self, stream: quic.Stream, transfer: int, size: int) -> None:
         """The stream of `transfer` has come."""
         with self.lock:
             payload = self._expected.get(transfer)
@@ -177,18 +176,18 @@ class IncomingPayloads:
         self._forgotten -= 1
         return self._forgotten >= 0
 
-    def _turn_away(self, stream: Stream, transfer: int, *, forgiven: bool) -> None:
+    def _turn_away(self, stream: quic.Stream, transfer: int, *, forgiven: bool) -> None:
         if not forgiven:
             return self._receiver.misbehaved(f"payload {transfer}, which nobody expects")
         self.unexpected += 1
         return self._discard(stream)
 
-    def _discard(self, stream: Stream) -> None:
+    def _discard(self, stream: quic.Stream) -> None:
         try:
             stream.stop()
-        except StreamError:
+        except quic.StreamError:
             return self._receiver.stream_over()  # it has ended by itself
-        except QuicError as error:
+        except quic.QuicError as error:
             return self._receiver.read_failed(error)
         return self._receiver.stream_over()
 
@@ -199,17 +198,17 @@ class IncomingPayload:
     __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_size", "_table", "_transfer", "stream")
 
     def __init__(self, table: IncomingPayloads, receiver: StreamReceiver, transfer: int, into: memoryview) -> None:
-        self.stream: Stream | None = None
+        self.stream: quic.Stream | None = None
         self._table = table
         self._receiver = receiver
         self._transfer = transfer
         self._into = into  # once all has landed its owner may have released it, so it is not looked at then
         self._size = len(into)
         self._received = 0  # bytes that landed before the read that is posted
-        self._operation: Operation | None = None
+        self._operation: quic.Operation | None = None
         self._dropped = False  # nobody wants it any more; a handler that comes later has nothing to do
 
-    def take(self, stream: Stream, size: int) -> str | None:
+    def take(self, stream: quic.Stream, size: int) -> str | None:
         """Read from this stream, or say what is wrong with it."""
         if self.stream is not None:
             return f"a second stream for payload {self._transfer}"
@@ -244,15 +243,15 @@ class IncomingPayload:
             self._post()
         return True
 
-    def filled(self, operation: Operation) -> None:
+    def filled(self, operation: quic.Operation) -> None:
         """The read is done, one way or another."""
         try:
             count = operation.result()
-        except Cancelled:
+        except quic.Cancelled:
             return None  # redirected or dropped; who did it has seen to the rest
-        except StreamError:
+        except quic.StreamError:
             return self._withdrawn()
-        except QuicError as error:
+        except quic.QuicError as error:
             return self._receiver.read_failed(error)
         return self._advance(count)
 
@@ -283,13 +282,13 @@ class IncomingPayload:
         assert self.stream is not None
         try:
             self._operation = self.stream.post_read(self._piece(), self._receiver.completions, token=self.filled)
-        except QuicError:
+        except quic.QuicError:
             self._operation = None  # the connection is gone; its end is reported by who waits for it
 
-    def _is_whole(self, operation: Operation) -> bool:
+    def _is_whole(self, operation: quic.Operation) -> bool:
         return self._received + operation.transferred == self._size
 
-    def _move_done(self, operation: Operation, into: memoryview) -> bool:
+    def _move_done(self, operation: quic.Operation, into: memoryview) -> bool:
         """The read is done, and its handler about to run: it will go on, or start again, in the new memory."""
         if self._is_whole(operation):
             return False
@@ -298,7 +297,7 @@ class IncomingPayload:
         self._into = into
         return True
 
-    def landed(self, stream: Stream) -> None:
+    def landed(self, stream: quic.Stream) -> None:
         """Every byte is there."""
         StreamEnd(self._receiver, stream)
         carrier = self._receiver.carrier
@@ -321,20 +320,20 @@ class StreamEnd:
 
     __slots__ = ("_receiver",)
 
-    def __init__(self, receiver: StreamReceiver, stream: Stream) -> None:
+    def __init__(self, receiver: StreamReceiver, stream: quic.Stream) -> None:
         self._receiver = receiver
         try:
             stream.post_read(bytearray(1), receiver.completions, token=self.ended)
-        except QuicError as error:
+        except quic.QuicError as error:
             receiver.read_failed(error)
 
-    def ended(self, operation: Operation) -> None:
+    def ended(self, operation: quic.Operation) -> None:
         """The end, or one byte too many."""
         try:
             count = operation.result()
-        except StreamError:
+        except quic.StreamError:
             return self._receiver.stream_over()  # reset although complete: the bytes are here all the same
-        except QuicError as error:
+        except quic.QuicError as error:
             return self._receiver.read_failed(error)
         if count:
             return self._receiver.misbehaved("a payload longer than announced")

@@ -19,8 +19,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from nexar_quic import ConnectionLost, EndpointClosed, ForkedError, QuicError
-
+from nexar.native import quic
 from nexar.transport.base import CarrierLost
 from nexar.wire.text import foreign_line
 
@@ -127,13 +126,13 @@ def retryable(error: CarrierLost) -> CarrierLost:
     return CarrierLost(error.kind, error.reason)
 
 
-def to_carrier_lost(error: QuicError | ForkedError) -> CarrierLost:
+def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
     """What a verb raises, and a sink is told, when the native package raised `error`."""
-    if isinstance(error, ConnectionLost):
+    if isinstance(error, quic.ConnectionLost):
         return CarrierLost(_KINDS.get(error.kind, "fault"), _reason(error))
-    if isinstance(error, EndpointClosed):
+    if isinstance(error, quic.EndpointClosed):
         return CarrierLost("closed", f"the endpoint is closed: {error}")
-    if isinstance(error, ForkedError):
+    if isinstance(error, quic.ForkedError):
         return is_forked()
     return CarrierLost("fault", str(error))
 
@@ -149,7 +148,7 @@ def shorten(reason: str) -> str:
     return encoded.decode(errors="ignore")
 
 
-def _reason(lost: ConnectionLost) -> str:
+def _reason(lost: quic.ConnectionLost) -> str:
     if lost.kind == "timed_out":
         return "silence for longer than the idle timeout"
     if lost.kind != "peer_closed":

@@ -21,8 +21,7 @@ from threading import Event, Lock
 from typing import Final
 from weakref import ref
 
-from nexar_quic import Cancelled, Connection, ConnectionLost, EndpointClosed, Operation, QuicError, Stream, StreamError
-
+from nexar.native import quic
 from nexar.transport.base import SILENT_SINK, Carrier, CarrierLost, Sink
 from nexar.transport.quic.driver import CompletionDriver, is_driving
 from nexar.transport.quic.payloads import IncomingPayloads, StreamReceiver
@@ -42,7 +41,7 @@ class OrderedReader:
 
     __slots__ = ("_end", "_minimum", "_receiver", "_size", "_start", "_stream", "_view")
 
-    def __init__(self, receiver: StreamReceiver, stream: Stream) -> None:
+    def __init__(self, receiver: StreamReceiver, stream: quic.Stream) -> None:
         self._receiver = receiver
         self._stream = stream
         self._view = memoryview(bytearray(FIRST_BYTES))
@@ -56,11 +55,11 @@ class OrderedReader:
         """Memory held."""
         return self._size
 
-    def arrived(self, operation: Operation) -> None:
+    def arrived(self, operation: quic.Operation) -> None:
         """Bytes have come, or the stream is over."""
         try:
             count = operation.result()
-        except QuicError as error:
+        except quic.QuicError as error:
             return self._receiver.read_failed(error)
         if count < self._minimum:
             return self._over(count)
@@ -122,7 +121,7 @@ class OrderedReader:
     def _post(self, room: memoryview, token: object) -> None:
         try:
             self._stream.post_read(room, self._receiver.completions, minimum=self._minimum, token=token)
-        except QuicError as error:
+        except quic.QuicError as error:
             self._receiver.read_failed(error)
 
     def _over(self, count: int) -> None:
@@ -164,7 +163,7 @@ class ReceiveStreams:
     def __init__(
         self,
         carrier: Carrier,
-        connection: Connection,
+        connection: quic.Connection,
         driver: CompletionDriver,
         *,
         fail: Callable[[CarrierLost], None],
@@ -242,12 +241,12 @@ class ReceiveStreams:
         while self.inside and not is_driving():
             self._left.wait()
 
-    def accepted(self, operation: Operation) -> None:
+    def accepted(self, operation: quic.Operation) -> None:
         """A stream has come."""
         try:
             stream = operation.result()
             self.start()
-        except QuicError as error:
+        except quic.QuicError as error:
             return self.read_failed(error)
         self._streams += 1
         if self._streams > MAX_UNVERIFIED_STREAMS and self._is_stranger:
@@ -255,7 +254,7 @@ class ReceiveStreams:
         UntypedStream(self, stream)
         return None
 
-    def introduce(self, stream: Stream, preamble: Preamble) -> None:
+    def introduce(self, stream: quic.Stream, preamble: Preamble) -> None:
         """A stream has said what it is."""
         if preamble.type is StreamType.ORDERED:
             OrderedReader(self, stream)
@@ -295,11 +294,11 @@ class ReceiveStreams:
         """See Receiver."""
         self._fail(CarrierLost("misbehaved", reason))
 
-    def read_failed(self, error: QuicError) -> None:
+    def read_failed(self, error: quic.QuicError) -> None:
         """See Receiver. That the connection is gone is told by who waits for its end, once."""
-        if isinstance(error, StreamError):
+        if isinstance(error, quic.StreamError):
             self.misbehaved(f"a stream that must not break did: {error}")
-        elif not isinstance(error, ConnectionLost | EndpointClosed | Cancelled):
+        elif not isinstance(error, quic.ConnectionLost | quic.EndpointClosed | quic.Cancelled):
             self._fail(CarrierLost("fault", str(error)))
 
     def interrupted(self, error: BaseException) -> None:
@@ -324,22 +323,22 @@ class UntypedStream:
 
     __slots__ = ("_buffer", "_inbound", "_stream")
 
-    def __init__(self, inbound: ReceiveStreams, stream: Stream) -> None:
+    def __init__(self, inbound: ReceiveStreams, stream: quic.Stream) -> None:
         self._inbound = inbound
         self._stream = stream
         self._buffer = bytearray(PREAMBLE_BYTES)
         try:
             stream.post_read(self._buffer, inbound.completions, token=self.arrived)
-        except QuicError as error:
+        except quic.QuicError as error:
             inbound.read_failed(error)
 
-    def arrived(self, operation: Operation) -> None:
+    def arrived(self, operation: quic.Operation) -> None:
         """The preamble has come, or never will."""
         try:
             count = operation.result()
-        except StreamError:
+        except quic.StreamError:
             return self._inbound.stream_over()  # a payload withdrawn before a byte of it was sent
-        except QuicError as error:
+        except quic.QuicError as error:
             return self._inbound.read_failed(error)
         if count < PREAMBLE_BYTES:
             return self._inbound.misbehaved(f"a stream that ends after {count} bytes, in its preamble")

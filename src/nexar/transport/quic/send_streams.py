@@ -14,8 +14,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, TypeAlias
 
-from nexar_quic import Completions, Connection, Operation, QuicError, Stream, StreamError
-
+from nexar.native import quic
 from nexar.transport.base import CarrierLost
 from nexar.transport.quic.protocol import StreamType, encode_preamble, finished_already, retryable
 from nexar.wire.frame import Lane, encode_finish
@@ -29,7 +28,9 @@ _TOP_PRIORITY: Final = 16  # of lane 0; each lane below has one less, payloads h
 class SendStreams:
     """The streams that we open."""
 
-    def __init__(self, connection: Connection, completions: Completions, fail: Callable[[CarrierLost], None]) -> None:
+    def __init__(
+        self, connection: quic.Connection, completions: quic.Completions, fail: Callable[[CarrierLost], None]
+    ) -> None:
         self.writers: dict[tuple[int, int], Write] = {}
         """The write method of each bound (lane, communicator). Emptied when nothing may be sent any more."""
         self.finishing = False
@@ -42,7 +43,9 @@ class SendStreams:
         self._lock = Lock()
         self._refusal: CarrierLost | None = None  # why nothing new may be sent
         self._opened = 0  # streams of all types
-        self._lanes: dict[int, list[Stream]] = {}  # ordered streams; those of CONTROL begin with the control stream
+        self._lanes: dict[
+            int, list[quic.Stream]
+        ] = {}  # ordered streams; those of CONTROL begin with the control stream
         self._payloads: dict[int, OutgoingPayload] = {}  # borrowed memory
         self._waiting: dict[int, memoryview] = {}  # payloads for which there is no stream yet, in order
         self._opening = False  # an operation waits for the peer to allow one more stream
@@ -106,14 +109,14 @@ class SendStreams:
         self._refusal = error
         self.writers.clear()
 
-    def stream_opened(self, operation: Operation) -> None:
+    def stream_opened(self, operation: quic.Operation) -> None:
         """The peer allowed one more stream."""
         with self._lock:
             self._opening = False
             try:
                 self._use(operation.result())
                 self._finish_if_drained()
-            except QuicError:
+            except quic.QuicError:
                 return  # the connection is gone; its end is reported by who waits for it
 
     def handed_over(self, payload: OutgoingPayload) -> None:
@@ -133,7 +136,7 @@ class SendStreams:
         if self._refusal is not None:
             raise retryable(self._refusal)
 
-    def _choose(self, lane: int, communicator: int) -> Stream:
+    def _choose(self, lane: int, communicator: int) -> quic.Stream:
         control = self._control()
         if (lane, communicator) == (Lane.CONTROL, 0):
             return control
@@ -143,7 +146,7 @@ class SendStreams:
         shared = self._lanes.get(lane)
         return shared[communicator % len(shared)] if shared else control
 
-    def _control(self) -> Stream:
+    def _control(self) -> quic.Stream:
         streams = self._lanes.get(Lane.CONTROL)
         stream = streams[0] if streams else self._open_ordered(Lane.CONTROL, 0)
         if stream is None:
@@ -153,7 +156,7 @@ class SendStreams:
     def _ordered_streams(self) -> int:
         return sum(map(len, self._lanes.values()))
 
-    def _open_ordered(self, lane: int, communicator: int) -> Stream | None:
+    def _open_ordered(self, lane: int, communicator: int) -> quic.Stream | None:
         stream = self._try_open()
         if stream is not None:
             stream.priority = _TOP_PRIORITY - lane
@@ -161,7 +164,7 @@ class SendStreams:
             self._lanes.setdefault(lane, []).append(stream)
         return stream
 
-    def _try_open(self) -> Stream | None:
+    def _try_open(self) -> quic.Stream | None:
         try:
             stream = self._connection.open_uni()
         except BlockingIOError:
@@ -174,7 +177,7 @@ class SendStreams:
             self._connection.post_open_uni(self._completions, token=self.stream_opened)
             self._opening = True
 
-    def _use(self, stream: Stream | None) -> None:
+    def _use(self, stream: quic.Stream | None) -> None:
         """Give streams to the payloads that wait, as many as there are."""
         self._opened += 1
         while self._waiting and stream is not None:
@@ -187,14 +190,14 @@ class SendStreams:
             stream.reset()  # whom it was for was withdrawn meanwhile; the peer counts it as ended
         return None
 
-    def _start(self, stream: Stream, transfer: int, data: memoryview) -> None:
+    def _start(self, stream: quic.Stream, transfer: int, data: memoryview) -> None:
         try:
             stream.priority = 0
             stream.write(encode_preamble(StreamType.PAYLOAD, transfer, size=len(data)))
             if len(data):
                 self._payloads[transfer] = OutgoingPayload(self, transfer, stream, data, self._completions)
             stream.finish()
-        except StreamError:
+        except quic.StreamError:
             return  # the peer wants none of it, and was quick to say so
 
     def _finish_if_drained(self) -> None:
@@ -213,13 +216,13 @@ class OutgoingPayload:
     __slots__ = ("_operation", "_outbound", "_stream", "transfer")
 
     def __init__(
-        self, outbound: SendStreams, transfer: int, stream: Stream, data: memoryview, completions: Completions
+        self, outbound: SendStreams, transfer: int, stream: quic.Stream, data: memoryview, completions: quic.Completions
     ) -> None:
         self.transfer = transfer
         self._outbound = outbound
         self._stream = stream
         # None once the memory is free; written under the outbound's lock. The write knows us by its token.
-        self._operation: Operation | None = stream.post_write(data, completions, token=self.done)
+        self._operation: quic.Operation | None = stream.post_write(data, completions, token=self.done)
 
     def withdraw(self) -> None:
         """Give the memory back, and tell the peer that what it has got is worthless.
@@ -228,7 +231,7 @@ class OutgoingPayload:
         """
         try:
             self._stream.reset()
-        except QuicError:
+        except quic.QuicError:
             return self.release()  # everything has arrived, or the connection is gone
         return self.release()
 
@@ -238,7 +241,7 @@ class OutgoingPayload:
         if operation is not None:
             operation.cancel()
 
-    def done(self, _operation: Operation) -> None:
+    def done(self, _operation: quic.Operation) -> None:
         """However it ended: that the connection is gone is reported by who waits for that."""
         self._outbound.handed_over(self)
 

@@ -15,10 +15,8 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
-import nexar_quic
-from nexar_quic import Connection, Endpoint, EndpointClosed, ForkedError
-
 from nexar.errors import UsageError
+from nexar.native import quic
 from nexar.security.certificates import Credentials, Trust
 from nexar.transport.address import format_address
 from nexar.transport.base import Acceptor, ConnectRefused, Expected, Peer, Transport
@@ -75,9 +73,9 @@ class QuicSettings:
     loopback_mtu: int = 65000
     """The same for paths over the loopback interface."""
 
-    def to_native(self) -> nexar_quic.Settings:
+    def to_native(self) -> quic.Settings:
         """The same for the native package, which checks the values (ValueError)."""
-        return nexar_quic.Settings(
+        return quic.Settings(
             idle_timeout=self.idle_timeout,
             keep_alive_interval=self.keep_alive_interval,
             handshake_timeout=self.handshake_timeout,
@@ -111,7 +109,7 @@ class QuicTransport(Transport):
         native = (settings or QuicSettings()).to_native()
         shown, believed = to_native_credentials(credentials), to_native_trust(trust)
         try:
-            self._endpoint = Endpoint(to_numeric(bind), shown, believed, native)
+            self._endpoint = quic.Endpoint(to_numeric(bind), shown, believed, native)
         except OSError as error:
             raise close_code_of(error) from error
         self._driver = CompletionDriver(self._endpoint)
@@ -135,7 +133,7 @@ class QuicTransport(Transport):
         """See Transport."""
         try:
             self._endpoint.set_max_handshakes(handshake_limit(count))
-        except EndpointClosed:
+        except quic.EndpointClosed:
             return  # nobody can dial any more
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
@@ -165,18 +163,18 @@ class QuicTransport(Transport):
                 course,
                 certificate_advice(expected, self._identity[0]),
             )
-        except ForkedError as error:
+        except quic.ForkedError as error:
             raise ConnectRefused(address, _FORKED) from error
-        except EndpointClosed as error:
+        except quic.EndpointClosed as error:
             raise ConnectRefused(address, str(error)) from error
         return self._adopt(connection, peer)
 
-    def _identify(self, connection: Connection) -> Peer:
+    def _identify(self, connection: quic.Connection) -> Peer:
         credentials, _ = self._identity
         assert credentials is not None
         return peer_of_arrival(connection, credentials.cluster)
 
-    def _adopt(self, connection: Connection, peer: Peer) -> QuicCarrier:
+    def _adopt(self, connection: quic.Connection, peer: Peer) -> QuicCarrier:
         carrier = QuicCarrier(connection, peer, self._driver, self._forget)
         with self._lock:
             if not self._closed:
@@ -209,7 +207,7 @@ class QuicTransport(Transport):
             return self._completions.unwatch(descriptor)
         try:
             return self._completions.watch(descriptor, readable=readable, writable=writable)
-        except EndpointClosed:
+        except quic.EndpointClosed:
             return None  # nobody sleeps any more: another transport got a connection while the node was closed
 
     def unwatch(self, descriptor: int) -> None:
@@ -220,13 +218,13 @@ class QuicTransport(Transport):
         """See Waker. In a forked child nobody sleeps; what is left of other transports there may kick all the same."""
         try:
             self._completions.kick()
-        except ForkedError:
+        except quic.ForkedError:
             return
 
     def _turn(self, timeout: float, spin: float) -> bool:
         try:
             happened = self._driver.turn(timeout, spin)
-        except (EndpointClosed, ForkedError):
+        except (quic.EndpointClosed, quic.ForkedError):
             if self._closed:
                 return False  # by another thread while we slept, or abandoned
             raise
@@ -247,7 +245,7 @@ class QuicTransport(Transport):
             carrier.abort("the transport is closed")
         try:
             self._endpoint.close(CloseCode.ABORTED, "the transport is closed")
-        except ForkedError:
+        except quic.ForkedError:
             return  # in a child nothing is open
 
     def abandon(self) -> None:

@@ -18,7 +18,7 @@ HEALTHY = Machine(
     name="a",
     host="aaaa",
     wanted=("shm", "quic", "tls"),
-    versions=(Version("python", "3.11.7"), Version("nexar", "0.1.0"), Version("nexar-quic", "0.1.0")),
+    versions=(Version("python", "3.11.7"), Version("nexar", "0.1.0"), Version("nexar-native", "0.1.0")),
     interfaces=(
         Attachment("lo", ("127.0.0.1/8",), 65536, up=True, loopback=True),
         Attachment("eth0", ("10.0.0.1/24",), 1500, up=True, loopback=False),

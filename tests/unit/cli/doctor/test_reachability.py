@@ -32,9 +32,9 @@ def test_what_keeps_a_cluster_from_working_has_to_be_changed(changes, words):
     [
         ({"trips": (RoundTrip("shm", problem="no room"),)}, "no shared memory for its ranks: no room"),
         ({"interfaces": (LO,)}, "no network but loopback"),
-        ({"versions": (Version("nexar", "0.1.0"), Version("nexar-quic", None))}, "`make setup` builds it"),
+        ({"versions": (Version("nexar", "0.1.0"), Version("nexar-native", None))}, "`make setup` builds it"),
         (
-            {"versions": (Version("nexar", "0.2.0"), Version("nexar-quic", "0.1.0"))},
+            {"versions": (Version("nexar", "0.2.0"), Version("nexar-native", "0.1.0"))},
             "install the wheels of one version",
         ),
         ({"limits": SMALL}, "`sysctl -w net.core.rmem_max=4194304`"),
@@ -48,7 +48,7 @@ def test_what_only_slows_a_cluster_down_would_help(changes, words):
 
 
 def test_who_does_not_want_quic_hears_nothing_of_it():
-    without = (Version("nexar", "0.1.0"), Version("nexar-quic", None))
+    without = (Version("nexar", "0.1.0"), Version("nexar-native", None))
     assert machine_findings(machine(wanted=("shm", "tls"), versions=without, limits=SMALL)) == []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-import nexar_quic
+from nexar_native import quic
 
 from nexar.security.authority import Authority
 from nexar.security.certificates import Credentials, Trust, certificate_fingerprint, node_name
@@ -103,7 +103,7 @@ class Scene:
         self.authority = Authority.create(CLUSTER)
         self.trust = Trust(self.authority.certificate_pem)
         self.nodes: list[Node] = []
-        self.raw: list[nexar_quic.Endpoint] = []
+        self.raw: list[quic.Endpoint] = []
 
     def __enter__(self) -> Self:
         return self
@@ -136,13 +136,13 @@ class Scene:
             if not any(busy):
                 self.nodes[0].transport.sleep(0.001, 0.0)
 
-    def stranger(self, victim: Node, number: int = 66) -> nexar_quic.Connection:
+    def stranger(self, victim: Node, number: int = 66) -> quic.Connection:
         """A member of the cluster whose software is not ours: a bare native connection."""
         known = self.authority.admit(number)
-        endpoint = nexar_quic.Endpoint(
+        endpoint = quic.Endpoint(
             ("127.0.0.1", 0),
-            nexar_quic.Credentials(known.certificate_chain, known.private_key),
-            nexar_quic.Trust(self.authority.certificate_pem),
+            quic.Credentials(known.certificate_chain, known.private_key),
+            quic.Trust(self.authority.certificate_pem),
         )
         self.raw.append(endpoint)
         return endpoint.connect(victim.native_address, node_name(victim.id, CLUSTER), PATIENCE)

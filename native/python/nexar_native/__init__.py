@@ -1,0 +1,12 @@
+"""The native part of nexar. `quic`: QUIC with mutual TLS.
+
+The submodules are parts of one extension module. Registering them here makes `import nexar_native.quic` work.
+"""
+
+import sys
+
+from nexar_native._native import __version__, quic
+
+sys.modules[quic.__name__] = quic
+
+__all__ = ["__version__", "quic"]

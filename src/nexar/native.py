@@ -1,0 +1,49 @@
+"""The native package `nexar_native`: whether it is installed, its version, its submodules.
+
+Only this module imports `nexar_native`, and only when a submodule is asked for: nexar works without the package.
+`from nexar.native import quic` gives `nexar_native.quic`, or raises ImportError.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from nexar_native import quic as quic  # noqa: PLC0414 - mypy takes it for exported
+
+PACKAGE: Final = "nexar-native"
+"""The name of the distribution."""
+RELEASE: Final = "0.2"
+"""Versions of the package with other first two numbers have another interface."""
+_MODULE: Final = "nexar_native"
+_SUBMODULES: Final = frozenset({"quic"})
+
+
+def __getattr__(name: str) -> Any:
+    """A submodule of the package. Raises ImportError if it is missing."""
+    if name in _SUBMODULES:
+        return getattr(importlib.import_module(_MODULE), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def native_installed() -> bool:
+    """Whether the package is installed, in any version. Does not import it."""
+    return importlib.util.find_spec(_MODULE) is not None
+
+
+def native_problem() -> str | None:
+    """Why the package cannot be used in this process; None if it can. Imports it."""
+    try:
+        package = importlib.import_module(_MODULE)
+    except ImportError as error:
+        return f"the package {PACKAGE} cannot be imported: {error}"
+    return version_problem(package.__version__)
+
+
+def version_problem(version: str) -> str | None:
+    """Why this version of the package cannot be used; None if it can."""
+    if version.rpartition(".")[0] == RELEASE:
+        return None
+    return f"{PACKAGE} {version} is installed, but this nexar needs {RELEASE}; upgrade it (in a clone: make setup)"

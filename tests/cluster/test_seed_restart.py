@@ -87,7 +87,7 @@ def test_nobody_hears_of_a_membership_that_could_not_be_kept(
         raise OSError(28, "No space left on device")
 
     with open_seed(tmp_path, 1) as seed:
-        monkeypatch.setattr("nexar.security.storage.write_secret_file", full)
+        monkeypatch.setattr("nexar.cluster.seed_state.write_secret_file", full)
         line = knocker.knock(seed, 7)
         line.join()
         assert "cannot keep" in line.hear(JoinRefusedMessage).reason

@@ -148,6 +148,6 @@ def test_no_message_is_lost_comes_twice_or_out_of_order_whenever_receives_are_ca
     with ranks_over(scheme, 2) as pair:
         sent, receiver = on_every(pair, lambda comm: say(comm) if comm.rank == 0 else hear(comm))
         left = pair[1]._group.matching
-        assert [len(left._posted), left._early.budget.used] == [0, 0]
+        assert [len(left._posted), left._unexpected_buffers.budget.used] == [0, 0]
     assert receiver.numbers == list(range(sent))
     measured(record_property, cancels=receiver.cancels, messages=sent, secs=round(monotonic() - begin, 1))

@@ -268,7 +268,7 @@ def test_a_receiver_that_gives_up_halfway_loses_nothing_and_leaves_nothing_behin
         assert all(map(same, comm.recv_object(0, 1), value))
         assert comm.recv_object(0, 1) == "next"
         matching = comm._group.matching
-        return [len(matching._waiting), len(matching._posted), matching._early.budget.used]
+        return [len(matching._waiting), len(matching._posted), matching._unexpected_buffers.budget.used]
 
     with ranks_over(scheme, 2, early_bytes=early_bytes) as pair:
         assert told(pair, say, hear) == [0, 0, 0]

@@ -22,7 +22,7 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> DeviceRegistry:
     """Those of a process in which the package is known."""
     adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     return adapters
 
 

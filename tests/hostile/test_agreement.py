@@ -47,7 +47,7 @@ class Bag:
             if what != "repeat":
                 del self.words[place]
             if what != "lose":
-                self._said(say.node, self.nodes[say.node].hear(sender, say.word, self.now, self.judge))
+                self._said(say.node, self.nodes[say.node].hear(sender, say.message, self.now, self.judge))
         elif what == "propose":
             self._said(node, self.nodes[node].propose(b"value of %d" % node, self.now))
         elif what == "tick":

@@ -20,7 +20,7 @@ from tests.ranks import on_every
 def adapters(monkeypatch: pytest.MonkeyPatch) -> DeviceRegistry:
     """Those of a process that has just begun."""
     adapters = DeviceRegistry()
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     return adapters
 
 

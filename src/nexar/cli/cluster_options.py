@@ -223,10 +223,7 @@ def observer_session(
 
 
 def _invitation(config: Config) -> Invitation:
-    from nexar.security.invitation import (
-        invitation_from_token,  # noqa: PLC0415
-        parse_ticket,  # noqa: PLC0415
-    )
+    from nexar.security.invitation import invitation_from_token, parse_ticket  # noqa: PLC0415
 
     if config.ticket is not None:
         return parse_ticket(config.ticket)

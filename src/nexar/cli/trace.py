@@ -32,10 +32,7 @@ def analyze(
     """
 
     def action() -> int:
-        from nexar.observe.dump_analysis import (
-            analyse,  # noqa: PLC0415  # arrays and all: other commands do without
-            read_dumps,  # noqa: PLC0415
-        )
+        from nexar.observe.dump_analysis import analyse, read_dumps  # noqa: PLC0415
 
         found = read_dumps(directory)
         findings = analyse(found.dumps)

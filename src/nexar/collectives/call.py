@@ -79,7 +79,7 @@ PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
 class RegionCall:
     """Turns are taken in order. Each must be taken or skipped: the other ranks count on it."""
 
-    __slots__ = ("_last", "_taken", "entry", "fingerprint", "order_number", "spin", "region_steps")
+    __slots__ = ("_last", "_taken", "entry", "fingerprint", "order_number", "region_steps", "spin")
 
     def __init__(
         self,

@@ -208,8 +208,8 @@ class RegionOperation(Operation):
         "begun",
         "body",
         "moved",
-        "rounds",
         "order_number",
+        "rounds",
         "wants",
     )
 

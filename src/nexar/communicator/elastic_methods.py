@@ -223,8 +223,8 @@ class ElasticMethods(ABC):
         """Before a call that waits for other ranks."""
         if self._giver == threading.get_ident():
             raise UsageError(
-                f"state() on rank {self._generation.group.rank} makes a call that waits for the other ranks, and they wait "
-                "for state(); make that call before the checkpoint"
+                f"state() on rank {self._generation.group.rank} makes a call that waits for the other ranks, and they "
+                "wait for state(); make that call before the checkpoint"
             )
 
     def _carry_out_plan(self, plan: Resize, seconds: float) -> NoReturn:

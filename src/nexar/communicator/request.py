@@ -45,7 +45,7 @@ class Request:
     dropped before that gives its message back, and the next receive takes it.
     """
 
-    __slots__ = ("__weakref__", "_runner", "_delivered", "_judge", "_running", "_timeout")
+    __slots__ = ("__weakref__", "_delivered", "_judge", "_runner", "_running", "_timeout")
 
     def __init__(self, runner: CallRunner, running: BackgroundCall, timeout: float, judge: ErrorResolver) -> None:
         """`timeout`: the operation's own. `judge` knows what its error means to the communicator."""

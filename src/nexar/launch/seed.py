@@ -13,8 +13,8 @@ from nexar.launch.init import choose_config
 
 
 class Seed(ConfiguredSeed):
-    """Opens the door of a cluster of `size` members. See `nexar.cluster.seed.SeedService`, which this is; only its settings
-    come from everywhere: arguments, then `config`, then the environment and the file it names.
+    """A seed of a cluster of `size` members (`nexar.cluster.seed.SeedService`) whose settings come from arguments, then
+    `config`, then the environment and the file it names.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ class BulkChannel:
             _finish(carrier)
             return
         header = pack_header(
-            VERSION, FrameKind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, state.node, state.peer, 0, 0, 0, name,
-            state.credit_bytes, 0, 0,
+            VERSION, FrameKind.TERMS, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, state.node, state.peer, 0, 0, 0,
+            name, state.credit_bytes, 0, 0,
         )  # fmt: skip
         try:
             carrier.send_frame(Lane.CONTROL, 0, header)

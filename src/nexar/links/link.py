@@ -152,8 +152,8 @@ class Link:
             carrier = self._state.connected()
         state = self._state
         header = pack_header(
-            VERSION, FrameKind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, state.node, state.peer, 0, 0, 0, 0,
-            len(body), 0, len(body),
+            VERSION, FrameKind.CONTROL, Lane.CONTROL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, state.node, state.peer, 0, 0, 0,
+            0, len(body), 0, len(body),
         )  # fmt: skip
         try:
             if not admits(Lane.CONTROL, carrier.queued_bytes(Lane.CONTROL), len(body)):

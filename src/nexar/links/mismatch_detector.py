@@ -34,11 +34,11 @@ class MismatchDetector:
 
     __slots__ = (
         "_discard",
-        "_unexpected",
         "_early_frames",
         "_next",
         "_open",
         "_over",
+        "_unexpected",
         "dropped",
         "heard",
         "on_disagreement",

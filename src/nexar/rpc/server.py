@@ -245,8 +245,8 @@ class Server:
     """Of one communicator. Close it, without the node's lock."""
 
     def __init__(
-        self, lock: threading.Lock, deferred_io: DeferredIO, post: CallSender, values: ValueCodec, registry: Registry, *,
-        limit: int, name: str,
+        self, lock: threading.Lock, deferred_io: DeferredIO, post: CallSender, values: ValueCodec, registry: Registry,
+        *, limit: int, name: str,
     ) -> None:  # fmt: skip
         """`lock`: the node's. `limit`: calls that run at once. `name`: of its threads."""
         self._lock = lock

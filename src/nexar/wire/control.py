@@ -290,12 +290,12 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Message: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Ping, Pong, Goodbye, Introduce, Introduced, Declined, CallMismatch, CallAborted, ProgressQuery, ProgressReply, Beat, Suspect, Prepare,
-    Promise, Accept, Accepted, Rejected, Chosen, Revoke, StateOffer, CommunicatorClosed,
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, CallMismatch, CallAborted, ProgressQuery, ProgressReply,
+    Beat, Suspect, Prepare, Promise, Accept, Accepted, Rejected, Chosen, Revoke, StateOffer, CommunicatorClosed,
 ]  # fmt: skip
 KNOWN: Final[tuple[type[Message], ...]] = (
-    Ping, Pong, Goodbye, Introduce, Introduced, Declined, CallMismatch, CallAborted, ProgressQuery, ProgressReply, Beat, Suspect, Prepare,
-    Promise, Accept, Accepted, Rejected, Chosen, Revoke, StateOffer, CommunicatorClosed,
+    Ping, Pong, Goodbye, Introduce, Introduced, Declined, CallMismatch, CallAborted, ProgressQuery, ProgressReply,
+    Beat, Suspect, Prepare, Promise, Accept, Accepted, Rejected, Chosen, Revoke, StateOffer, CommunicatorClosed,
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()

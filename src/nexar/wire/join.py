@@ -355,14 +355,16 @@ class StatusUpdate(_Base, frozen=True, tag="news"):
 
 
 JoinMessage: TypeAlias = Union[  # noqa: UP007 - msgspec reads it at run time
-    Challenge, JoinRequest, ReserveRanks, Welcome, Ready, Committed, FormationFailed, JoinRefusedMessage, Renew, Renewed, ChildDied, Leave,
-    Current, SeedPaxosMessage, MemberDied, LivenessQuery, LivenessReply, WaitingJoiners, WatchStatus, StatusPageRequest, StatusPageReply, StatusUpdate, Connected, StartFailed, Started,
-    FormationQuery, FormationProgress, RunFailed,
+    Challenge, JoinRequest, ReserveRanks, Welcome, Ready, Committed, FormationFailed, JoinRefusedMessage, Renew,
+    Renewed, ChildDied, Leave, Current, SeedPaxosMessage, MemberDied, LivenessQuery, LivenessReply, WaitingJoiners,
+    WatchStatus, StatusPageRequest, StatusPageReply, StatusUpdate, Connected, StartFailed, Started, FormationQuery,
+    FormationProgress, RunFailed,
 ]  # fmt: skip
 KNOWN_JOIN: Final[tuple[type[JoinMessage], ...]] = (
-    Challenge, JoinRequest, ReserveRanks, Welcome, Ready, Committed, FormationFailed, JoinRefusedMessage, Renew, Renewed, ChildDied, Leave,
-    Current, SeedPaxosMessage, MemberDied, LivenessQuery, LivenessReply, WaitingJoiners, WatchStatus, StatusPageRequest, StatusPageReply, StatusUpdate, Connected, StartFailed, Started,
-    FormationQuery, FormationProgress, RunFailed,
+    Challenge, JoinRequest, ReserveRanks, Welcome, Ready, Committed, FormationFailed, JoinRefusedMessage, Renew,
+    Renewed, ChildDied, Leave, Current, SeedPaxosMessage, MemberDied, LivenessQuery, LivenessReply, WaitingJoiners,
+    WatchStatus, StatusPageRequest, StatusPageReply, StatusUpdate, Connected, StartFailed, Started, FormationQuery,
+    FormationProgress, RunFailed,
 )  # fmt: skip
 
 _FROM_UNVERIFIED: Final = (Challenge, JoinRequest, ReserveRanks, WatchStatus, JoinRefusedMessage)

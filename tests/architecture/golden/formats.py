@@ -202,12 +202,24 @@ def _numbers() -> Iterator[Sample]:
     yield from (text(f"number of content {word}", str(code)) for word, code in others.items())
 
     kinds = {
-        "integer": serialization.INTEGER, "complex": serialization.COMPLEX, "tuple": serialization.TUPLE, "set": serialization.SET,
-        "frozenset": serialization.FROZENSET, "dict": serialization.PAIRS, "bytearray": serialization.BYTEARRAY, "array": serialization.ARRAY,
-        "array apart": serialization.ARRAY_APART, "number of NumPy": serialization.NUMBER, "datetime": serialization.DATETIME,
-        "date": serialization.DATE, "time": serialization.TIME, "timedelta": serialization.TIMEDELTA, "tensor": serialization.TENSOR,
-        "list": serialization.LIST, "bytes": serialization.BYTES,
-    }  # fmt: skip
+        "integer": serialization.INTEGER,
+        "complex": serialization.COMPLEX,
+        "tuple": serialization.TUPLE,
+        "set": serialization.SET,
+        "frozenset": serialization.FROZENSET,
+        "dict": serialization.PAIRS,
+        "bytearray": serialization.BYTEARRAY,
+        "array": serialization.ARRAY,
+        "array apart": serialization.ARRAY_APART,
+        "number of NumPy": serialization.NUMBER,
+        "datetime": serialization.DATETIME,
+        "date": serialization.DATE,
+        "time": serialization.TIME,
+        "timedelta": serialization.TIMEDELTA,
+        "tensor": serialization.TENSOR,
+        "list": serialization.LIST,
+        "bytes": serialization.BYTES,
+    }
     yield from (text(f"number of object type {word}", str(code)) for word, code in kinds.items())
 
 

@@ -137,7 +137,9 @@ _NAMED: dict[str, tuple[type, Codec]] = {
     "doctor report": (observations.DoctorReport, _json(observations.DoctorReport)),
     "doctor finding": (observations.DoctorFinding, _json(observations.DoctorFinding)),
     **{f"doctor message {kind.__struct_config__.tag}": (kind, _DOCTOR)
-       for kind in (observations.ProbeRequest, observations.ProbeReply, observations.ReportMessage, observations.ConclusionMessage)},
+       for kind in (
+           observations.ProbeRequest, observations.ProbeReply, observations.ReportMessage, observations.ConclusionMessage
+       )},
     **{f"control message {kind.__struct_config__.tag}": (kind, _CONTROL) for kind in control.KNOWN},
     **{f"join message {kind.__struct_config__.tag}": (kind, _JOIN) for kind in join.KNOWN_JOIN},
 }  # fmt: skip

@@ -292,7 +292,7 @@ def slates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device is known."""
     adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
 
 
 @pytest.mark.usefixtures("slates")

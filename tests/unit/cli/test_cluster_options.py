@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from nexar import UsageError
 from nexar.cli.cluster_options import (
     as_variables,
     elastic_settings,
@@ -203,7 +202,7 @@ def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path):
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch):
     waiting = threading.Event()
-    monkeypatch.setattr("nexar.cli.exit_codes.fail_with", lambda _: waiting.set())
+    monkeypatch.setattr("nexar.cli.cluster_options.fail_with", lambda _: waiting.set())
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(entry_options, None, tmp_path / "ticket", patience=50)
         assert waiting.wait(50)

@@ -33,7 +33,7 @@ class Survivor:
         self.present = membership
         """The newest that it was told of."""
         self.recovery = MembershipService(
-            cast(Any, self), cast(Any, self), membership, heir=self, probe=self.probe, tell_seed=self.tell_seed
+            cast(Any, self), cast(Any, self), membership, listener=self, probe=self.probe, send_to_seed=self.tell_seed
         )
 
     # -- node and mesh

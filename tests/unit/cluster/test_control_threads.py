@@ -140,7 +140,7 @@ def test_who_cannot_be_reached_keeps_nobody_waiting_and_is_tried_again_with_the_
     scene.gone.add(7)
     scene.open.set()
     scene.couriers.send(7, Ping(1))
-    eventually(lambda: not scene.couriers._notices, "it was given up")
+    eventually(lambda: not scene.couriers._words, "it was given up")
     scene.gone.clear()
     scene.couriers.send(7, Ping(2))
     eventually(lambda: scene.said == [(7, Ping(2))], "the next word")
@@ -163,11 +163,11 @@ def test_a_courier_that_fails_or_cannot_be_sent_leaves_the_way_free_for_the_next
     couriers = BackgroundSender(Broken(), aside)
     with pytest.raises(RuntimeError, match="new thread"):
         couriers.send(7, Ping(1))
-    assert (couriers._busy, couriers._notices) == (0, {})
+    assert (couriers._busy, couriers._words) == (0, {})
     couriers.send(7, Ping(2))
     with pytest.raises(ZeroDivisionError):
         tasks[1]()
-    assert (couriers._busy, couriers._notices) == (0, {})
+    assert (couriers._busy, couriers._words) == (0, {})
 
 
 def test_they_are_done_in_order_and_what_one_adds_comes_after_what_is_there() -> None:

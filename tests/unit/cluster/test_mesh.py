@@ -228,7 +228,7 @@ def test_a_node_that_is_not_in_the_membership_is_refused() -> None:
 
 
 def test_who_claims_another_place_is_declined_with_both(pair: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.wire.control.Introduce", lambda **_: Introduce(rank=7, epoch=1))
+    monkeypatch.setattr("nexar.cluster.decisions.peering.Introduce", lambda **_: Introduce(rank=7, epoch=1))
     with pytest.raises(PeerLost, match="rank 7"):
         pair.link(LOW, HIGH)
     assert "claims rank 7 at epoch 1, the membership gives it rank 0" in pair.refused[0]

@@ -87,7 +87,7 @@ def test_others_are_told_where_it_is() -> None:
 
 
 def test_without_any_address_there_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.cluster.host.read_interfaces", tuple)
+    monkeypatch.setattr("nexar.cluster.seed.read_interfaces", tuple)
     assert seed_addresses(Config(), "0.0.0.0:5") == ("127.0.0.1:5",)
 
 

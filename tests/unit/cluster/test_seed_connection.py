@@ -94,7 +94,7 @@ def test_an_application_is_checked_proof_first(scene: Scene) -> None:
 
 
 def test_without_a_proof_the_request_is_not_even_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.security.certificates.read_request", lambda *_: pytest.fail("it was looked at"))
+    monkeypatch.setattr("nexar.cluster.seed_connection.read_request", lambda *_: pytest.fail("it was looked at"))
     scene.greet()
     scene.carrier.say_message(JoinRequest(bytes(32), b"rubbish", "h", {}))
     said = scene.said()

@@ -185,7 +185,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nexar.native.native_installed", lambda: False)
+    monkeypatch.setattr("nexar.cluster.transports.native_installed", lambda: False)
 
 
 def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
@@ -196,8 +196,8 @@ def test_the_settings_say_the_order_of_preference(opened: Opened) -> None:
 def test_a_native_package_that_does_not_fit_is_named_with_what_to_do(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nexar.native.native_installed", lambda: True)
-    monkeypatch.setattr("nexar.transport.quic.available", lambda: version_problem("0.1.0"))
+    monkeypatch.setattr("nexar.cluster.transports.native_installed", lambda: True)
+    monkeypatch.setattr("nexar.cluster.transports.available", lambda: version_problem("0.1.0"))
     with pytest.raises(UsageError, match=r"^QUIC cannot be used: nexar-native 0\.1\.0 .*NEXAR_TRANSPORTS=shm,tls$"):
         opened("quic", "tls")
 
@@ -229,7 +229,7 @@ def test_a_host_where_memory_cannot_be_shared_does_without_and_says_why(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nexar.transport.shm.socket_directory.make_socket_directory", full)
+    monkeypatch.setattr("nexar.transport.shm.transport.make_socket_directory", full)
     with caplog.at_level(logging.INFO, "nexar.cluster.transports"):
         assert list(opened("shm", "tls").by_scheme) == ["tls"]
     assert "No space left" in caplog.text

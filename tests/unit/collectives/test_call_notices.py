@@ -90,7 +90,7 @@ def test_who_comes_later_is_told_when_it_asks() -> None:
     leave(world, 0)
     entry = world[1].call_log.begin(BARRIER)
     assert entry.error is None
-    world[1].call_log.patience.declare(entry)
+    world[1].call_log.progress_inquiry.declare(entry)
     world.deliver()
     assert isinstance(entry.error, Revoked)
 
@@ -99,7 +99,7 @@ def test_who_asks_in_the_moment_between_is_told_too() -> None:
     world = World(2)
     world[0].call_log.leave()
     entry = world[1].call_log.begin(BARRIER)
-    world[1].call_log.patience.declare(entry)
+    world[1].call_log.progress_inquiry.declare(entry)
     world.deliver()
     assert isinstance(entry.error, Revoked)
 
@@ -109,7 +109,7 @@ def test_a_call_that_it_had_a_part_in_is_left_alone() -> None:
     entries = [rank.call_log.begin(BARRIER) for rank in world.ranks]
     world[0].call_log.end(entries[0])
     leave(world, 0)
-    world[1].call_log.patience.declare(entries[1])
+    world[1].call_log.progress_inquiry.declare(entries[1])
     world.deliver()
     assert entries[1].error is None
     assert world[1].call_log.end(entries[1]) is None

@@ -57,7 +57,7 @@ def test_a_dump_tells_who_wrote_it_and_what_it_did() -> None:
     (peer,) = seat.peers
     assert (peer.rank, peer.node, peer.host) == (1, f"{NODES + 1:016x}", "host-1")
     assert peer.heard_ago is not None
-    assert dump.threads[0].at.startswith("test_dump.py:")
+    assert dump.threads[0].at.startswith("test_flight_recorder.py:")
 
 
 def test_a_dump_can_be_made_while_somebody_holds_the_nodes_lock() -> None:
@@ -254,9 +254,9 @@ def test_every_thread_says_which_line_of_the_users_it_is_in() -> None:
         thread.join()
     waiting = found["the one that waits"]
     line = wait_here.__code__.co_firstlineno + 2
-    assert waiting.at == f"test_stacks.py:{line}", "not that of the library it waits in"
+    assert waiting.at == f"test_flight_recorder.py:{line}", "not that of the library it waits in"
     assert not waiting.main
-    assert any(frame.endswith(f"test_stacks.py:{line} in wait_here: go.wait()") for frame in waiting.frames)
+    assert any(frame.endswith(f"test_flight_recorder.py:{line} in wait_here: go.wait()") for frame in waiting.frames)
     assert "threading.py" in waiting.frames[-1]
 
 
@@ -264,4 +264,4 @@ def test_the_main_thread_comes_first() -> None:
     first, *others = thread_stacks()
     assert first.main
     assert not any(stack.main for stack in others)
-    assert first.at.startswith("test_stacks.py:")
+    assert first.at.startswith("test_flight_recorder.py:")

@@ -24,12 +24,12 @@ class Scene:
 
     rank = 0
 
-    def __init__(self, *waits: BaseException | None, arena: Any = None) -> None:
+    def __init__(self, *waits: BaseException | None, region: Any = None) -> None:
         self.local_ranks = (0, 1)
         self.waits = list(waits)
         self.said: list[Any] = []
         self.progress_inquiry = self  # its journal's
-        self.runner = CallRunner(cast(Group, self), cast(CallLog, self), cast(SharedRegion, arena))
+        self.runner = CallRunner(cast(Group, self), cast(CallLog, self), cast(SharedRegion, region))
 
     def wait(self, operations: Sequence[Any], deadline: float, alarm: Any = None, *, keep: bool = False) -> None:
         assert keep
@@ -133,8 +133,8 @@ def test_what_is_no_collective_has_its_own_deadline() -> None:
 
 
 def test_who_waits_looks_what_the_others_of_its_host_have_announced() -> None:
-    arena = SimpleNamespace(disagreement=lambda sequence: (1, OTHER) if sequence == 3 else None)
-    scene = Scene(late(), None, region=arena)
+    region = SimpleNamespace(disagreement=lambda sequence: (1, OTHER) if sequence == 3 else None)
+    scene = Scene(late(), None, region=region)
     scene.run_blocking(waiting(Posted()), entry())
     assert scene.said == ["declare", (3, 1, OTHER)]
 

@@ -52,7 +52,10 @@ def test_what_one_writes_another_reads_and_no_name_is_left() -> None:
 
 def test_another_process_can_open_it_until_the_door_is_closed() -> None:
     made = create_memory(2)
-    script = "import sys; from nexar.collectives.shared_region_layout import open_memory; open_memory(sys.argv[1], 2).close()"
+    script = (
+        "import sys; from nexar.collectives.shared_region_layout import open_memory; "
+        "open_memory(sys.argv[1], 2).close()"
+    )
     subprocess.run([sys.executable, "-c", script, made.offer], check=True, timeout=60)
     made.close_door()
     made.close_door()

@@ -193,8 +193,9 @@ def test_all_reduce_gives_everybody_the_reduction(size: int, spin: bool) -> None
             arrays = inputs(size, count)
             expected = reduce(np.add, arrays)
             run(
-                members, lambda rank: rank.region.all_reduce(rank.region.reserve(), arrays[rank.number], SUM, spin=spin)
-            )  # noqa: B023
+                members,
+                lambda rank: rank.region.all_reduce(rank.region.reserve(), arrays[rank.number], SUM, spin=spin),  # noqa: B023
+            )
             assert all((array == expected).all() for array in arrays)
 
 

@@ -117,7 +117,7 @@ def test_who_has_not_come_is_named_with_what_it_did_last() -> None:
     for entry in entries:
         entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout) as raised:
-        world[0].call_log.patience.extend(entries[0], late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
     assert raised.value.sequence == 1
     assert [(peer.rank, peer.node, peer.missing, peer.last_operation) for peer in raised.value.waiting_for] == [
         (2, NODES + 2, "all_reduce #1", "all_reduce #0")
@@ -132,7 +132,7 @@ def test_who_does_not_answer_is_named() -> None:
     world[0].hears(2, 0, ALL_REDUCE)
     world.deaf.add(2)
     with pytest.raises(CollectiveTimeout, match=r"rank 2 .*missing all_reduce #0 and any answer, last heard"):
-        world[0].call_log.patience.extend(entries[0], late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
 
 
 def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
@@ -141,7 +141,7 @@ def test_a_step_of_another_rank_puts_the_deadline_off() -> None:
     entries[0].moved_at -= 30.0
     entries[2].moved_at -= 30.0
     entries[1].moved()
-    until = world[0].call_log.patience.extend(entries[0], late(), 5.0)
+    until = world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
     assert time.monotonic() < until <= time.monotonic() + 5.0
 
 
@@ -153,11 +153,11 @@ def test_a_transfer_that_is_slow_puts_the_deadline_off_although_no_step_is_done(
         each.moved_at -= 30.0
         each.carried = 0.0  # when it had lasted for a moment
     world[moving].carried = 1e6
-    until = world[0].call_log.patience.extend(entries[0], late(), 5.0)
+    until = world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
     assert time.monotonic() < until <= time.monotonic() + 5.0
     entries[moving].moved_at -= 30.0
     with pytest.raises(CollectiveTimeout):  # nothing more has come since
-        world[0].call_log.patience.extend(entries[0], late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
 
 
 def test_whoever_knows_better_ends_the_inquiry() -> None:
@@ -166,7 +166,7 @@ def test_whoever_knows_better_ends_the_inquiry() -> None:
     entries[0].moved_at -= 5.0
     world[1].call_log.end(entries[1], PeerLost(rank=1, cause="x"))
     with pytest.raises(PeerLost):
-        world[0].call_log.patience.extend(entries[0], late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entries[0], late(), 5.0)
 
 
 def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
@@ -174,9 +174,9 @@ def test_with_nobody_to_blame_those_that_are_waited_for_are_named() -> None:
     entry = world[0].call_log.begin(ALL_REDUCE)
     entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout, match="rank 1"):
-        world[0].call_log.patience.extend(entry, late([AwaitedPeer(rank=1)]), 5.0)
+        world[0].call_log.progress_inquiry.extend(entry, late([AwaitedPeer(rank=1)]), 5.0)
     with pytest.raises(CollectiveTimeout, match="no link"):
-        world[0].call_log.patience.extend(entry, late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entry, late(), 5.0)
 
 
 def test_who_is_missing_says_where_it_is_and_the_error_names_its_host() -> None:
@@ -184,7 +184,7 @@ def test_who_is_missing_says_where_it_is_and_the_error_names_its_host() -> None:
     entry = world[0].call_log.begin(ALL_REDUCE)
     entry.moved_at -= 5.0
     with pytest.raises(CollectiveTimeout) as raised:
-        world[0].call_log.patience.extend(entry, late(), 5.0)
+        world[0].call_log.progress_inquiry.extend(entry, late(), 5.0)
     (peer,) = raised.value.waiting_for
     assert isinstance(peer, AwaitedPeer)
     assert (peer.host, peer.last_heard, peer.last_operation) == ("host-1", 0.0, None)
@@ -202,7 +202,7 @@ def test_a_message_that_does_not_come_is_explained_by_who_should_have_sent_it() 
     world[1].call_log.begin(ALL_REDUCE)
     world.deaf.add(2)
     waited = [AwaitedPeer(rank=1, missing="a send"), AwaitedPeer(rank=2, missing="a send"), AwaitedPeer()]
-    error = world[0].call_log.patience.explain(late(waited))
+    error = world[0].call_log.progress_inquiry.explain(late(waited))
     one, two, anybody = error.waiting_for
     assert isinstance(one, AwaitedPeer)
     assert (one.last_operation, one.last_heard) == ("all_reduce #0", 0.0)
@@ -210,12 +210,12 @@ def test_a_message_that_does_not_come_is_explained_by_who_should_have_sent_it() 
     assert str(two).startswith("rank 2, missing a send and any answer")
     assert anybody == AwaitedPeer()
     assert (error.operation, error.timeout) == ("a receive", 5.0)
-    assert world[0].call_log.patience.explain(late(waited), 7.0).timeout == 7.0
+    assert world[0].call_log.progress_inquiry.explain(late(waited), 7.0).timeout == 7.0
 
 
 def test_what_nobody_can_explain_stays_as_it_is() -> None:
     world = World(2, pairs=[])
-    patience = world[0].call_log.patience
+    patience = world[0].call_log.progress_inquiry
     for error in (late("the seed"), CollectiveTimeout(operation="x", sequence=1, waiting_for=[], timeout=1.0)):
         assert patience.explain(error) is error
     peer = AwaitedPeer(rank=1, missing="a send")
@@ -224,5 +224,5 @@ def test_what_nobody_can_explain_stays_as_it_is() -> None:
 
 def test_an_answer_that_nobody_asked_for_is_dropped() -> None:
     world = World(2)
-    world[0].call_log.patience.answered(1, ProgressReply(3, 1, 99, 1, "in"))
+    world[0].call_log.progress_inquiry.answered(1, ProgressReply(3, 1, 99, 1, "in"))
     assert world.said == []

@@ -30,7 +30,7 @@ class Story:
 
     def widen(self) -> None:
         """A world of four, from the beginning."""
-        self.world = self.successors._course.world = membership([1, 2, 3, 4], 1)
+        self.world = self.successors._history.world = membership([1, 2, 3, 4], 1)
 
     def begin(self, *nodes: int, communicator: int = WORLD) -> Generation:
         members = membership(list(nodes), self.world.epoch) if nodes else self.world

@@ -66,7 +66,7 @@ def test_copies_from_a_device_are_begun_with_the_call_and_those_back_one_bucket_
 ) -> None:
     adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     with local_communicators(2, Config()) as world:
         engines = [Engine(), Engine()]
         slates = [[Slate(np.full(4, 1.0 + each), engine) for each in range(6)] for engine in engines]
@@ -84,7 +84,7 @@ def test_copies_from_a_device_are_begun_with_the_call_and_those_back_one_bucket_
 def test_each_device_is_waited_for_by_who_makes_the_call_and_not_by_who_drives(monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     with local_communicators(2, Config()) as world:
         engines = [(Engine(), Engine()) for _ in world]
         slates = [[Slate(np.full(4, 1.0), of[each // 6]) for each in range(8)] for of in engines]

@@ -14,7 +14,6 @@ from nexar.communicator.collective_calls import _blocks, _rows
 from nexar.communicator.communicator import Communicator
 from nexar.communicator.local import local_communicators
 from nexar.config import Config
-from nexar.errors import UsageError
 from tests.ranks import PATIENCE, on_every
 
 

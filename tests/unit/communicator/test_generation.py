@@ -310,8 +310,8 @@ def test_who_succeeds_another_one_learns_how_far_all_had_come(pair: list[Communi
         ),
     )
     assert [least for _, least in made] == [5, 5]
-    for branch, _ in made:
-        branch.close()
+    for made_generation, _ in made:
+        made_generation.close()
 
 
 def test_who_closes_the_group_meanwhile_ends_the_making_and_nothing_is_left(pair: list[Communicator]) -> None:

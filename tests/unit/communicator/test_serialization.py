@@ -299,7 +299,7 @@ def test_moments_keep_their_offset_and_their_side_of_the_hour() -> None:
 def test_an_array_of_a_device_arrives_as_one_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     adapters = DeviceRegistry()
     adapters.add(SlateAdapter())
-    monkeypatch.setattr("nexar.arrays.devices.ADAPTERS", adapters)
+    monkeypatch.setattr("nexar.arrays.operand.ADAPTERS", adapters)
     for shape in ((3,), (100, 100)):
         writer = ValueWriter()
         data = writer.write({"a": Slate(np.ones(shape, np.float32), Engine())})

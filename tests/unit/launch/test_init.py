@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import nexar.launch.init as init_module
 from nexar import Config, ConfigError, InternalError, UsageError
 from nexar.collectives import flight_recorder
-from nexar.launch import init
 from nexar.launch.init import connect, init, install_dump_handler
 from nexar.launch.plan import MARK_VARIABLE
 from nexar.security.invitation import Invitation, format_ticket
@@ -70,7 +70,7 @@ def test_without_a_communicator_the_signal_does_what_it_did_before(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(MARK_VARIABLE, raising=False)
     monkeypatch.setattr(flight_recorder, "dump_all", lambda _: 0)
-    monkeypatch.setattr(init.os, "kill", lambda process, number: sent.append((process, number)))
+    monkeypatch.setattr(init_module.os, "kill", lambda process, number: sent.append((process, number)))
     install_dump_handler()
     signal.raise_signal(signal.SIGUSR1)
     assert sent == [(os.getpid(), signal.SIGUSR1)]
@@ -81,7 +81,7 @@ def test_without_a_communicator_the_signal_does_what_it_did_before(
 def environ(monkeypatch):
     monkeypatch.setattr("os.environ", {"PATH": "/bin"})
     monkeypatch.setattr("nexar.environment._taken", {})
-    monkeypatch.setattr("nexar.communicator.bootstrap.bootstrap", stand_ins.stand_in_bootstrap)
+    monkeypatch.setattr("nexar.launch.create.bootstrap", stand_ins.stand_in_bootstrap)
     return os.environ
 
 

@@ -12,7 +12,7 @@ SCRIPT = Command("script", "train.py", ("--lr", "0.1"))
 
 def plans(block=BLOCK, command=SCRIPT, inherited=(), entry=(("NEXAR_TICKET", "T"),)):
     return plan_ranks(
-        block, command, python="python3", inherited=dict(inherited), entry=dict(entrance), mark="0123"
+        block, command, python="python3", inherited=dict(inherited), entry=dict(entry), mark="0123"
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_no_sleep_is_longer_than_a_missed_signal_may_take(
     drive: EventLoop, transport: Timed, sleep: CountedSleep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiter = waiting()
-    monkeypatch.setattr(transport, "arm", lambda: len(sleep.asked) < 3 or (waiter.count(None) or False))
+    monkeypatch.setattr(transport, "prepare_sleep", lambda: len(sleep.asked) < 3 or (waiter.count(None) or False))
     drive.until_done(waiter, in_a_while())
     assert len(sleep.asked) == 3
     assert max(sleep.asked) <= LONGEST_WAIT

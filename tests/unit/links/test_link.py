@@ -394,7 +394,7 @@ def test_a_message_that_no_memory_can_keep_costs_its_link_and_nothing_else(
         raise MemoryError
 
     waiting = pair.right.matching.post(None, source=1, space=Space.TAGGED, tag=8)
-    monkeypatch.setattr(pair.right.matching._early, "keep", keep)
+    monkeypatch.setattr(pair.right.matching._unexpected_buffers, "keep", keep)
     pair.to_right.post_send(0, memoryview(b"unasked for"), about=TAG)
     with pytest.raises(PeerLost, match="this rank has no memory for a message of 11 bytes"):
         pair.right.wait(waiting)

@@ -34,8 +34,8 @@ class Book:
         return self.mismatch_detector.saw(
             source,
             Frame(
-                kind=int(FrameKind.EAGER), space=int(Space.COLLECTIVE), sequence=sequence, step=step, operation=operation,
-                dtype=dtype, count=count, root=root, reduce_op=reduce_op, way=way,
+                kind=int(FrameKind.EAGER), space=int(Space.COLLECTIVE), sequence=sequence, step=step,
+                operation=operation, dtype=dtype, count=count, root=root, reduce_op=reduce_op, way=way,
             ),
         )  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_early_messages_of_a_call_that_was_given_up_go_and_their_senders_are_tol
         matching.mismatch_detector.give_up(0, "tired")
     assert origin.refused == [granted, announced]
     assert len(origin.credits) == 3
-    assert matching._unexpected.budget.used == 0
+    assert matching._unexpected_buffers.budget.used == 0
     assert [message.frame.sequence for message in matching._waiting.everything()] == [1]
 
 

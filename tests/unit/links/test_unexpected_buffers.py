@@ -39,7 +39,7 @@ def test_a_message_for_which_there_is_no_memory_stays_with_its_sender_until_it_i
     message = announce(matching, origin, 4, transfer=1)
     assert message.state is MessageState.ENVELOPE
     assert origin.granted == []
-    assert matching._early.budget.used == 0
+    assert matching._unexpected_buffers.budget.used == 0
     into = bytearray(4)
     matching.post(memoryview(into), source=1, space=TAGGED, tag=7)
     origin.pour(matching, message, b"data")

@@ -58,7 +58,9 @@ messages = st.one_of(
     st.builds(Introduced, numbers, numbers, texts),
     st.builds(Declined, texts, st.booleans()),
     st.builds(CallMismatch, numbers, numbers, numbers, st.dictionaries(numbers, st.tuples(*[numbers] * 6), max_size=4)),
-    st.builds(CallAborted, numbers, numbers, numbers, numbers, texts, seconds, st.lists(culprits, max_size=3).map(tuple)),
+    st.builds(
+        CallAborted, numbers, numbers, numbers, numbers, texts, seconds, st.lists(culprits, max_size=3).map(tuple)
+    ),
     st.builds(ProgressQuery, numbers, numbers, numbers, numbers, st.tuples(*[numbers] * 6)),
     st.builds(
         ProgressReply, numbers, numbers, numbers, numbers, st.sampled_from(["absent", "in", "done", "failed"]), numbers,

@@ -92,12 +92,9 @@ def bench(
         from nexar.cli.bench.coordinator import (  # noqa: PLC0415
             BenchSetup,
             run,
-            run_inside,  # noqa: PLC0415
+            run_inside,
         )
-        from nexar.cli.bench.report import (
-            BenchRequest,  # noqa: PLC0415
-            plot_interpreter,  # noqa: PLC0415  # after the options made sense
-        )
+        from nexar.cli.bench.report import BenchRequest, plot_interpreter  # noqa: PLC0415
         from nexar.cli.bench.systems import SystemFailed  # noqa: PLC0415
 
         start = detect(inherited())
@@ -167,7 +164,7 @@ def _options(
     timeout: float,
 ) -> MeasureOptions:
     from nexar.cli.bench.measuring import (  # noqa: PLC0415
-        OPERATIONS,  # noqa: PLC0415
+        OPERATIONS,
         Unsupported,
         dtype_named,
     )

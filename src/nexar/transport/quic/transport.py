@@ -214,7 +214,7 @@ class QuicTransport(Transport):
         """See Waker."""
         self._completions.unwatch(descriptor)
 
-    def kick(self) -> None:
+    def wake(self) -> None:
         """See Waker. In a forked child nobody sleeps; what is left of other transports there may kick all the same."""
         try:
             self._completions.kick()

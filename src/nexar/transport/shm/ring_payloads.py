@@ -33,7 +33,7 @@ class PayloadReceiver:
     under the lock, which `clear` takes after the end: so nothing is moved, or said to have landed, behind it.
     """
 
-    __slots__ = ("_expected", "_recent_transfers", "_life", "_lock", "_slots", "bytes_received")
+    __slots__ = ("_expected", "_life", "_lock", "_recent_transfers", "_slots", "bytes_received")
 
     def __init__(self, slots: SlotReader, life: CarrierLifetime) -> None:
         self._lock = threading.Lock()  # over the table; a chunk is copied under it, so redirect can wait for that

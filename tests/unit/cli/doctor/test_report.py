@@ -1,6 +1,6 @@
 import json
 
-from nexar.cli.doctor import report
+from nexar.cli.doctor import report as doctor_report
 from nexar.cli.doctor.observations import DoctorFinding
 from nexar.cli.doctor.reachability import NOT_OFFERED
 from tests.unit.cli.doctor.seen import HEALTHY, machine, report, reports
@@ -12,7 +12,7 @@ SEEN = reports(
 
 
 def test_a_machine_is_shown_row_by_row():
-    rows = dict(report.machine_rows(HEALTHY))
+    rows = dict(doctor_report.machine_rows(HEALTHY))
     assert rows["host"] == "a (host id aaaa)"
     assert rows["interface eth0"] == "10.0.0.1/24  MTU 1500"
     assert rows["round trip, quic"] == "40 µs"
@@ -21,21 +21,21 @@ def test_a_machine_is_shown_row_by_row():
 
 
 def test_what_is_not_known_is_not_guessed():
-    assert dict(report.machine_rows(machine(memory=None)))["/dev/shm"] == "-"
+    assert dict(doctor_report.machine_rows(machine(memory=None)))["/dev/shm"] == "-"
 
 
 def test_the_matrix_has_who_dials_at_the_left():
-    assert report.matrix_rows(SEEN, 3, "quic") == [
+    assert doctor_report.matrix_rows(SEEN, 3, "quic") == [
         ("from \\ to", "0", "1", "2"),
         ("0", "·", "50 µs, MTU 1452", "-"),
         ("1", "2 ms, MTU 1452", "·", "?"),
         ("2", "?", "?", "·"),
     ]
-    assert report.matrix_rows(SEEN, 2, "tls")[1] == ("0", "·", "NO")
+    assert doctor_report.matrix_rows(SEEN, 2, "tls")[1] == ("0", "·", "NO")
 
 
 def test_a_cluster_is_shown_as_ranks_and_one_matrix_for_each_transport(capsys):
-    report.show_cluster(SEEN, 2)
+    doctor_report.show_cluster(SEEN, 2)
     shown = capsys.readouterr().out
     assert "ranks:\n  rank  host" in shown
     assert "over UDP (quic)" in shown
@@ -44,23 +44,23 @@ def test_a_cluster_is_shown_as_ranks_and_one_matrix_for_each_transport(capsys):
 
 def test_a_terminal_gets_tables_with_frames(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    report.show_machine(HEALTHY)
-    report.show_cluster(SEEN, 2)
+    doctor_report.show_machine(HEALTHY)
+    doctor_report.show_cluster(SEEN, 2)
     assert "│" in capsys.readouterr().out
 
 
 def test_findings_are_numbered_through(capsys):
-    report.show_findings([DoctorFinding("open port 4000"), DoctorFinding("wait", needed=False)])
+    doctor_report.show_findings([DoctorFinding("open port 4000"), DoctorFinding("wait", needed=False)])
     assert capsys.readouterr().out == "to change:\n  1. open port 4000\nwould help:\n  2. wait\n"
 
 
 def test_where_nothing_is_wrong_it_says_so(capsys):
-    report.show_findings([])
+    doctor_report.show_findings([])
     assert capsys.readouterr().out == "nothing to change\n"
 
 
 def test_json_has_everything_that_was_seen():
-    found = json.loads(report.report_json(HEALTHY, SEEN, [DoctorFinding("open port 4000")]))
+    found = json.loads(doctor_report.report_json(HEALTHY, SEEN, [DoctorFinding("open port 4000")]))
     assert found["machine"]["interfaces"][1]["mtu_bytes"] == 1500
     assert found["ranks"][0]["reaches"][1] == {
         "source": 0, "dest": 1, "scheme": "tls", "round_trip": None, "problem": "refused", "mtu_bytes": None,

@@ -108,7 +108,7 @@ def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
     assert early.promote(formation) is None  # there is no place
     taken = early.take()
     assert taken is not None
-    assert (taken.guest, taken.member, taken.ready) == (waiting, early_member(2), True)
+    assert (taken.joiner, taken.member, taken.ready) == (waiting, early_member(2), True)
     assert early.take() is None
 
 

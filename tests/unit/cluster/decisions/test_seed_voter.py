@@ -48,11 +48,11 @@ class Scene:
     """A seed with lines to members; connections have ten times their number."""
 
     def __init__(
-        self, *connected: int, awaited: frozenset[int] = frozenset(), witness: SeedVoter | None = None
+        self, *connected: int, awaited: frozenset[int] = frozenset(), seed_voter: SeedVoter | None = None
     ) -> None:
         self.lines = {node: JoinConnectionState(10 * node, "x") for node in connected}
         self.awaited = set(awaited)
-        self.seed_voter = witness or SeedVoter(MEMBERSHIP)
+        self.seed_voter = seed_voter or SeedVoter(MEMBERSHIP)
         self.seat = SeedVoteService(self.seed_voter, self.lines, self.awaited.__contains__)
 
     def propose(self, value: bytes = WITHOUT_2, now: float = 0.0) -> list[VoteAction]:

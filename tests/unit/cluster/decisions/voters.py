@@ -190,7 +190,7 @@ class Parliament:
     def _carry(self, node: int, say: SendMessage) -> None:
         took = self.latency(self.random)
         if took is not None and say.node in self.machines and self.reaches(node, say.node):
-            self.tell(say.node, MessageReceived(node, say.word), took)
+            self.tell(say.node, MessageReceived(node, say.message), took)
 
     # ------------------------------------------------------------ what came of it
 

@@ -282,11 +282,11 @@ def test_what_can_be_taken_by_the_time_it_is_held_is_taken_at_once(monkeypatch: 
     node, carrier = world.nodes[2], world.nodes[0].make(2)
     node.unwelcome = RefusedSource.NOT_YET
 
-    def look_into(_: RelayHeader) -> bool:
+    def investigate(_: RelayHeader) -> bool:
         node.unwelcome = None
         return True
 
-    monkeypatch.setattr(node, "look_into", look_into)
+    monkeypatch.setattr(node, "investigate", investigate)
     say(carrier, b"believe me")
     world.run()
     assert node.ears[0].frames == [b"believe me"]

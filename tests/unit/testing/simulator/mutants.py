@@ -61,11 +61,11 @@ class Unfenced(MembershipMachine):
         return agreement
 
     def step(self, event: MembershipInput, now: float) -> list[MembershipAction]:
-        if isinstance(event, MessageReceived) and not isinstance(event.word, Suspect):
-            communicator, epoch, sequence = event.word.instance
+        if isinstance(event, MessageReceived) and not isinstance(event.message, Suspect):
+            communicator, epoch, sequence = event.message.instance
             if epoch < self.membership.epoch:
                 instance = (communicator, self.membership.epoch, sequence)
-                event = MessageReceived(event.sender, msgspec.structs.replace(event.word, instance=instance))
+                event = MessageReceived(event.sender, msgspec.structs.replace(event.message, instance=instance))
         return super().step(event, now)
 
 

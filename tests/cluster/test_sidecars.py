@@ -160,7 +160,7 @@ def test_a_member_that_dials_for_what_is_not_wanted_is_declined(
 ) -> None:
     refused: list[str] = []
     ranks = form(*[config("tls", **settings)] * 2)
-    ranks[1]._group.mesh.reception.on_refused = lambda _, reason: refused.append(reason)
+    ranks[1]._group.mesh.acceptor.on_refused = lambda _, reason: refused.append(reason)
     dial(ranks[0], ranks[1], Introduce(rank=0, epoch=1, **introduce), plain=plain)
     eventually(lambda: any(words in reason for reason in refused), "the refusal")
 

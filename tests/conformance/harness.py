@@ -120,7 +120,7 @@ class Node:
             yield
         finally:
             stop.set()
-            self.sleeper.kick()
+            self.sleeper.wake()
             thread.join()
         if errors:
             raise errors[0]

@@ -284,7 +284,7 @@ def test_deterministic_gives_the_same_bits_by_every_algorithm(world: list[Commun
     def run(comm: Communicator) -> set[bytes]:
         random = np.random.default_rng(comm.rank)
         given = random.normal(size=5000).astype(dtype)
-        names = [None, "direct", "gather_fold", *(["shared_memory"] if comm._context.arena is not None else [])]
+        names = [None, "direct", "gather_fold", *(["shared_memory"] if comm._context.region is not None else [])]
         return {comm.all_reduce(given.copy(), algorithm=name, deterministic=True).tobytes() for name in names}
 
     found = on_every(world, run)

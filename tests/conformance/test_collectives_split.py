@@ -246,7 +246,7 @@ def _settled(world: list[Communicator], most: tuple[int, int] = (1 << 30, 1 << 3
     while True:
         gc.collect()
         held = _held()
-        parts = sum(len(comm._runtime.lineage._generations) for comm in world) - len(world)
+        parts = sum(len(comm._runtime.successors._generations) for comm in world) - len(world)
         if not parts and held[0] <= most[0] and held[1] <= most[1]:
             return held
         assert time.monotonic() < deadline, f"{parts} parts left, held {held}, expected {most}"

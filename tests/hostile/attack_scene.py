@@ -17,7 +17,7 @@ from nexar.security.invitation import Invitation, parse_ticket
 from nexar.transport.address import parse_address
 from tests.cluster.joiners import PATIENCE, Knocker, Line
 
-_MAIN = Path(__file__).with_name("siege_main.py")
+_MAIN = Path(__file__).with_name("attack_main.py")
 SIZE = 4
 
 
@@ -31,7 +31,7 @@ class Noted(NamedTuple):
 
 
 class Process:
-    """One of siege_main's. What it says is read line by line; every wait has a deadline."""
+    """One of attack_main's. What it says is read line by line; every wait has a deadline."""
 
     def __init__(self, *arguments: str) -> None:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("NEXAR_")}

@@ -65,7 +65,7 @@ class Party:
 
     def link(self, rank: int, deadline: float) -> Link:
         """To whom its membership gives that rank."""
-        return self.mesh.link(self.mesh.circle.membership.member(rank).node, deadline)
+        return self.mesh.link(self.mesh.directory.membership.member(rank).node, deadline)
 
     def close(self) -> None:
         self.mesh.close()

@@ -91,6 +91,6 @@ def test_a_change_with_such_a_joiner_is_followed_by_no_member() -> None:
         for address in BAD:
             world.say(msgpack.encode(Chosen((0, 1, 0), Change(2, joined=(_joiner(address),)).encode())))
         world.check_others()
-        assert {part._runtime.recovery.membership.epoch for part in world.parts} == {1}
+        assert {part._runtime.membership_service.membership.epoch for part in world.parts} == {1}
     finally:
         world.close()

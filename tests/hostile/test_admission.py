@@ -206,7 +206,7 @@ def test_the_laws_hold_for_a_seed_that_was_started_again(
     for node in range(1, size + 1):
         before.join(node, fingerprint=key(1))
     assert before.machine.membership is not None
-    witness = Witness(Admission.resumed(before.machine.membership, rules=AdmissionLimits(max_pending=MAX_PENDING)))
+    witness = Witness(Admission.resumed(before.machine.membership, limits=AdmissionLimits(max_pending=MAX_PENDING)))
     witness.run(story)
     for commit in every(witness.door.actions, CommitMembership):
         assert commit.membership is before.machine.membership

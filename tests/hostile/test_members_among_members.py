@@ -99,7 +99,7 @@ def test_a_chosen_membership_beyond_the_limits_changes_nothing(world: World, whi
     membership = world.hostile.membership
     world.say(msgpack.encode(Chosen((0, membership.epoch, 0), oversize(membership)[which].encode())))
     world.check_others()
-    assert all(part._runtime.recovery.membership.size == membership.size for part in world.parts)
+    assert all(part._runtime.membership_service.membership.size == membership.size for part in world.parts)
 
 
 def test_odd_messages_of_every_kind_disturb_nobody_else(world: World) -> None:

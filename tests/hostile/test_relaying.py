@@ -28,7 +28,7 @@ class Forgery(Meshes):
         self.ids = [node.id for node in self.nodes]
         self.talks = [mesh.router.open(TALK) for mesh in self.meshes]
         self.doubts: list[int] = []
-        self.meshes[VICTIM].relaying.doubted = self.doubts.append
+        self.meshes[VICTIM].relay_routes.doubted = self.doubts.append
 
     def forge(self, number: int, text: bytes = b"I am the other one") -> None:
         """The first words of a relayed link of the other's, over the hostile one."""
@@ -43,7 +43,7 @@ class Forgery(Meshes):
             self.link(HOSTILE, VICTIM).pass_on(encode_relay(header), data)
 
     def forgery_has_arrived(self) -> None:
-        eventually(lambda: self.meshes[VICTIM].relaying.station._held, "the forgery at its victim")
+        eventually(lambda: self.meshes[VICTIM].relay_routes.relay._held, "the forgery at its victim")
 
     def say(self, rank: int, to: int, text: bytes) -> None:
         self.nodes[rank].progress.wait([self.link(rank, to).post_send(TALK, memoryview(text))], soon())
@@ -120,11 +120,13 @@ def test_who_really_lost_its_connection_is_heard_over_others_as_soon_as_that_is_
     for one, another in ((VICTIM, OTHER), (VICTIM, HOSTILE), (HOSTILE, OTHER)):
         three.link(one, another)
     own = three.linked_to(VICTIM, OTHER)
-    three.meshes[VICTIM].relaying.doubted = lambda _: three.nodes[VICTIM].dialer.aside(lambda: own.lose("no answer"))
+    three.meshes[VICTIM].relay_routes.doubted = lambda _: three.nodes[VICTIM].dialer.run_in_thread(
+        lambda: own.lose("no answer")
+    )
     for one, another in ((OTHER, VICTIM), (VICTIM, OTHER)):
         three.faults.add(three.on_way(LinkStall, one, another), three.on_way(RefuseDial, one, another))
     three.linked_to(OTHER, VICTIM).lose("no answer")
-    link = three.meshes[OTHER].relaying.detour(three.ids[VICTIM])
+    link = three.meshes[OTHER].relay_routes.detour(three.ids[VICTIM])
     assert isinstance(link, Link)
     eventually(lambda: three.schemes(VICTIM, OTHER) == ("relay",), "the link at the other end")
     fresh = three.meshes[VICTIM].router.open(TALK + 1)
@@ -143,7 +145,7 @@ def test_a_member_far_away_cannot_make_neighbours_blame_each_other() -> None:
     route = (ring.ids[0], ring.ids[1], ring.ids[2])
     for kind, body in ((RelayKind.BROKEN, b"123"), (77, b"what is that?")):
         ring.linked_to(0, 1).pass_on(encode_relay(RelayHeader(kind, 1, 0, 1, 0, 0, route)), body)
-    eventually(lambda: ring.meshes[2].relaying.stats()["dropped"] == 2, "both at rank 2")
+    eventually(lambda: ring.meshes[2].relay_routes.stats()["dropped"] == 2, "both at rank 2")
     assert ring.linked(1, 2)
     assert ring.linked(0, 1)
     ring.close()
@@ -155,7 +157,7 @@ def test_a_member_far_away_cannot_make_neighbours_blame_each_other() -> None:
 def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried: bytes = b"") -> None:
     body = encode_relay(header) + carried
     link = cast(Any, world.nodes[at].links[before])
-    world.nodes[at].station.take(link, Frame(kind=int(FrameKind.RELAY), body=len(body)), memoryview(body))
+    world.nodes[at].relay.take(link, Frame(kind=int(FrameKind.RELAY), body=len(body)), memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_who_asks_and_gives_no_room_gets_so_many_answers_and_no_more(at: int, be
     world = SmallWorld(4)
     for _ in range(MANY):
         arrive(world, at, before, header)
-    hop = world.nodes[at].station._neighbours.get(before)
+    hop = world.nodes[at].relay._neighbours.get(before)
     assert hop is not None
     assert 0 < hop.waits <= NOTICE_BYTES // SHORTEST + 1 < MANY
 
@@ -179,8 +181,8 @@ def test_room_given_back_for_what_nobody_sent_is_not_remembered() -> None:
     arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, (0, 1, 99)))
     for step in range(10_000):
         room = Frame(kind=int(FrameKind.ROOM), step=step, length=1)
-        world.nodes[1].station.take(cast(Any, world.nodes[1].links[0]), room, memoryview(b""))
-    hop = world.nodes[1].station._neighbours.get(0)
+        world.nodes[1].relay.take(cast(Any, world.nodes[1].links[0]), room, memoryview(b""))
+    hop = world.nodes[1].relay._neighbours.get(0)
     assert hop is not None
     assert len(hop._under_way) <= 1
 
@@ -193,6 +195,6 @@ def test_frames_of_epochs_that_never_come_are_held_within_a_bound() -> None:
         arrive(world, 2, 1, invented, bytes(HELD_BYTES // 2))
     honest = RelayHeader(RelayKind.FRAME, 2, 1, 2, 0, 0, (0, 3, 2))
     arrive(world, 2, 3, honest)
-    held = world.nodes[2].station._held.take()
+    held = world.nodes[2].relay._held.take()
     assert sum(len(each.carried) for each in held) <= HELD_BYTES
     assert held[-1].header == honest

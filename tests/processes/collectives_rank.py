@@ -59,7 +59,7 @@ def cases(comm: Communicator) -> Any:
     """Every verb against NumPy."""
     judged = play(comm, sample(comm.size, len(comm.hosts)))
     schemes = sorted({scheme for link in comm._group.links().values() for scheme in link.schemes})
-    return {"judged": judged, "schemes": schemes, "arena": comm._context.arena is not None, "hosts": len(comm.hosts)}
+    return {"judged": judged, "schemes": schemes, "arena": comm._context.region is not None, "hosts": len(comm.hosts)}
 
 
 # -- in a row ------------------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def replace(module: str, **names: object) -> None:
 
 
 if __name__ == "__main__":
-    replace("nexar.cluster.seed", Seed=NoSeed)
-    replace("nexar.cluster.seed_session", Attendant=NoAttendant)
+    replace("nexar.cluster.seed", SeedService=NoSeed)
+    replace("nexar.cluster.seed_session", LauncherSession=NoAttendant, ObserverSession=NoAttendant)
     from nexar.cli.main import main
 
     main()

@@ -54,7 +54,7 @@ def module(name: str, **names: object) -> ModuleType:
     return made
 
 
-SEED = module("nexar.cluster.seed", Seed=StandInSeed)
+SEED = module("nexar.cluster.seed", SeedService=StandInSeed)
 BOOTSTRAP = module("nexar.communicator.bootstrap", bootstrap=stand_in_bootstrap)
 
 

@@ -148,7 +148,7 @@ class Life:
         """This rank gets no CPU from now on, and this node is told that its connection to the seed broke."""
         node = next(node for node, first in self._first.items() if first == rank)
         os.kill(pid, signal.SIGSTOP)
-        self.comm._runtime.seed_told_of(node, self.comm.epoch, SEED_CONNECTION_BROKE)
+        self.comm._runtime.seed_reported_dead(node, self.comm.epoch, SEED_CONNECTION_BROKE)
 
     def do_hold(self, seconds: int) -> None:
         """Do nothing, and let no other thread of Python do anything."""

@@ -25,12 +25,7 @@ from torch.distributed import distributed_c10d
 from nexar.communicator.communicator import Communicator
 from nexar.errors import UsageError
 from nexar.torch.calls import NODES, GroupCalls, SharedNode, remaining_of, subgroup_of
-
-
-class ReceivedTensors(list[Any]):
-    """The result of a receive: the tensors, and who sent them. Made before that is known, so written once."""
-
-    source = -1
+from nexar.torch.tensors import ReceivedTensors
 
 
 def patch_holder(name: str) -> None:

@@ -139,3 +139,9 @@ def _refuse_sparse(tensor: torch.Tensor) -> None:
             f"the backend nexar has no collectives for tensors of layout {tensor.layout}; give tensor.to_dense(), or "
             "make the layer dense (sparse=False in an embedding)"
         )
+
+
+class ReceivedTensors(list[Any]):
+    """The result of a receive: the tensors, and who sent them. Made before that is known, so written once."""
+
+    source = -1

@@ -19,10 +19,10 @@ from torch._C._distributed_c10d import ReduceOp
 
 from nexar.arrays.compression.base import Compressor
 from nexar.errors import UsageError
-from nexar.torch.backend import ReceivedTensors
 from nexar.torch.tensors import (
     PIECE_BYTES,
     Array,
+    ReceivedTensors,
     content,
     count,
     divide,

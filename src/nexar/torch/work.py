@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from nexar.communicator.request import Request, wait_all
-from nexar.torch.backend import ReceivedTensors
+from nexar.torch.tensors import ReceivedTensors
 
 _IDLE: Final = 2  # threads kept while nothing is to be done: none has to be started then for work that does not wait
 

@@ -122,7 +122,7 @@ def _child_environments() -> Iterator[Sample]:
         )
         for target in (Command("script", "train.py", ("--fast",)), Command("module", "train"), Command("program", "a")):
             plans = plan_ranks(
-                block, target, python="python3", inherited=inherited, entrance={"NEXAR_TICKET": "new"}, mark="mark"
+                block, target, python="python3", inherited=inherited, entry={"NEXAR_TICKET": "new"}, mark="mark"
             )
             again = plans[1].again(as_joiner=True)
             word = f"{target.form} of a {'rank' if first_rank else 'joiner'}"

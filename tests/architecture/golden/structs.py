@@ -138,7 +138,8 @@ _NAMED: dict[str, tuple[type, Codec]] = {
     "doctor finding": (observations.DoctorFinding, _json(observations.DoctorFinding)),
     **{f"doctor message {kind.__struct_config__.tag}": (kind, _DOCTOR)
        for kind in (
-           observations.ProbeRequest, observations.ProbeReply, observations.ReportMessage, observations.ConclusionMessage
+           observations.ProbeRequest, observations.ProbeReply, observations.ReportMessage,
+           observations.ConclusionMessage
        )},
     **{f"control message {kind.__struct_config__.tag}": (kind, _CONTROL) for kind in control.KNOWN},
     **{f"join message {kind.__struct_config__.tag}": (kind, _JOIN) for kind in join.KNOWN_JOIN},

@@ -75,7 +75,7 @@ class Node:
         self.refusal: str | None = None
         self.unwelcome: RefusedSource | None = None
         self.looked_into: list[int] = []
-        self.station = Relay(number, cast(Any, self), DeferredIO(), cast(Any, self))
+        self.relay = Relay(number, cast(Any, self), DeferredIO(), cast(Any, self))
 
     def run_soon(self, task: Callable[[], None]) -> None:
         self.tasks.append(task)
@@ -120,7 +120,7 @@ class Node:
         """This node's end of a carrier."""
         way = self.route(peer, frozenset())
         assert way is not None
-        carrier = self.carriers[peer] = self.station.make(peer, number, way)
+        carrier = self.carriers[peer] = self.relay.make(peer, number, way)
         self.ears[peer] = Ear()
         carrier.attach(self.ears[peer])
         return carrier
@@ -156,7 +156,7 @@ class SmallWorld:
                 self.wires[here, there] = deque()
                 self.nodes[here].links[there] = FakeLink(self, here, there)
         for here, there in ((one, other), (other, one)):
-            self.nodes[here].station.opened(there)
+            self.nodes[here].relay.opened(there)
 
     def dial_all(self) -> None:
         """Everybody who wants to be connected to somebody is."""
@@ -181,7 +181,7 @@ class SmallWorld:
             self.wires[here, there].clear()
             self.nodes[here].links[there].failure = PeerLost(node=there, cause="cut")
         for here, there in ((one, other), (other, one)):
-            self.nodes[here].station.lost(cast(Any, self.nodes[here].links[there]))
+            self.nodes[here].relay.lost(cast(Any, self.nodes[here].links[there]))
 
     def step(self) -> bool:
         """Something that is on its way arrives somewhere, or something is done that was put off. False: nothing is."""
@@ -195,7 +195,7 @@ class SmallWorld:
         here, there = self.chance.choice(full)
         frame, body = self.wires[here, there].popleft()
         node = self.nodes[there]
-        assert node.station.take(cast(Any, node.links[here]), frame, memoryview(body))
+        assert node.relay.take(cast(Any, node.links[here]), frame, memoryview(body))
         return True
 
     def run(self) -> None:
@@ -210,7 +210,7 @@ class SmallWorld:
             if not any(carrier.outgoing.unacked for carrier in carriers if carrier.error is None):
                 return
             for node in self.nodes:
-                node.station.tick(1e9 * (round_ + 1))
+                node.relay.tick(1e9 * (round_ + 1))
         raise AssertionError("it never came to rest")
 
 

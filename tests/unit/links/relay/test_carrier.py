@@ -52,7 +52,7 @@ def test_nothing_is_sent_after_the_last_word_but_receiving_goes_on(world: SmallW
 
 def test_what_arrives_before_anybody_listens_waits(world: SmallWorld) -> None:
     node = world.nodes[2]
-    quiet = node.carriers[0] = node.station.make(0, 1, (2, 1, 0))
+    quiet = node.carriers[0] = node.relay.make(0, 1, (2, 1, 0))
     say(world.nodes[0].make(2), b"early")
     world.run()
     ear = Ear()
@@ -65,7 +65,7 @@ def test_what_arrives_before_anybody_listens_waits(world: SmallWorld) -> None:
 def test_a_chunk_that_nobody_expects_costs_the_carrier_and_both_ends_hear_so(world: SmallWorld) -> None:
     carrier = world.nodes[0].make(2)
     carrier.send_payload(3, memoryview(b"unwanted"))
-    world.nodes[0].station.flush()
+    world.nodes[0].relay.flush()
     world.run()
     (lost,) = world.nodes[2].ears[0].lost
     assert lost.misbehaved
@@ -131,7 +131,7 @@ def test_a_payload_can_be_redirected_withdrawn_and_counted(world: SmallWorld) ->
     assert there.redirect_payload(1, None) is Redirected.MOVED
     here.send_payload(1, memoryview(b"abcd"))
     here.withdraw_payload(1)
-    world.nodes[0].station.flush()
+    world.nodes[0].relay.flush()
     world.run()
     assert world.nodes[2].ears[0].payloads == []
     stats = here.stats()

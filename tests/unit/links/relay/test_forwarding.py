@@ -250,8 +250,8 @@ def test_when_the_two_are_connected_everything_arrives_once_and_in_order(parted:
 
 
 def test_when_no_connection_comes_about_it_is_lost_with_the_hop_and_the_reason(parted: SmallWorld) -> None:
-    parted.nodes[0].station.unreachable(3, "nobody listens there")
-    parted.nodes[0].station.unreachable(3, "and again")
+    parted.nodes[0].relay.unreachable(3, "nobody listens there")
+    parted.nodes[0].relay.unreachable(3, "and again")
     parted.run()
     (lost,) = parted.nodes[0].ears[3].lost
     named = r"no way is left over other nodes: node .*, and no connection of its own came about: nobody listens"
@@ -261,8 +261,8 @@ def test_when_no_connection_comes_about_it_is_lost_with_the_hop_and_the_reason(p
 def test_one_that_is_not_stranded_does_not_care_whether_somebody_else_s_dial_failed() -> None:
     world = SmallWorld(6)
     carrier = world.nodes[0].make(3)
-    world.nodes[0].station.unreachable(3, "of no interest")
-    world.nodes[0].station.opened(3)
+    world.nodes[0].relay.unreachable(3, "of no interest")
+    world.nodes[0].relay.opened(3)
     say(carrier, b"over others")
     world.settle(carrier)
     assert (carrier.route, carrier.error) == ((0, 1, 2, 3), None)
@@ -273,8 +273,8 @@ def test_a_change_of_the_members_may_bring_a_way_before_the_dial_is_over(parted:
     parted.dial(0, 2)
     parted.topology = "k_regular:4"  # in which 2 is a neighbour of 0
     for node in (parted.nodes[0], parted.nodes[2], parted.nodes[3]):
-        node.station.adopt(lambda number: number not in (1, 4))
-    parted.nodes[0].station.unreachable(3, "it was not needed any more")
+        node.relay.adopt(lambda number: number not in (1, 4))
+    parted.nodes[0].relay.unreachable(3, "it was not needed any more")
     say(carrier, b"over 2")
     parted.settle(carrier)
     assert (carrier.route, carrier.error) == ((0, 2, 3), None)
@@ -285,7 +285,7 @@ def test_who_does_not_answer_on_one_way_and_comes_on_another_is_spoken_to_there(
     """Rank 4 takes what 3 gives it for 0, and passes nothing on; nobody has missed it yet."""
     world = SmallWorld(6)
     there, back = world.nodes[0].make(3), world.nodes[3].make(0)
-    world.nodes[3].station._rerouting._take(back, (3, 4, 5, 0))
+    world.nodes[3].relay._rerouting._take(back, (3, 4, 5, 0))
 
     def step() -> None:
         world.wires[3, 4].clear()
@@ -294,7 +294,7 @@ def test_who_does_not_answer_on_one_way_and_comes_on_another_is_spoken_to_there(
     say(back, b"lost at 4")
     for now in (1e9, 2e9, 3e9):
         say(there, b"hello")
-        world.nodes[3].station.tick(now)
+        world.nodes[3].relay.tick(now)
         for _ in range(100):
             step()
     assert back.route == (3, 2, 1, 0)
@@ -305,9 +305,9 @@ def test_who_does_not_answer_on_one_way_and_comes_on_another_is_spoken_to_there(
 def test_a_question_is_answered_on_the_way_on_which_it_came() -> None:
     world = SmallWorld(6)
     there, back = world.nodes[0].make(3), world.nodes[3].make(0)
-    world.nodes[3].station._rerouting._take(back, (3, 4, 5, 0))
+    world.nodes[3].relay._rerouting._take(back, (3, 4, 5, 0))
     say(there, b"hello")
-    world.nodes[0].station.tick(1e9)
+    world.nodes[0].relay.tick(1e9)
     while there.outgoing.unacked:
         world.wires[3, 4].clear()
         assert world.step()
@@ -354,7 +354,7 @@ def test_who_hears_the_peer_on_a_connection_of_its_own_takes_that_and_sends_agai
         world.step()
     world.dial(0, 3)
     other = world.nodes[3].carriers.get(0) or world.nodes[3].make(0)
-    world.nodes[3].station._rerouting.straighten(other)
+    world.nodes[3].relay._rerouting.straighten(other)
     say(other, b"straight")
     world.settle(carrier, other)
     assert carrier.route == (0, 3)

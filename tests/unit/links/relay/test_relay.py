@@ -26,7 +26,7 @@ def nobody(_: int) -> bool:
 
 
 def settling_of(node: Node, needless: int = -1) -> Drain:
-    return Drain(node.carriers, node.station._neighbours, lambda number: number == needless)
+    return Drain(node.carriers, node.relay._neighbours, lambda number: number == needless)
 
 
 def test_who_has_sent_nothing_has_nothing_to_wait_for() -> None:
@@ -88,7 +88,7 @@ def test_what_lies_here_for_others_is_waited_for() -> None:
         while world.wires[here, there]:
             frame, body = world.wires[here, there].popleft()
             link: Any = world.nodes[there].links[here]
-            world.nodes[there].station.take(link, frame, memoryview(body))
+            world.nodes[there].relay.take(link, frame, memoryview(body))
     settling = settling_of(world.nodes[1])
     waits = not settling.moves()
     world.run()
@@ -100,7 +100,7 @@ def test_a_station_settles_when_all_has_arrived_and_not_before_it() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    station = world.nodes[0].station
+    station = world.nodes[0].relay
     station.settle(time.monotonic(), nobody)  # that was the deadline
     assert carrier.outgoing.unacked
     waiting = threading.Thread(target=station.settle, args=(time.monotonic() + 60, nobody))
@@ -116,7 +116,7 @@ def test_a_station_does_not_wait_for_who_is_lost() -> None:
     world = SmallWorld(4)
     carrier = world.nodes[0].make(2)
     say(carrier, b"first")
-    station = world.nodes[0].station
+    station = world.nodes[0].relay
     waiting = threading.Thread(target=station.settle, args=(time.monotonic() + 60, nobody))
     waiting.start()
     carrier.abort("it is gone")
@@ -130,7 +130,7 @@ WORDS = [b"%d" % number for number in range(50)]
 def arrive(world: SmallWorld, at: int, before: int, header: RelayHeader, carried: bytes = b"") -> None:
     body = encode_relay(header) + carried
     link = cast(Any, world.nodes[at].links[before])
-    world.nodes[at].station.take(link, Frame(kind=int(FrameKind.RELAY), body=len(body)), memoryview(body))
+    world.nodes[at].relay.take(link, Frame(kind=int(FrameKind.RELAY), body=len(body)), memoryview(body))
 
 
 def test_frames_go_from_hop_to_hop_and_arrive_in_order() -> None:
@@ -140,7 +140,7 @@ def test_frames_go_from_hop_to_hop_and_arrive_in_order() -> None:
         say(carrier, word)
     world.settle(carrier)
     assert world.nodes[3].ears[0].frames == WORDS
-    assert [world.nodes[number].station.relayed >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
+    assert [world.nodes[number].relay.relayed >= 50 for number in (1, 2, 4, 5)] == [True, True, False, False]
 
 
 def test_urgent_frames_leave_before_others_that_wait() -> None:
@@ -166,8 +166,8 @@ def test_a_route_longer_than_any_that_makes_sense_is_not_followed_and_its_source
     carrier = world.nodes[0].make(2)
     endless = (0, 1, 2, *range(100, 200))
     arrive(world, 1, 0, RelayHeader(RelayKind.FRAME, 1, 1, 1, 0, 0, endless))
-    assert world.nodes[1].station.refused == 1
-    assert world.nodes[1].station.relayed == 0
+    assert world.nodes[1].relay.refused == 1
+    assert world.nodes[1].relay.relayed == 0
     world.run()
     assert carrier.avoid  # told that rank 1 did not pass it on to rank 2
 
@@ -209,7 +209,7 @@ def test_after_a_change_routes_are_looked_for_anew_and_who_is_no_member_is_lost(
     world.settle(stays, goes)
     world.cut(0, 1)
     assert stays.avoid == {1}
-    world.nodes[0].station.adopt(lambda node: node != 3)
+    world.nodes[0].relay.adopt(lambda node: node != 3)
     say(stays, b"after")
     world.settle(stays)
     assert (stays.avoid, stays.error) == (frozenset(), None)
@@ -222,7 +222,7 @@ def test_a_closed_station_ends_its_carriers_without_a_word() -> None:
     carrier = world.nodes[0].make(2)
     say(carrier, b"x")
     world.settle(carrier)
-    world.nodes[0].station.close()
+    world.nodes[0].relay.close()
     assert carrier.error is not None
     assert world.nodes[0].ears[2].lost == []
 
@@ -247,13 +247,13 @@ def test_a_kind_that_nobody_knows_is_dropped_and_makes_no_link() -> None:
     world = SmallWorld(4)
     arrive(world, 2, 1, RelayHeader(77, 2, 1, 1, 0, 0, (0, 1, 2)))
     assert world.nodes[2].carriers == {}
-    assert world.nodes[2].station.dropped == 1
+    assert world.nodes[2].relay.dropped == 1
 
 
 def test_a_break_that_names_no_node_is_dropped_and_nobody_is_blamed() -> None:
     world = SmallWorld(4)
     arrive(world, 2, 1, RelayHeader(RelayKind.BROKEN, 2, 0, 1, 0, 0, (0, 1, 2)), b"123")
-    assert world.nodes[2].station.dropped == 1
+    assert world.nodes[2].relay.dropped == 1
 
 
 def test_what_cannot_be_taken_yet_is_taken_when_its_source_is_out_of_reach_or_the_members_change() -> None:
@@ -266,13 +266,13 @@ def test_what_cannot_be_taken_yet_is_taken_when_its_source_is_out_of_reach_or_th
         assert 0 not in node.ears
         assert node.looked_into == [0]
         node.unwelcome = None
-        node.station.unreachable(3, "another one")
+        node.relay.unreachable(3, "another one")
         if event == "lost":
-            node.station.lost(cast(Any, FakeLink(world, 2, 0)))
+            node.relay.lost(cast(Any, FakeLink(world, 2, 0)))
         elif event == "unreachable":
-            node.station.unreachable(0, "no answer")
+            node.relay.unreachable(0, "no answer")
         else:
-            node.station.adopt(lambda _: True)
+            node.relay.adopt(lambda _: True)
         world.run()
         assert node.ears[0].frames == [b"believe me"]
 
@@ -298,7 +298,7 @@ def test_who_is_connected_and_heard_over_others_is_shown_the_way_and_takes_it() 
     say(carrier, b"over rank 1")
     world.dial(0, 2)
     world.nodes[2].unwelcome = RefusedSource.NOT_YET
-    while not world.nodes[2].station.in_use:
+    while not world.nodes[2].relay.in_use:
         world.step()
     world.nodes[2].unwelcome = None
     world.run()
@@ -325,8 +325,8 @@ def test_what_will_never_be_taken_is_dropped() -> None:
     world.nodes[2].unwelcome = RefusedSource.NEVER
     say(world.nodes[0].make(2), b"a stranger")
     world.run()
-    assert world.nodes[2].station.dropped == 1
-    assert not world.nodes[2].station.in_use
+    assert world.nodes[2].relay.dropped == 1
+    assert not world.nodes[2].relay.in_use
 
 
 def test_who_has_a_connection_of_its_own_to_the_peer_asks_over_that() -> None:
@@ -335,7 +335,7 @@ def test_who_has_a_connection_of_its_own_to_the_peer_asks_over_that() -> None:
     say(carrier, b"over rank 1")
     world.wires[0, 1].clear()
     world.dial(0, 2)
-    world.nodes[0].station.tick(1e9)
+    world.nodes[0].relay.tick(1e9)
     ((frame, body),) = world.wires[0, 2]
     header, _ = decode_relay(body)
     assert (frame.kind, header.kind, header.route) == (FrameKind.RELAY, RelayKind.PROBE, (0, 2))
@@ -355,7 +355,7 @@ def test_both_ends_finish_and_nothing_is_left() -> None:
     other.finish()
     world.run()
     assert world.nodes[0].ears[2].finished == 1
-    assert not world.nodes[0].station.in_use
+    assert not world.nodes[0].relay.in_use
     assert str(carrier.error) == str(other.error) == "both sides have finished [closed]"
 
 
@@ -379,7 +379,7 @@ def test_payloads_land_where_they_are_expected() -> None:
     world.nodes[3].carriers[0].expect_payload(5, memoryview(into))
     data = world.chance.randbytes(len(into))
     carrier.send_payload(5, memoryview(data))
-    world.nodes[0].station.flush()
+    world.nodes[0].relay.flush()
     world.settle(carrier)
     assert world.nodes[3].ears[0].payloads == [5]
     assert into == data
@@ -422,7 +422,7 @@ def test_a_relayed_frame_that_raises_costs_its_source_the_connection_and_its_bea
 
     world = SmallWorld(4)
     carrier = world.nodes[2].make(0)
-    station = world.nodes[2].station
+    station = world.nodes[2].relay
     monkeypatch.setattr(station, "_take_in", broken)
     with caplog.at_level("CRITICAL"):
         arrive(world, 2, 1, RelayHeader(RelayKind.FRAME, 2, 1, 1, 0, 0, (0, 1, 2)), b"x")

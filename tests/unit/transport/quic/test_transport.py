@@ -236,7 +236,7 @@ def test_closing_ends_the_sleep_of_the_driving_thread(scene):
 
 def test_a_kick_ends_the_sleep_and_is_never_lost(scene):
     transport = scene.node(1).transport
-    transport.kick()
+    transport.wake()
     began = time.monotonic()
     transport.sleep(PATIENCE, 0.0)
     assert time.monotonic() - began < PATIENCE / 2
@@ -266,7 +266,7 @@ def test_other_transports_may_go_on_when_it_is_closed_already(scene):
         transport.watch(reading)
         transport.watch(reading, readable=False)
         transport.unwatch(reading)
-        transport.kick()
+        transport.wake()
     finally:
         os.close(reading)
         os.close(writing)
@@ -303,7 +303,7 @@ def test_a_forked_child_lets_go_and_the_parent_goes_on(scene):
             pair.left_node.transport.abandon()
             pair.left_node.transport.close()
             pair.left.abort("nobody hears this")
-            pair.left_node.transport.kick()
+            pair.left_node.transport.wake()
             assert not pair.left_node.transport.poll()
             with pytest.raises(ConnectRefused, match="forked"):
                 pair.left_node.dial(pair.right_node)

@@ -120,9 +120,8 @@ def test_who_really_lost_its_connection_is_heard_over_others_as_soon_as_that_is_
     for one, another in ((VICTIM, OTHER), (VICTIM, HOSTILE), (HOSTILE, OTHER)):
         three.link(one, another)
     own = three.linked_to(VICTIM, OTHER)
-    three.meshes[VICTIM].relay_routes.doubted = lambda _: three.nodes[VICTIM].dialer.run_in_thread(
-        lambda: own.lose("no answer")
-    )
+    routes, dialer = three.meshes[VICTIM].relay_routes, three.nodes[VICTIM].dialer
+    routes.doubted = lambda _: dialer.run_in_thread(lambda: own.lose("no answer"))
     for one, another in ((OTHER, VICTIM), (VICTIM, OTHER)):
         three.faults.add(three.on_way(LinkStall, one, another), three.on_way(RefuseDial, one, another))
     three.linked_to(OTHER, VICTIM).lose("no answer")

@@ -22,7 +22,7 @@ ORDERED = [
 
 
 class Case(NamedTuple):
-    """See nexar.collectives.selection.steps."""
+    """One schedule to test: operation, algorithm, world size, element count and root."""
 
     operation: Op
     name: str

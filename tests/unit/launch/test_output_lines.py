@@ -134,4 +134,4 @@ def test_an_empty_line_before_the_exception_does_not_hide_it():
     """Python 3.11 writes one where it has no marks for the last source line."""
     begin = 'Traceback (most recent call last):\n  File "x", line 1\n    @property\n    \n\n'
     assert exception_name(f"{begin}KeyboardInterrupt") == "KeyboardInterrupt"
-    assert exception_name(f"{begin}nexar.errors.membership.MembershipChanged: rank 1 is lost") == "MembershipChanged"
+    assert exception_name(f"{begin}nexar.errors.MembershipChanged: rank 1 is lost") == "MembershipChanged"

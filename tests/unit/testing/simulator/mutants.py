@@ -72,8 +72,8 @@ class Unfenced(MembershipMachine):
 class OnlyFirst(MembershipMachine):
     """Nobody but rank 0 proposes."""
 
-    def _region_lock(self) -> float | None:
-        return super()._region_lock() if self.membership.rank_of(self.me) == 0 else None
+    def _turn(self) -> float | None:
+        return super()._turn() if self.membership.rank_of(self.me) == 0 else None
 
 
 MUTANTS: dict[str, tuple[Running, str, int]] = {

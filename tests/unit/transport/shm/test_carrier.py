@@ -71,13 +71,13 @@ def test_bodies_of_any_shape_and_format_are_sent_as_their_bytes(tmp_path: Path) 
 
 # ------------------------------------------------------------------------------------------------ hostile peers
 def run_head_away(pair: Pair) -> None:
-    inside(pair.left)._notices[_head_word(0)] = 1 << 40
+    inside(pair.left)._words[_head_word(0)] = 1 << 40
 
 
 def move_head_back(pair: Pair) -> None:
     pair.left.send(b"something")
     pair.until(lambda: pair.right.heard.frames, "the frame")
-    inside(pair.left)._notices[_head_word(0)] = 0
+    inside(pair.left)._words[_head_word(0)] = 0
 
 
 def write_garbage(pair: Pair) -> None:
@@ -104,11 +104,11 @@ def send_what_nobody_expects(pair: Pair) -> None:
 
 
 def run_chunk_head_away(pair: Pair) -> None:
-    inside(pair.left)._notices[_head_word(0) + 1] = 99
+    inside(pair.left)._words[_head_word(0) + 1] = 99
 
 
 def run_tail_away(pair: Pair) -> None:
-    inside(pair.left)._notices[_tail_word(1)] = 1 << 40
+    inside(pair.left)._words[_tail_word(1)] = 1 << 40
     for _ in range(3000):
         pair.right.send(bytes(1000))
 

@@ -20,8 +20,8 @@ def test_it_can_be_entered_by_its_user_only_and_is_gone_afterwards(tmp_path: Pat
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
     living = make_socket_directory(str(tmp_path))
     program = (
-        "import os, signal, socket, sys; from nexar.transport.shm.socket_directory import make_place\n"
-        "place = make_place(sys.argv[1]); socket.socket(socket.AF_UNIX).bind(place.socket_path)\n"
+        "import os, signal, socket, sys; from nexar.transport.shm.socket_directory import make_socket_directory\n"
+        "place = make_socket_directory(sys.argv[1]); socket.socket(socket.AF_UNIX).bind(place.socket_path)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)

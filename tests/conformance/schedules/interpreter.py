@@ -67,7 +67,7 @@ class Interpreter:
             return False
         for way, receive in zip(ways, step.receives, strict=True):
             self._put(self._at(rank, receive.part), self._in_flight.pop(way), receive.how)
-        for work in step.map_result:
+        for work in step.then:
             self._do(rank, work)
         return True
 

@@ -716,7 +716,8 @@ def test_a_peer_that_never_agrees_is_given_up_in_the_end(progress: Progress) -> 
 def test_a_link_behind_a_silent_one_is_closed_politely(pair: Pair) -> None:
     silent = Slow(pair.left.progress, words=0, agrees=False)
     links: list[Link] = [silent, pair.to_right]  # type: ignore[list-item]
-    begin = threading.Thread(
+    terms = {"close_timeout": 1, "longest": 60}
+    begin = threading.Thread(target=close_all, args=(pair.left.progress, links), kwargs=terms)
         target=close_all, args=(pair.left.progress, links), kwargs={"close_timeout": 1, "longest": 60}
     )
     begin.start()

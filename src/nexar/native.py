@@ -1,7 +1,7 @@
-"""The native package `nexar_native`: whether it is installed, its version, its submodules.
+"""Access to the native package `nexar_native`: whether it is installed, its version, its submodules.
 
-Only this module imports `nexar_native`, and only when a submodule is asked for: nexar works without the package.
-`from nexar.native import quic` gives `nexar_native.quic`, or raises ImportError.
+Only this module imports `nexar_native`, and only on first use: nexar works without it. `from nexar.native import quic`
+returns `nexar_native.quic` or raises ImportError.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from nexar_native import quic as quic  # noqa: PLC0414 - mypy takes it for exported
+    from nexar_native import quic as quic  # noqa: PLC0414 - marks it as exported for mypy
 
-PACKAGE: Final = "nexar-native"
-"""The name of the distribution."""
-RELEASE: Final = "0.2"
-"""Versions of the package with other first two numbers have another interface."""
+PACKAGE: Final = "nexar-native"  # name of the distribution
+RELEASE: Final = "0.2"  # other first two numbers mean another interface
 _MODULE: Final = "nexar_native"
 _SUBMODULES: Final = frozenset({"quic"})
 
 
 def __getattr__(name: str) -> Any:
-    """A submodule of the package. Raises ImportError if it is missing."""
+    """Return a submodule of the package. Raises ImportError if it is missing."""
     if name in _SUBMODULES:
         return getattr(importlib.import_module(_MODULE), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def native_installed() -> bool:
-    """Whether the package is installed, in any version. Does not import it."""
+    """Return whether any version of the package is installed. Does not import it."""
     return importlib.util.find_spec(_MODULE) is not None
 
 
 def native_problem() -> str | None:
-    """Why the package cannot be used in this process; None if it can. Imports it."""
+    """Return why this process cannot use the package, None if it can. Imports the package."""
     try:
         package = importlib.import_module(_MODULE)
     except ImportError as error:
@@ -43,7 +41,7 @@ def native_problem() -> str | None:
 
 
 def version_problem(version: str) -> str | None:
-    """Why this version of the package cannot be used; None if it can."""
+    """Return why this version of the package cannot be used, None if it can."""
     if version.rpartition(".")[0] == RELEASE:
         return None
     return f"{PACKAGE} {version} is installed, but this nexar needs {RELEASE}; upgrade it (in a clone: make setup)"

@@ -38,7 +38,7 @@ def _telling(asked: JoinRequest, addresses: dict[str, tuple[str, ...]]) -> JoinR
 
 @pytest.mark.parametrize("name", ["a..b", ".a", "h" * 64, f"x.{'h' * 64}.example"])
 def test_a_name_that_the_resolver_cannot_encode_is_no_address(name: str) -> None:
-    with pytest.raises(UsageError, match="not the name or number of a host"):
+    with pytest.raises(UsageError, match="not a host name or an IP address"):
         parse_address(f"{name}:1")
     assert parse_address(f"{'h' * 63}.example.:1")[1] == 1
 

@@ -152,7 +152,7 @@ def test_c_clients_with_a_foreign_certificate(siege: Siege, normal: float, recor
     if has_quic():
         show_foreign_certificates_over_quic(siege, 10)
     form(siege, normal, record_property)
-    assert same_address(siege.await_events("refused", "not believed", 10))
+    assert same_address(siege.await_events("refused", "certificate was rejected", 10))
     if has_quic():
         assert same_address(siege.await_events("refused", "UnknownIssuer", 10))
 
@@ -289,5 +289,12 @@ def test_all_of_it_at_once(siege: Siege, normal: float, record_property: Record,
         join_again_as_those_who_are_in(siege, knockers, 3)
         form(siege, normal, record_property, datagrams=noises.datagrams, connections=noises.connections)
         bothering.result(PATIENCE)
-        for pattern in ("first byte", "not believed", "does not open", str(HUGE), "has joined already", "TLS"):
+        for pattern in (
+            "first byte",
+            "certificate was rejected",
+            "does not open",
+            str(HUGE),
+            "has joined already",
+            "TLS",
+        ):
             assert same_address(siege.await_events("refused", pattern))

@@ -131,5 +131,5 @@ def test_a_package_that_cannot_be_loaded_is_named(site: Path) -> None:
 def test_a_scheme_that_nobody_has_is_refused_before_anything_is_open() -> None:
     from nexar.cluster.node import Node
 
-    with pytest.raises(UsageError, match="there is no transport 'vellum'; there are: "):
+    with pytest.raises(UsageError, match="unknown transport 'vellum'; available: "):
         Node(Config(transports=("vellum", "tls"), bind="127.0.0.1"))

@@ -1,1 +1,1 @@
-"""Frames between two processes, on whatever the two share. `base` is the contract, each folder one way to keep it."""
+"""Transports move frames and payloads between two processes. `base` is the contract; each subpackage implements it."""

@@ -1,7 +1,7 @@
-"""Addresses as text: `host:port`, `[v6 address]:port`, and `scheme://…` where it must be said how to get there.
+"""Addresses as text: `host:port`, `[IPv6 address]:port`, and `scheme://address`.
 
-Pure: names are not resolved here. What stands behind a scheme is that transport's own affair (shared memory keeps a
-path and a key there); only host and port have one form for all, which is canonical: parse and format are inverse.
+Names are not resolved here. Only host:port has a common, canonical form (parse and format are inverse); each scheme
+defines its own address text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _Numeric: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.DOTALL)
 _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 _LABEL: Final = r"[A-Za-z0-9_-]{1,63}"
-_HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?)?")  # other names make the resolver raise UnicodeError
+_HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?)?")  # for other names the resolver raises UnicodeError
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]+")
-_MAX_HOST: Final = 253  # of a name in the DNS
+_MAX_HOST: Final = 253  # limit of DNS
 
 
 class AddressCandidate(NamedTuple):
-    """One way to reach a node: the scheme, and the address as that scheme's `connect` takes it."""
+    """A scheme and an address as that scheme's `connect` takes it."""
 
     scheme: str
     address: str
@@ -35,15 +35,15 @@ class AddressCandidate(NamedTuple):
 
 
 def parse_candidate(text: str) -> AddressCandidate:
-    """The candidate that `str()` wrote. UsageError for any other text."""
+    """Inverse of `str(candidate)`. Raises UsageError."""
     match = _SCHEME.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} does not say how to get there; write scheme://address")
+        raise UsageError(f"{text!r} has no scheme; write scheme://address")
     return AddressCandidate(match[1], match[2])
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port; an empty host means every interface. UsageError for anything else."""
+    """Return host and port; an empty host means every interface. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
         raise UsageError(f"{text!r} is not an address; write host:port or [address]:port")
@@ -52,19 +52,19 @@ def parse_address(text: str) -> tuple[str, int]:
     if ":" in host:
         raise UsageError(f"{text!r} is ambiguous; write IPv6 addresses as [{host}]:{port}")
     if not _HOST.fullmatch(host) or len(host) > _MAX_HOST:
-        raise UsageError(f"{text!r} is not an address: {host!r} is not the name or number of a host")
+        raise UsageError(f"{text!r} is not an address: {host!r} is not a host name or an IP address")
     return host, int(port)
 
 
 def check_dialable(text: str) -> None:
-    """UsageError unless it is an address that somebody else can dial: with a host and a port."""
+    """Raise UsageError unless `text` has a host and a port above 0."""
     host, port = parse_address(text)
     if not host or not port:
         raise UsageError(f"{text!r} cannot be dialed; write a host and a port above 0")
 
 
 def format_address(host: str, port: int) -> str:
-    """The text that `parse_address` takes. An IPv4 peer of a dual-stack socket is shown as what it is."""
+    """Inverse of `parse_address`. IPv4-mapped IPv6 addresses become IPv4."""
     if ":" not in host:
         return f"{host}:{port}"
     mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
@@ -72,12 +72,12 @@ def format_address(host: str, port: int) -> str:
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """Several, separated by commas."""
+    """Parse a list separated by commas."""
     return [parse_address(part.strip()) for part in text.split(",")]
 
 
 def host_of(address: str) -> str | None:
-    """The host; None for an address that is not host:port, as schemes with a form of their own have them."""
+    """Return the host, None if the address is not host:port."""
     try:
         return parse_address(address)[0]
     except UsageError:
@@ -85,7 +85,7 @@ def host_of(address: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it leads back to whoever dials it, wherever that is."""
+    """Return whether every host that dials the address reaches itself."""
     host = host_of(address)
     number = None if host is None else _number_of(host)
     return host == "localhost" or (number is not None and number.is_loopback)
@@ -98,11 +98,10 @@ def order_candidates(
     networks: Sequence[Network] = (),
     same_host: bool = False,
 ) -> list[AddressCandidate]:
-    """The candidates worth dialing, the most promising first, each once; equals keep their order.
+    """Return the candidates worth dialing, best first; equal ones keep their order.
 
-    Schemes that are not in `schemes` are left out; among the others its order counts first. Then: a network that we are
-    on (`networks`), any other numeric address, names, link-local addresses. Loopback is first for a peer on this host,
-    and left out for any other: it would lead back to ourselves.
+    Sorted by scheme (in the order of `schemes`), then: addresses in `networks`, other numeric ones, names, link-local
+    ones. Loopback comes first for a peer on this host and is dropped for all others.
     """
     known = [candidate for candidate in dict.fromkeys(candidates) if candidate.scheme in schemes]
     ranked = [(schemes.index(c.scheme), _distance(c.address, networks, same_host=same_host), c) for c in known]
@@ -114,7 +113,7 @@ _UNREACHABLE: Final = 9
 
 def _distance(address: str, networks: Sequence[Network], *, same_host: bool) -> int:
     host = host_of(address)
-    if host is None:  # only its own scheme can tell
+    if host is None:  # only its scheme understands it
         return 2
     if is_loopback(address):
         return 0 if same_host else _UNREACHABLE

@@ -1,43 +1,51 @@
-"""The contract of every transport, on one page.
+"""The contract between nexar and its transports: Transport, Carrier, Sink, Acceptor, Waker, Sleeper.
 
-A *transport* belongs to one node and makes *carriers*; a carrier is an open, mutually authenticated
-connection to one peer process. It moves two things:
+A transport belongs to one node and makes carriers. A carrier is one open, mutually authenticated connection to one peer
+process. It moves frames (small, copied when sent) and payloads (large, identified by a transfer number that the sending
+link chooses).
 
-frames    small, copied when sent. Reliable. In order per (lane, communicator); nothing is promised
-          between different lanes or communicators, and a carrier lets a lower lane number leave first.
-          The number of bytes in flight is bounded by the sender's credit (see links/), not here.
-payloads  large, named by a `transfer` number that the sending link chose, read straight from the
-          sender's memory and written straight into the receiver's, which must have been expected
-          *before* the peer was told to send. A payload never delays frames by more than one chunk.
+Order. Frames arrive in order per (lane, communicator). Nothing is guaranteed between different lanes or communicators,
+or between payloads and frames. A carrier sends frames of a lower lane number first. A payload delays frames by at most
+one chunk.
 
-Driving   Nothing moves by itself. One thread at a time (links/progress) *drives*: it calls `poll()`,
-          which never blocks, takes in what arrived, calls the sinks, and sends what is due. Before it
-          sleeps it calls `arm()`; descriptors registered with the Waker end the sleep.
-          `send_frame`, `send_payload` and the other verbs may be called from any thread at any time,
-          also from inside a sink call; they send at once what the carrier takes and leave the rest to
-          the next poll. They never block and never call a sink.
-Sinks     are called by the driving thread, with no lock of the transport held, never two at a time for
-          one carrier, and never after `abort()` returned to a thread that is not itself inside a sink.
-          A sink may hand its carrier over: `attach` called again, from inside a call of the present sink, makes the
-          other one the sink of everything that follows; nothing is lost, nothing more goes to the old one.
-          What a sink, or an acceptor that was given a carrier, raises comes out of `poll()` (or `sleep()`). It
-          costs the carrier it concerned, which is lost with `fault` and says so to its sink if it has one;
-          every other carrier of the transport goes on at the next poll.
-Loss      A carrier ends once: by `carrier_finished` on both sides (polite), or by `carrier_lost` with the
-          reason. After that every verb but abort raises that same CarrierLost (finish too). Nothing is
-          retransmitted on another carrier here; frames sent but not delivered are gone. A payload that is
-          not whole when the peer half-closes was taken back: it is dropped, never reported.
-Buffers   When `redirect_payload` or `withdraw_payload` has returned, or the carrier has ended, the old
-          memory is not touched any more.
-Garbage   Bytes that are not frames, a chunk nobody expects, a frame above its limit: the carrier is lost
-          with `misbehaved` set; memory committed to a peer follows the bytes that really arrived.
-Strangers A peer that the handshake has not verified may send CONTROL frames on the control lane, each with at
-          most STRANGER_BYTES of body, and nothing else: whatever its header announces beyond that is garbage
-          before a byte of it is read. That holds on the side that dialed as well. `admit()` ends it.
+Delivery. Frames and payloads are reliable until the carrier ends. A payload is read directly from the sender's
+memory and written directly into the receiver's. The receiver must expect a payload before its link asks the peer to
+send it. The sender's credit (links/) bounds the frame bytes in flight; a carrier does not.
 
-The sink of a carrier that has ended, or whose owner wants to hear no more.
+Loss. A carrier ends exactly once: with `carrier_finished` on both sides, or with `carrier_lost` and the reason. After
+that, every method except `abort` raises CarrierLost with the same kind and reason. A carrier does not retransmit on
+another carrier: frames that were sent but not delivered are lost.
 
-An ended carrier that kept its sink would be a ring with it: neither would be freed before the collector finds both.
+Cancellation. `withdraw_payload` cancels a send and `redirect_payload` cancels or moves a receive. After either has
+returned, or after the carrier has ended, the carrier no longer touches the old memory. A payload that is incomplete
+when the peer half-closes counts as withdrawn: it is dropped and not reported. Frames cannot be cancelled.
+
+Closing. The owner of a carrier (its link) closes it: `finish` half-closes, `abort` ends it at once. A carrier closes
+itself when both sides have finished. `Transport.close` aborts all its carriers and ends blocked `connect` calls.
+
+Threads. Nothing progresses by itself. One thread at a time, the driver, calls `poll()`, which never blocks: it
+receives, calls sinks and acceptors, and sends queued data. Before it sleeps, the driver calls `prepare_sleep()`;
+descriptors registered with the Waker end the sleep. Any thread may call the methods of a carrier at any time, also from
+inside a sink. They send at once what the connection takes and leave the rest to the next poll. They never block
+(only `abort` may wait for a running sink call) and never call a sink. `connect` blocks its caller and needs no
+driver.
+
+Sinks. The driver calls sinks while it holds no lock of the transport, and never two at a time for one carrier. Once
+`abort()` has returned to a thread that is not itself inside a sink, the sink is not called again. A sink may replace
+itself by calling `attach` from inside one of its methods: everything that follows goes to the new sink, nothing is
+lost, and the old sink is not called again.
+
+Exceptions. An exception from a sink, or from an acceptor that was given a carrier, propagates out of `poll()` (or
+`sleep()`). The carrier it concerns is lost with kind `fault`, and its sink, if any, is notified. All other carriers
+continue at the next poll.
+
+Protocol violations. Bytes that are not a frame, a chunk of an unexpected payload, or a frame above its limit lose the
+carrier with kind `misbehaved`. Memory committed to a peer is proportional to the bytes that have arrived, not to the
+sizes it announces.
+
+Unverified peers. A peer that the handshake has not verified may send CONTROL frames on the control lane, each with a
+body of at most `unverified.UNVERIFIED_BYTES`, and FINISH. Any other header is a protocol violation before a byte of its
+body is read. This holds on the dialing side too, until `admit()`.
 """
 
 from __future__ import annotations
@@ -54,13 +62,13 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class CarrierLost(ConnectionError):
-    """The carrier is gone. `kind` says how, so that the layer above need not read the text.
+    """The carrier has ended. `kind` says how:
 
-    closed      this side aborted it, or it ended politely
+    closed      this side aborted it, or both sides finished
     peer        the peer ended it, or its process is gone
-    timeout     silence for longer than the transport allows
-    misbehaved  the peer broke the protocol
-    fault       the local system refused (out of descriptors, memory, …)
+    timeout     the peer was silent for longer than the transport allows
+    misbehaved  the peer violated the protocol
+    fault       a local error (out of descriptors or memory, a sink that raised, …)
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -74,10 +82,7 @@ class CarrierLost(ConnectionError):
 
 
 class ConnectRefused(ConnectionError):
-    """A carrier could not be made.
-
-    `reason` is text; `verification` tells a refused certificate from a network that says no.
-    """
+    """No carrier could be made. `verification` is True if a certificate was rejected."""
 
     def __init__(self, address: str, reason: str, *, verification: bool = False) -> None:
         super().__init__(f"cannot connect to {address}: {reason}")
@@ -87,23 +92,21 @@ class ConnectRefused(ConnectionError):
 
 
 class Redirected(Enum):
-    """What redirect_payload found."""
+    """Result of `Carrier.redirect_payload`."""
 
-    MOVED = "moved"
-    """What had arrived was moved, the rest follows it (or is discarded)."""
+    MOVED = "moved"  # the received part was copied (or dropped); the rest follows it
+    # Too late: the payload is complete in the old memory; payload_arrived was or will be called. Remembered at least
+    # until then, and for some thousand payloads more; UNKNOWN afterwards.
     LANDED = "landed"
-    """Too late: every byte is in the old memory, and payload_arrived has been or will be called. (Remembered until it
-    has been, and for some thousand payloads longer; then unknown.)"""
-    UNKNOWN = "unknown"
-    """No such payload is expected (any more): it was discarded before, or never announced."""
+    UNKNOWN = "unknown"  # no such payload is expected: it was never announced, or was discarded
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who the handshake proved to be at the other end.
+    """The identity that the handshake proved.
 
-    `verified` is False only for a joining candidate (no certificate) or a dial that left verification to its caller;
-    such a peer is a stranger (see the module), and the layer above confines its carrier to join messages.
+    `verified` is False only for a joining node (no certificate) and for a dial whose caller verifies the peer itself.
+    Such a peer is unverified (see above), and the layer above restricts its carrier to join messages.
     """
 
     node: int
@@ -114,211 +117,194 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Whom a dial means to reach: the node the certificate must name and, where known, its pinned key."""
+    """The peer that a dial must reach: the node id in its certificate and, if known, its pinned key."""
 
     node: int
     fingerprint: bytes | None = None
+    # Show no certificate although this node has one, because it joins; the other side treats it as unverified. No
+    # effect where all peers are verified without certificates (shared memory).
     anonymous: bool = False
-    """Show no certificate although this node has one: it joins, and is a stranger to the other side. Without meaning
-    where no certificates are shown and every peer is verified by other means (shared memory)."""
-    plain: bool = False
-    """Go on without encryption once both are authenticated: only where the transport can, and the other side agrees."""
+    plain: bool = False  # stop encrypting after authentication, if the transport can and the peer agrees
 
 
 class Sink(Protocol):
-    """What a carrier calls as things happen (a Link, in practice)."""
+    """Callbacks of a carrier, implemented by links. The driver calls them."""
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """A whole frame. `body` is valid during the call only. CHUNK, FINISH and HELLO never get here."""
+        """A whole frame arrived, never CHUNK, FINISH or HELLO. `body` is valid during the call only."""
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """Every byte of an expected payload is in its destination."""
+        """All bytes of an expected payload are in its destination."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """The peer half-closed, and everything it sent before has been delivered."""
+        """The peer half-closed; everything it sent before has been delivered."""
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """The end. Called exactly once unless both sides finished."""
+        """The carrier ended. Called exactly once, unless both sides finished or this side aborted."""
 
 
 class Acceptor(Protocol):
-    """Receives inbound carriers."""
+    """Receives inbound carriers. The driver calls it."""
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """A peer dialed us and its handshake succeeded. Attach a sink, or abort; until then nothing is read from it."""
+        """A peer dialed and its handshake succeeded. Attach a sink or abort; nothing is read before that."""
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """An inbound handshake failed. Told, so that somebody can say who knocked and why it was not let in."""
+        """An inbound handshake failed."""
 
 
 class Waker(Protocol):
-    """Ends the driving thread's sleep; given to each transport when it is made. Callable from any thread."""
+    """Ends the driver's sleep. Any thread may call it. Each transport gets one when it is made."""
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """Wake when the descriptor is ready (level-triggered).
-
-        Again for the same descriptor: replaces what is watched.
-        """
+        """Wake when the descriptor is ready (level-triggered). A second call replaces the watched events."""
 
     def unwatch(self, descriptor: int) -> None:
-        """Must be called before the descriptor is closed."""
+        """Stop watching. Call it before closing the descriptor."""
 
     def wake(self) -> None:
-        """Wake now: something changed that no descriptor shows."""
+        """Wake now, because of a change that no descriptor shows."""
 
 
 class Sleeper(Waker, Protocol):
-    """The one thing of a node that its driving thread sleeps in."""
+    """What the driver of a node sleeps in."""
 
     def sleep(self, timeout: float, spin: float) -> None:
-        """Return when a watched descriptor is ready, somebody kicked, or `timeout` seconds have passed; `spin` seconds
-        of it are spent yielding rather than sleeping, where the sleeper knows how to look for news meanwhile. Releases
-        the GIL, runs signal handlers (Ctrl-C raises). May drive its own transport meanwhile (QUIC does), calling
-        sinks.
+        """Block until a watched descriptor is ready, `wake` is called, or `timeout` seconds have passed.
+
+        The first `spin` seconds are spent polling and yielding if the sleeper supports it. Releases the GIL and runs
+        signal handlers (Ctrl-C raises). May drive its own transport (QUIC does) and so call sinks.
         """
 
 
 class Carrier(ABC):
-    """One open connection to one peer process. See the module's law."""
+    """One open connection to one peer process. The module docstring has the guarantees."""
 
     scheme: str
     peer: Peer
-    dialed: bool
-    """True on the side that dialed."""
+    dialed: bool  # True on the side that dialed
 
     @abstractmethod
     def attach(self, sink: Sink) -> None:
-        """From now on deliver to `sink`. Called before anything can be lost: nothing is read before it. Called again
-        only from inside a call of the sink it has: see the module's law on handing over.
+        """Deliver to `sink` from now on. Nothing is read before the first call, so nothing is lost.
+
+        Later calls are allowed only from inside a method of the current sink.
         """
 
-    def admit(self) -> None:  # noqa: B027 - where every peer is verified there is nothing to do
-        """The layer above has authenticated this peer by other means: it is no stranger any more, the usual limits
-        hold from the next frame on. Callable from any thread; without effect on a verified peer, and once it has ended.
-        """
+    def admit(self) -> None:  # noqa: B027 - no effect where every peer is verified
+        """Lift the limits for unverified peers: the layer above has authenticated the peer. Any thread."""
 
     @abstractmethod
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
-        """Copy and send one frame (`header` says the size of the joined body). Raises CarrierLost."""
+        """Copy and send one frame; `header` holds the size of the joined body. Raises CarrierLost."""
 
     @abstractmethod
     def queued_bytes(self, lane: Lane) -> int:
-        """Frames of this lane accepted but not yet taken by the system or the protocol."""
+        """Return this lane's frame bytes that neither the system nor the protocol has taken."""
 
     @abstractmethod
     def expect_payload(self, transfer: int, into: memoryview) -> None:
-        """The peer may now be told to send payload `transfer`; it lands in `into` (writable, contiguous bytes)."""
+        """Accept payload `transfer` into `into` (writable bytes). Then the peer may be asked to send it."""
 
     @abstractmethod
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
-        """Let the rest of an expected payload land elsewhere (same size), moving what has arrived; None: discard it.
+        """Receive the rest of an expected payload into other memory of the same size, or discard it (None).
 
-        On return the old memory is free. A discarded payload is not reported any more. Raises CarrierLost.
+        Copies the part that has arrived. On return the old memory is free. A discarded payload is not reported. Raises
+        CarrierLost.
         """
 
     @abstractmethod
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        """Send `data` (contiguous bytes), which stays borrowed until the link withdraws it, learns that it was
-        delivered (the peer's link says so in a frame), or the carrier ends. Raises CarrierLost.
+        """Send `data` (contiguous bytes). Raises CarrierLost.
+
+        The carrier reads `data` until the link withdraws it, the peer's link confirms delivery in a frame, or the
+        carrier ends.
         """
 
     @abstractmethod
     def withdraw_payload(self, transfer: int) -> None:
-        """Stop sending.
-
-        On return the memory is free. The peer is told by the link, not here; unknown transfers are ignored.
+        """Stop sending a payload. On return its memory is free. Unknown transfers are ignored; the link notifies the
+        peer.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Half-close: what was sent before still goes, then the peer's sink gets carrier_finished.
+        """Half-close: earlier data is still sent, then the peer's sink gets `carrier_finished`. Idempotent.
 
-        Receiving goes on. Idempotent. When both sides have finished, the carrier is closed and its resources are
-        freed.
+        Receiving continues. When both sides have finished, the carrier closes and frees its resources.
         """
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """End it now, telling the peer if that costs nothing; queued frames may be lost.
+        """End the carrier now; queued frames may be lost. Idempotent.
 
-        This side's sink is not called. Idempotent; later verbs raise CarrierLost("closed", reason).
+        Notifies the peer if that is free of cost. Does not call this side's sink. Later calls raise
+        CarrierLost("closed", reason). Waits for a sink call of another thread to return.
         """
 
     def wake_peer(self) -> None:  # noqa: B027 - most carriers share no memory
-        """Wake the peer if it sleeps: something changed in memory that both share beside the carrier, and the caller
-        has fenced. Without effect on carriers that share none.
-        """
+        """Wake the peer if it sleeps, after a change in other shared memory. The caller has fenced."""
 
     @abstractmethod
     def stats(self) -> dict[str, float]:
-        """Counters of this carrier (bytes_sent, bytes_received, frames_sent, frames_received, and what the transport
-        adds).
-        """
+        """Return counters: bytes_sent, bytes_received, frames_sent, frames_received, and those of the transport."""
 
 
 class Transport(ABC):
-    """A node's way to make carriers of one scheme."""
+    """Makes the carriers of one scheme for one node."""
 
-    scheme: str
-    """Its carriers have the same; a link tells them apart by it."""
-    address: str | None = None
-    """Where we listen, as `listen` returned it."""
+    scheme: str  # equal to that of its carriers; a link tells them apart by it
+    address: str | None = None  # where it listens, as returned by `listen`
 
-    def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:  # noqa: B027 - not all show any
-        """Show and believe these from now on: newcomers are judged by them and dials use them, carriers that exist are
-        not touched. Callable from any thread. Default: a scheme without certificates has nothing to do.
-        """
+    def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:  # noqa: B027 - not all have any
+        """Use these for new handshakes in both directions; existing carriers are unchanged. Any thread may call it."""
 
-    def expect_peers(self, count: int) -> None:  # noqa: B027 - not all meet strangers
-        """So many peers may dial at once; limits for connections that have not authenticated follow from it. Callable
-        from any thread, also when the transport is closed. Default: the scheme has no such limit.
+    def expect_peers(self, count: int) -> None:  # noqa: B027 - not all schemes have unauthenticated connections
+        """Set the number of peers that may dial at once, which limits unauthenticated connections. Any thread, also
+        after `close`.
         """
 
     @abstractmethod
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """Accept dials on `address`; returns the real one (port 0 resolved) in the form `connect` takes.
+        """Accept dials on `address`. Returns the actual address (port 0 resolved) in the form `connect` takes.
 
-        OSError if it cannot.
+        Raises OSError if it cannot listen.
         """
 
     def address_for(self, node: int) -> str | None:
-        """What that peer must be given to dial us: None while not listening.
+        """Return the address that this peer must dial; None while not listening.
 
-        Only schemes whose address holds a secret make it per peer.
+        Only schemes whose address contains a secret return a different one per peer.
         """
         return self.address
 
     @abstractmethod
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
-        """Dial and authenticate, both ways, or raise ConnectRefused (TimeoutError at the deadline, of time.monotonic).
-        Blocks its caller, needs nobody to drive, and may run in several threads at once. Interruptible by Ctrl-C, and
-        ended with ConnectRefused when another thread closes the transport.
+        """Dial and authenticate in both directions. Blocks; several threads may call it at once. Ctrl-C interrupts it.
 
-        Where addresses are host:port, `address` may be several, separated by commas, and a name may stand for several:
-        they are dialed side by side, and the first that answers is taken (see transport.race). If none does, the error
-        has the reason of each, and `verification` if it was one of them.
+        Raises ConnectRefused on failure or when the transport is closed, TimeoutError at `deadline` (time.monotonic).
+
+        Where addresses are host:port, `address` may list several, separated by commas, and names may resolve to
+        several. They are dialed in parallel (transport.parallel_dial). If all fail, the error has every reason, and
+        `verification` is True if one of them was a rejected certificate.
         """
 
     @abstractmethod
     def poll(self) -> bool:
-        """Drive once without blocking. True if anything happened. Only ever called by one thread at a time."""
+        """Make progress without blocking; only the driver calls it. Returns True if anything happened."""
 
     @property
     def spins(self) -> bool:
-        """True while news may come without any descriptor showing it at once (shared memory), so that looking again
-        beats sleeping.
-        """
+        """Whether data may arrive before a descriptor shows it (shared memory), so that polling beats sleeping."""
         return False
 
     def prepare_sleep(self) -> bool:
-        """About to sleep: make sure a descriptor will end it.
-
-        False: do not sleep, something has come. Default: nothing to do.
-        """
+        """Ensure that a descriptor ends the coming sleep. Returns False if there is work now: do not sleep."""
         return True
 
     def due(self) -> float | None:
-        """When poll() must be called again at the latest (time.monotonic), None if nothing is timed."""
+        """Return the latest time of the next poll() (time.monotonic), None if nothing is timed."""
         return None
 
     @abstractmethod
@@ -327,23 +313,22 @@ class Transport(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """In a forked child: close the descriptors, tell nobody, touch nothing shared with the parent."""
+        """In a forked child: close descriptors, notify nobody, touch nothing shared with the parent."""
 
 
 class _Silent:
-    """Hears everything and does nothing."""
+    """Ignores every call. For a carrier that has ended or whose owner wants no more calls.
 
-    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """Dropped."""
+    An ended carrier that kept its sink would form a reference cycle with it, freed only by the garbage collector.
+    """
 
-    def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """Dropped."""
+    def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None: ...
 
-    def carrier_finished(self, carrier: Carrier) -> None:
-        """Dropped."""
+    def payload_arrived(self, carrier: Carrier, transfer: int) -> None: ...
 
-    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """Dropped."""
+    def carrier_finished(self, carrier: Carrier) -> None: ...
+
+    def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None: ...
 
 
 SILENT_SINK: Final[Sink] = _Silent()

@@ -1,11 +1,10 @@
-"""Memory for payloads whose receive is not posted yet, in a few sizes that are used again.
+"""A pool of buffers for payloads whose receive is not posted yet.
 
-Law: a lease is the only way to its memory. Memory goes back to the pool when its lease is released *and* nobody else
-holds a view of it; a view, a slice or an array that outlives its lease keeps that memory alive and out of the pool, so
-no two leases ever share memory, whatever a caller kept.
+Invariant: no two leases share memory. Memory returns to the pool only when its lease is released and nobody else holds
+a view of it; a view, slice or array that outlives its lease keeps the memory out of the pool.
 
-Large buffers are anonymous mappings: the system commits a page when a byte arrives in it, so a declared length costs
-nothing. Each tier keeps so many free buffers and no more, and has none until some were used.
+Large buffers are anonymous mappings: the system commits a page when a byte arrives in it, so an announced length costs
+nothing. Each tier keeps a bounded number of free buffers and starts empty.
 """
 
 from __future__ import annotations
@@ -24,45 +23,42 @@ Memory: TypeAlias = bytearray | mmap.mmap
 
 TIER_BYTES: Final = (64 << 10, 8 << 20, 64 << 20, 256 << 20)
 PROFILES: Final[Mapping[str, tuple[int, ...]]] = {"training": (256, 32, 16, 4), "inference": (256, 16, 4, 0)}
-_MAPPED_FROM_BYTES: Final = 128 << 10  # below, a mapping of its own costs more than the zeros it saves
-# References to memory that only its releaser knows: a local variable, and the argument of getrefcount. Views, slices
-# and arrays together hold one more, for as long as the last of them lives.
+_MAPPED_FROM_BYTES: Final = 128 << 10  # below this, a mapping costs more than the zeroing it saves
+# References to memory that only its releaser holds: a local variable and the argument of getrefcount. All views, slices
+# and arrays together add one while any of them lives.
 _UNSHARED: Final = 2
 
 
 class TierStats(NamedTuple):
-    """What one tier of a pool has done so far."""
+    """Counters of one tier."""
 
-    size_bytes: int  # of each of its buffers
-    hits: int  # leases served with memory used before
-    misses: int  # leases for which memory had to be made
-    free: int  # buffers that wait to be used again
-    kept: int  # the most that may
+    size_bytes: int  # size of each buffer
+    hits: int  # leases served from free buffers
+    misses: int  # leases that allocated
+    free: int  # free buffers
+    kept: int  # limit of free buffers
 
     @property
     def hit_rate(self) -> float:
-        """Of its leases, how many were hits; 1 before the first."""
         return _rate(self.hits, self.misses)
 
 
 class PoolStats(NamedTuple):
-    """What a pool has done so far."""
+    """Counters of a pool."""
 
-    hits: int  # leases served with memory used before
-    misses: int  # leases for which memory had to be made, in a size that is pooled
+    hits: int  # leases served from free buffers
+    misses: int  # leases of a pooled size that allocated
     unpooled: int  # leases larger than the last tier
-    shared: int  # buffers lost to the pool because somebody still held a view when the lease was released
+    shared: int  # buffers not returned because a view outlived the lease
     leased: int  # leases not released yet
-    free_bytes: int  # memory that waits to be used again
-    tiers: tuple[TierStats, ...]  # the same by tier, the smallest first
+    free_bytes: int  # total size of free buffers
+    tiers: tuple[TierStats, ...]  # per tier, smallest first
 
     @property
     def hit_rate(self) -> float:
-        """Of the leases that could have been hits, how many were; 1 before the first."""
         return _rate(self.hits, self.misses)
 
     def facts(self) -> dict[str, Any]:
-        """As `stats()` of a communicator gives them: plain, with the tiers that were used by their size."""
         used = [tier for tier in self.tiers if tier.hits or tier.misses]
         classes = {tier.size_bytes: {**tier._asdict(), "hit_rate": tier.hit_rate} for tier in used}
         return {**self._asdict(), "hit_rate": self.hit_rate, "tiers": classes}
@@ -73,27 +69,26 @@ def _rate(hits: int, misses: int) -> float:
 
 
 class Lease:
-    """Memory for a while. Release it once it is no longer needed; as often as you like, from any thread."""
+    """The right to use one buffer until `release`. Release is idempotent; any thread may call it."""
 
     __slots__ = ("_memory", "_pool", "_tier", "_view")
 
     def __init__(self, pool: BufferPool, tier: int, memory: Memory, size: int) -> None:
         self._pool = pool
         self._tier = tier
-        # Both taken away under the pool's lock, by whoever releases first.
+        # Cleared under the pool's lock by the first release.
         self._memory: Memory | None = memory
         self._view: memoryview | None = memoryview(memory)[:size]
 
     @property
     def view(self) -> memoryview:
-        """Exactly as many bytes as were asked for; their content is whatever was there. UsageError once released."""
+        """Exactly the requested bytes, with arbitrary content. Raises UsageError after release."""
         view = self._view
         if view is None:
             raise UsageError("this buffer was released; take another one")
         return view
 
     def release(self) -> None:
-        """Give the memory back. Views of it that were handed out cannot be used any more."""
         pool = self._pool
         with pool._lock:
             memory, view = self._memory, self._view
@@ -103,7 +98,7 @@ class Lease:
             try:
                 view.release()
                 shared = sys.getrefcount(memory) > _UNSHARED
-            except BufferError:  # somebody reads or writes through it at this moment
+            except BufferError:  # a thread is reading or writing through it now
                 shared = True
             pool._take_back(self._tier, None if shared else memory)
 
@@ -117,14 +112,14 @@ class Lease:
 
 
 class BufferPool:
-    """Tiers of buffers: (bytes, how many free ones are kept), the smallest first. Every method is thread-safe."""
+    """Buffers in tiers (bytes, maximum of free ones), smallest first. Every method is thread-safe."""
 
     def __init__(self, tiers: Sequence[tuple[int, int]]) -> None:
         self._sizes = tuple(size for size, _ in tiers)
         self._kept = tuple(kept for _, kept in tiers)
         if not tiers or list(self._sizes) != sorted(set(self._sizes)) or self._sizes[0] < 1 or min(self._kept) < 0:
-            raise UsageError(f"{tiers!r} are not buffer tiers: (bytes, how many), sizes growing")
-        # Guards everything below. Reentrant: the collector may run a finaliser that releases a lease meanwhile.
+            raise UsageError(f"{tiers!r} are not buffer tiers; write (bytes, count) pairs with increasing sizes")
+        # Guards everything below. Reentrant: the garbage collector may run a finaliser that releases a lease.
         self._lock = threading.RLock()
         self._free: tuple[list[Memory], ...] = tuple([] for _ in tiers)
         self._hits, self._misses = [0 for _ in tiers], [0 for _ in tiers]
@@ -132,7 +127,6 @@ class BufferPool:
 
     @classmethod
     def of_profile(cls, profile: str | Sequence[tuple[int, int]]) -> BufferPool:
-        """A named profile, or explicit tiers."""
         if not isinstance(profile, str):
             return cls(profile)
         if profile not in PROFILES:
@@ -140,7 +134,7 @@ class BufferPool:
         return cls(list(zip(TIER_BYTES, PROFILES[profile], strict=True)))
 
     def take(self, size: int) -> Lease:
-        """Memory for `size` bytes. MemoryError if there is none."""
+        """Return a lease of `size` bytes. Raises MemoryError."""
         tier = bisect_left(self._sizes, size)
         if tier == len(self._sizes):
             memory = _make(size)
@@ -159,7 +153,6 @@ class BufferPool:
         return Lease(self, tier, made, size)
 
     def stats(self) -> PoolStats:
-        """Counters, all of one moment."""
         with self._lock:
             free = map(len, self._free)
             tiers = tuple(map(TierStats, self._sizes, self._hits, self._misses, free, self._kept))
@@ -169,13 +162,12 @@ class BufferPool:
             return PoolStats(hits, misses, self._unpooled, self._shared, leased, free_bytes, tiers)
 
     def clear(self) -> None:
-        """Give all free memory back to the system."""
         with self._lock:
             for free in self._free:
                 free.clear()
 
     def _take_back(self, tier: int, memory: Memory | None) -> None:
-        """Under the lock: a lease is over; its memory, unless somebody holds on to it."""
+        """The caller holds the lock; `memory` is None if somebody still uses it."""
         self._released += 1
         if memory is None:
             self._shared += 1
@@ -188,5 +180,5 @@ def _make(size: int) -> Memory:
         return bytearray(size)
     try:
         return mmap.mmap(-1, size)
-    except (OSError, OverflowError, ValueError) as error:  # also a size that no address space holds
+    except (OSError, OverflowError, ValueError) as error:  # includes a size beyond the address space
         raise MemoryError(f"the system refused {size} bytes: {error}") from error

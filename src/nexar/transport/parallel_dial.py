@@ -1,12 +1,10 @@
-"""Dialing a peer at all its places side by side: the first that answers wins, the others are called off.
+"""Dial all addresses of a peer in parallel; the first to answer wins and the others are cancelled.
 
-Law: attempts begin in the given order, the next one as soon as an earlier one has failed, else after STAGGER. So an
-address that works is hardly ever raced, one that does not costs a moment, and one that is silent costs its successor
-no more than that. No failure ends the race while another place may still answer, not even a certificate that is not
-believed: at an address that was given to somebody else anybody may live. But if nobody wins, that is what is told.
+The next attempt starts when one fails, else after STAGGER, so a silent address delays its successor by STAGGER only. No
+failure ends the dial while another attempt may succeed, not even a rejected certificate: an address may have been
+reassigned. If all fail, a rejected certificate is reported.
 
-Everything happens in the thread that dials. Names are looked up when it is their turn, behind all numeric addresses,
-because a lookup blocks, and the attempts under way wait for it.
+Everything runs in the dialing thread. Names come after all numeric addresses, because resolving blocks.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from nexar.transport.address import format_address, parse_addresses
 from nexar.transport.base import ConnectRefused
 
-STAGGER: Final = 0.05
-"""Seconds. More than a handshake takes in a data centre, less than anybody minds waiting."""
+STAGGER: Final = 0.05  # seconds; longer than a handshake in a data centre, too short to matter
 
 DialTarget = TypeVar("DialTarget")
 Made = TypeVar("Made")
@@ -29,31 +26,29 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 class TargetFailed(Exception):
-    """This place does not do; another one may. The text is a clause that fits behind a colon."""
+    """One address failed; another may work. `reason` is a clause that fits after a colon."""
 
     def __init__(self, reason: str, *, verification: bool = False) -> None:
-        """`verification`: because of what a certificate says, or says not."""
+        """`verification`: the reason is the certificate or its absence."""
         super().__init__(reason)
         self.reason = reason
         self.verification = verification
 
 
 class DialMethod(Protocol[DialTarget, Made_co]):
-    """What a race is run on: a transport's way to begin attempts and to wait for them."""
+    """How a transport starts attempts and waits for them."""
 
-    def begin(self, place: DialTarget) -> None:
-        """Set out for `place`. Failed if that cannot even begin."""
+    def begin(self, target: DialTarget) -> None:
+        """Start an attempt. Raises TargetFailed if it cannot start."""
 
     def wait(self, timeout: float) -> tuple[DialTarget, Made_co | TargetFailed] | None:
-        """One attempt that has ended; None if the time is up, or for no reason. What else it raises ends the race."""
+        """Return one ended attempt, None at the timeout or spuriously. Any exception ends the dial."""
         ...
 
-    def show(self, place: DialTarget) -> str:
-        """The place as text."""
-        ...
+    def describe(self, target: DialTarget) -> str: ...
 
-    def call_off(self) -> None:
-        """Give up every attempt that has not been handed out by `wait`."""
+    def cancel_all(self) -> None:
+        """Cancel every attempt that `wait` has not returned."""
 
 
 def dial_in_parallel(
@@ -63,18 +58,18 @@ def dial_in_parallel(
     method: DialMethod[DialTarget, Made],
     advice: str = "",
 ) -> tuple[DialTarget, Made]:
-    """Where somebody answered, and what that attempt made. `address`: one, or several separated by commas; `resolve`
-    gives the places behind one of them (OSError if there are none).
+    """Return the target that answered and what its attempt made.
 
-    If nobody does: ConnectRefused with every reason, and with `advice` if a certificate was refused; TimeoutError when
-    the time is up and none was.
+    `address` is one address or several separated by commas; `resolve` returns the targets of one (OSError if none).
+    Raises ConnectRefused with all reasons, and with `advice` if a certificate was rejected; TimeoutError if the
+    deadline passes and none was.
     """
-    places = _targets(address, resolve)
-    runners = _ParallelDial(address, deadline, places, method, advice)
+    targets = _targets(address, resolve)
+    dial = _ParallelDial(address, deadline, targets, method, advice)
     try:
-        return runners.run()
+        return dial.run()
     finally:
-        method.call_off()
+        method.cancel_all()
 
 
 class _ParallelDial(Generic[DialTarget, Made]):
@@ -82,7 +77,7 @@ class _ParallelDial(Generic[DialTarget, Made]):
         self,
         address: str,
         deadline: float,
-        places: Iterator[DialTarget | TargetFailed],
+        targets: Iterator[DialTarget | TargetFailed],
         method: DialMethod[DialTarget, Made],
         advice: str,
     ) -> None:
@@ -90,11 +85,11 @@ class _ParallelDial(Generic[DialTarget, Made]):
         self._advice = advice
         self._deadline = deadline
         self._method = method
-        self._places = places
-        self._more = True  # places may be left
-        self._next = time.monotonic()  # when the next one may begin at the latest
+        self._targets_left = targets
+        self._more = True  # targets may be left
+        self._next = time.monotonic()  # latest start of the next attempt
         self._running: dict[DialTarget, None] = {}
-        self._failures: list[tuple[str, TargetFailed]] = []  # (place, or empty if the text names it; why)
+        self._failures: list[tuple[str, TargetFailed]] = []  # (target, empty if the reason names it; reason)
 
     def run(self) -> tuple[DialTarget, Made]:
         while True:
@@ -102,43 +97,43 @@ class _ParallelDial(Generic[DialTarget, Made]):
             if self._more and (now >= self._next or not self._running):
                 self._begin_next(now)
             elif not self._running or now >= self._deadline:
-                raise self._verdict(now)
+                raise self._failure(now)
             elif (ended := self._method.wait(self._until_next(now) - now)) is not None:
-                place, outcome = ended
+                target, outcome = ended
                 if not isinstance(outcome, TargetFailed):
-                    return place, outcome
-                del self._running[place]
-                self._failed(self._method.show(place), outcome)
+                    return target, outcome
+                del self._running[target]
+                self._failed(self._method.describe(target), outcome)
 
     def _until_next(self, now: float) -> float:
         return min(self._next, self._deadline) if self._more else self._deadline
 
     def _begin_next(self, now: float) -> None:
-        place = next(self._places, None)
-        if place is None:
+        target = next(self._targets_left, None)
+        if target is None:
             self._more = False
-        elif isinstance(place, TargetFailed):
-            self._failed("", place)
+        elif isinstance(target, TargetFailed):
+            self._failed("", target)
         else:
-            self._begin(place, now)
+            self._begin(target, now)
 
-    def _begin(self, place: DialTarget, now: float) -> None:
+    def _begin(self, target: DialTarget, now: float) -> None:
         try:
-            self._method.begin(place)
+            self._method.begin(target)
         except TargetFailed as failure:
-            return self._failed(self._method.show(place), failure)
-        self._running[place] = None
+            return self._failed(self._method.describe(target), failure)
+        self._running[target] = None
         self._next = now + STAGGER
         return None
 
-    def _failed(self, place: str, failure: TargetFailed) -> None:
-        self._failures.append((place, failure))
-        self._next = 0.0  # whoever waits for its turn has it now
+    def _failed(self, target: str, failure: TargetFailed) -> None:
+        self._failures.append((target, failure))
+        self._next = 0.0  # start the next attempt at once
 
-    def _verdict(self, now: float) -> ConnectRefused | TimeoutError:
-        silent = [(self._method.show(place), TargetFailed("no answer in time")) for place in self._running]
+    def _failure(self, now: float) -> ConnectRefused | TimeoutError:
+        silent = [(self._method.describe(target), TargetFailed("no answer in time")) for target in self._running]
         reasons = self._failures + silent
-        text = _list(reasons) or "the name stands for no address"
+        text = _list(reasons) or "the name has no address"
         verification = any(failure.verification for _, failure in reasons)
         if now >= self._deadline and not verification:
             return TimeoutError(f"cannot connect to {self._address}: {text}")
@@ -147,13 +142,13 @@ class _ParallelDial(Generic[DialTarget, Made]):
 
 
 def _list(reasons: list[tuple[str, TargetFailed]]) -> str:
-    if len(reasons) == 1:  # the message names the address already
+    if len(reasons) == 1:  # the message already names the address
         return reasons[0][1].reason
-    return "; ".join(f"{place}: {failure.reason}" if place else failure.reason for place, failure in reasons)
+    return "; ".join(f"{target}: {failure.reason}" if target else failure.reason for target, failure in reasons)
 
 
 def _targets(address: str, resolve: Callable[[str], list[DialTarget]]) -> Iterator[DialTarget | TargetFailed]:
-    """Each place once, numbers before names."""
+    """Yield each target once, numeric addresses first."""
     texts = [format_address(*part) for part in sorted(parse_addresses(address), key=lambda part: _is_name(part[0]))]
     return _resolved(texts, resolve)
 
@@ -167,7 +162,7 @@ def _resolved(texts: list[str], resolve: Callable[[str], list[DialTarget]]) -> I
             reason = _why_unresolved(text, error)
             yield TargetFailed(reason if len(texts) == 1 else f"{text}: {reason}")
             continue
-        yield from (place for place in dict.fromkeys(found) if place not in seen)
+        yield from (target for target in dict.fromkeys(found) if target not in seen)
         seen.update(found)
 
 

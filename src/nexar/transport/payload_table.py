@@ -1,13 +1,11 @@
-"""Which payloads of a carrier landed lately: a redirect that comes too late must hear that it did.
+"""The expected payloads of one carrier. No I/O.
 
-Only so many are remembered, because a carrier moves payloads without end. It is enough: who asks does not know yet that
-the payload landed, so its `payload_arrived` has not returned, and few can be in that state at a time. One that was
-forgotten counts as unknown, which no one takes for a whole payload.
+Invariant: a chunk is accepted only for an expected payload, at exactly the next byte, and not beyond the payload's end.
+A discarded payload has no memory but is still counted, so that its remaining chunks are recognised.
 
-Where the payloads of one carrier land. No I/O.
-
-Law: a chunk is accepted only for a payload that was expected, at exactly the byte that is next, and not beyond its end.
-A discarded payload goes on being counted, so that what was on its way is recognised, but has no memory.
+Completed payloads are remembered so that a late redirect reports LANDED. A bounded number suffices: the caller has not
+seen `payload_arrived` return, and few payloads are in that state at a time. A forgotten one counts as UNKNOWN, which no
+caller treats as complete.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ REMEMBERED: Final = 4096
 
 
 class RecentTransfers:
-    """Numbers of transfers, the newest ones. Guarded by its owner's lock."""
+    """The numbers of the newest complete transfers. The owner's lock guards it."""
 
     __slots__ = ("_transfers",)
 
@@ -31,25 +29,22 @@ class RecentTransfers:
         self._transfers: dict[int, None] = {}  # oldest first
 
     def add(self, transfer: int) -> None:
-        """Every byte of it is in its place."""
         self._transfers[transfer] = None
         if len(self._transfers) > REMEMBERED:
             del self._transfers[next(iter(self._transfers))]
 
     def forget(self, transfer: int) -> None:
-        """Its number is used again."""
         self._transfers.pop(transfer, None)
 
     def clear(self) -> None:
-        """The carrier has ended."""
         self._transfers.clear()
 
     def __contains__(self, transfer: int) -> bool:
         return transfer in self._transfers
 
 
+# A payload withdrawn by the peer never completes. Its number is kept until this many newer ones were discarded.
 MAX_DISCARDED: Final = 1 << 16
-"""A payload that the peer withdrew half-way never ends. Its number is kept until so many newer ones were discarded."""
 
 
 @dataclass(slots=True)
@@ -60,7 +55,7 @@ class _ExpectedPayload:
 
 
 class PayloadTable:
-    """Expected payloads, and the chunk that is arriving. Guarded by the data connection's lock."""
+    """Expected payloads and the chunk being received. The data connection's lock guards it."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _ExpectedPayload] = {}
@@ -68,20 +63,18 @@ class PayloadTable:
         self._recent_transfers = RecentTransfers()
         self._current: _ExpectedPayload | None = None
         self._transfer = 0
-        self.missing = 0
-        """Bytes of the current chunk that are still to come."""
+        self.missing = 0  # remaining bytes of the current chunk
 
     def expect(self, transfer: int, into: memoryview) -> None:
-        """From now on chunks of this payload are accepted. ValueError if that cannot be."""
+        """Raises ValueError for read-only memory or a number in use."""
         if into.readonly:
-            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+            raise ValueError(f"payload {transfer} cannot be received into read-only memory")
         if transfer in self._expected or transfer in self._discarded:
             raise ValueError(f"payload {transfer} is expected already")
         self._expected[transfer] = _ExpectedPayload(len(into), into)
         self._recent_transfers.forget(transfer)
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
-        """See Carrier.redirect_payload."""
         payload = self._expected.get(transfer)
         if payload is None:
             return Redirected.LANDED if transfer in self._recent_transfers else Redirected.UNKNOWN
@@ -93,7 +86,7 @@ class PayloadTable:
         return Redirected.MOVED
 
     def begin(self, frame: Frame, arrived: memoryview) -> int | None:
-        """A chunk's header, and the part of its body that came along. The payload's number if this completes it."""
+        """Start a chunk, part of which was already read. Returns the transfer if it is complete."""
         payload = self._expected.get(frame.transfer) or self._discarded.get(frame.transfer)
         _check_size(frame, payload)
         self._current, self._transfer, self.missing = payload, frame.transfer, frame.body
@@ -102,14 +95,14 @@ class PayloadTable:
         return self.took(len(arrived))
 
     def destination(self) -> memoryview | None:
-        """Where the rest of the chunk goes; None: nowhere."""
+        """Return the memory for the rest of the chunk, None to discard it."""
         payload = self._current
         if payload is None or payload.into is None:
             return None
         return payload.into[payload.received : payload.received + self.missing]
 
     def took(self, count: int) -> int | None:
-        """`count` bytes came. The payload's number if it is complete and still wanted."""
+        """Count received bytes. Returns the transfer if it is complete and wanted."""
         self.missing -= count
         payload = self._current
         if payload is None:
@@ -118,7 +111,6 @@ class PayloadTable:
         return None if self.missing or payload.received < payload.size else self._complete()
 
     def clear(self) -> None:
-        """Forget everything; no memory of anybody is held any more."""
         self._expected.clear()
         self._discarded.clear()
         self._recent_transfers.clear()
@@ -141,7 +133,7 @@ class PayloadTable:
 
 def _check_size(frame: Frame, payload: _ExpectedPayload | None) -> None:
     if payload is None:
-        raise CarrierLost("misbehaved", f"a chunk of payload {frame.transfer}, which nobody expects")
+        raise CarrierLost("misbehaved", f"a chunk of payload {frame.transfer}, which was not expected")
     if frame.count != payload.received:
         raise CarrierLost(
             "misbehaved", f"payload {frame.transfer}: a chunk at byte {frame.count}, expected {payload.received}"

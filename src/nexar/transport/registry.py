@@ -1,19 +1,11 @@
-"""A transport of another package, as the node that drives it sees it: what it raises there has a name.
+"""The transports by scheme, and the wrapper around transports of other packages.
 
-An error of one of ours is a bug of nexar, and says so by itself. One of a package that was installed beside us would
-end the driving thread somewhere in the middle, and nobody who waits would learn why. So what such a transport raises
-while it is driven is logged once, with its traceback, and raised as `TransportBroke`; the node ends all waiting with
-it. The whole node, not the links of that transport only: nobody can tell what it has lost, and a link is one with all
-its carriers.
+Other packages add a transport with an entry point of the group `nexar.transports`. Its name is the scheme; its object
+is a callable `(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. Nodes whose setting
+`transports` names it use it. nexar's own schemes cannot be replaced.
 
-Which transports there are: scheme → what makes one. Nothing is imported before it is asked for.
-
-Others may add theirs with an entry point of the group `nexar.transports`: the name is the scheme, the object a callable
-`(waker, credentials, trust)` that returns a `nexar.transport.base.Transport`. It is used by nodes that name it in their
-setting `transports`. Our own schemes cannot be replaced that way. What theirs raises is told with the name of the
-package: here, or where it is driven (`foreign`).
-
-A message that raises in its handler costs its sender the connection; the log has the traceback.
+If it raises while driven, the wrapper logs the traceback once and raises TransportFailed. All waiting calls of the node
+end with that: nobody knows what the transport lost, and a link uses all its carriers as one.
 """
 
 from __future__ import annotations
@@ -37,93 +29,82 @@ _log = logging.getLogger(__name__)
 
 
 class TransportFailed(UsageError):
-    """A transport of another package raised while it was driven; its cause is what it raised."""
+    """A third-party transport raised while it was driven; `__cause__` has the exception."""
 
 
 class ForeignTransport(Transport):
-    """Everything goes through to the transport inside; its carriers are its own."""
+    """Wraps a third-party transport and raises TransportFailed for its exceptions. Carriers are not wrapped."""
 
     def __init__(self, inside: Transport, blame: Callable[[BaseException], str]) -> None:
-        """`blame`: what to say of an error, with the name of the package."""
+        """`blame` makes the message that names the package."""
         self.scheme = inside.scheme
         self.inside = inside
         self._blame = blame
-        self._told = False  # written by who drives, or closes
+        self._logged = False  # written by the driver or the closing thread
 
     @property
-    def address(self) -> str | None:  # type: ignore[override]  # the one inside says where it listens
-        """See Transport."""
+    def address(self) -> str | None:  # type: ignore[override]  # the inner transport knows where it listens
         return self.inside.address
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
-        """See Transport."""
         self.inside.replace_credentials(credentials, trust)
 
     def expect_peers(self, count: int) -> None:
-        """See Transport."""
         self.inside.expect_peers(count)
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """See Transport."""
         return self.inside.listen(address, acceptor)
 
     def address_for(self, node: int) -> str | None:
-        """See Transport."""
         return self.inside.address_for(node)
 
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
-        """See Transport."""
         return self.inside.connect(address, expected, deadline)
 
-    # -- what is driven --------------------------------------------------------------------------------
+    # -- driven by the node ----------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """See Transport. TransportBroke."""
         try:
             return self.inside.poll()
-        except Exception as error:  # noqa: BLE001 - whatever the code of a package raises
-            self._break(error)
+        except Exception as error:  # noqa: BLE001 - third-party code may raise anything
+            self._raise_failed(error)
 
     @property
     def spins(self) -> bool:
-        """See Transport. TransportBroke."""
         try:
             return self.inside.spins
         except Exception as error:  # noqa: BLE001
-            self._break(error)
+            self._raise_failed(error)
 
     def prepare_sleep(self) -> bool:
-        """See Transport. TransportBroke."""
         try:
             return self.inside.prepare_sleep()
         except Exception as error:  # noqa: BLE001
-            self._break(error)
+            self._raise_failed(error)
 
     def due(self) -> float | None:
-        """See Transport. TransportBroke."""
         try:
             return self.inside.due()
         except Exception as error:  # noqa: BLE001
-            self._break(error)
+            self._raise_failed(error)
 
     def close(self) -> None:
-        """See Transport. What it raises is logged and no more: nobody waits for it now, and the rest must close."""
+        """Exceptions are only logged: no call waits for them now, and the other transports must close."""
         try:
             self.inside.close()
         except Exception as error:  # noqa: BLE001
-            self._tell(error)
+            self._log_once(error)
 
     def abandon(self) -> None:
-        """See Transport."""
         self.inside.abandon()
 
-    def _break(self, error: Exception) -> NoReturn:
-        self._tell(error)
+    def _raise_failed(self, error: Exception) -> NoReturn:
+        self._log_once(error)
         raise TransportFailed(self._blame(error)) from error
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
+    def _log_once(self, error: Exception) -> None:
+        if not self._logged:
+            self._logged = True
             _log.error("%s", self._blame(error), exc_info=error)
 
 
@@ -140,36 +121,38 @@ _OURS: Final = {
 
 
 def schemes() -> tuple[str, ...]:
-    """Every scheme that has a transport, whether or not it can be used here."""
-    return tuple(sorted({*_theirs(), *_OURS}))
+    """Return every scheme that has a transport, usable here or not."""
+    return tuple(sorted({*_third_party(), *_OURS}))
 
 
 def is_ours(scheme: str) -> bool:
-    """Whether it is one of nexar's own."""
+    """Return whether nexar itself has the scheme."""
     return scheme in _OURS
 
 
 def load(scheme: str) -> Factory:
-    """What makes a transport of this scheme. UsageError if there is none, or if the package that should have it cannot
-    be loaded, which it names; ImportError if one of ours cannot be used here.
+    """Return the factory of this scheme's transport.
+
+    Raises UsageError if there is none or its package cannot be loaded, ImportError if one of nexar's own cannot be
+    used.
     """
     if scheme in _OURS:
         module, _, name = _OURS[scheme].partition(":")
         return cast(Factory, getattr(import_module(module), name))
-    theirs = _theirs()
+    theirs = _third_party()
     if scheme not in theirs:
-        raise UsageError(f"there is no transport {scheme!r}; there are: {', '.join(schemes())}")
+        raise UsageError(f"unknown transport {scheme!r}; available: {', '.join(schemes())}")
     point = theirs[scheme]
     try:
         factory = point.load()
-    except (Exception, SystemExit) as error:  # whatever the code of a package raises: it must not end us unheard
+    except (Exception, SystemExit) as error:  # third-party code may raise anything; name its package
         raise _broken(point, error) from error
     return partial(_make, point, factory)
 
 
 def blame(scheme: str, error: Exception) -> UsageError:
-    """For what a transport of another package raised when it was put to use: the error that names the package."""
-    return _broken(_theirs()[scheme], error)
+    """Return the error that names the package whose transport raised `error`."""
+    return _broken(_third_party()[scheme], error)
 
 
 def _make(point: EntryPoint, factory: Any, *arguments: Any, **settings: Any) -> Transport:
@@ -193,18 +176,18 @@ def _explain(point: EntryPoint, error: BaseException) -> str:
     )
 
 
-def _theirs() -> dict[str, EntryPoint]:
-    """Looking through all that is installed takes longer than a cluster may take to form: only who needs it does."""
+def _third_party() -> dict[str, EntryPoint]:
+    """Slow: scans all installed packages, which may take longer than forming a cluster."""
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def log_unhandled(whose: str, fault: Exception) -> str:
-    """Log that a message of `whose` raised `fault`. Returns the reason for which its connection ends.
+    """Log that a message of `whose` raised `fault`. Returns the reason for ending its connection.
 
-    Call it in the `except` block of the boundary that ends the connection, and nowhere else: a message that raises
-    costs its sender the connection, and no other peer anything.
+    Call it only in the `except` block that ends the connection: a message that raises costs its sender the connection
+    and affects no other peer.
     """
     reason = f"its message could not be handled: {type(fault).__name__}: {fault}"
     _log.error("%s loses its connection: %s", whose, reason, exc_info=fault)

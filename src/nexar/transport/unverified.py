@@ -1,23 +1,18 @@
-"""What a peer may say that has not proven who it is: control messages, small ones.
+"""Limits for peers that are not authenticated: allowed frames, number of connections; advice for rejected certificates.
 
-The rule is applied to the header, before anything is kept for the body. So a stranger gets as much of our memory as one
-small message needs, whatever it claims; and since no other kind of frame passes, it can start nothing.
+The header is checked before memory is committed for the body, so an unverified peer gets the memory of one small
+message and can start nothing else.
 
-What to say when a certificate was refused, theirs or ours: a TLS alert alone helps nobody.
+Rules for connections that have not authenticated yet:
+- At most `capacity` are pending, each until its deadline. While there is room, every connection is admitted: a host
+  with many ranks needs one for each.
+- When full, the source with the most pending connections loses a random one that is past its grace period. A source
+  with more connections than the new one's has no grace period. Otherwise the new connection is refused.
 
-Connections that have not authenticated yet: how many there may be, for how long, and which one gives way. Pure.
+So no source can displace a smaller one, however many connections it opens. Equal sources displace each other only after
+the grace period, which covers a handshake over a slow path. A random choice cannot be anticipated.
 
-Laws:
-- At most `capacity` connections are pending, each until its deadline.
-- While there is room, everybody gets a place: a host with many ranks needs one for each of them.
-- When there is none, the source with the most pending connections gives one up, a random one that is past its grace
-  period. A source that holds more than the newcomer's gets no grace. Otherwise the newcomer is refused.
-
-So no source can displace a smaller one: a node with an address of its own keeps its places for as long as its handshake
-takes, however many connections others open. Sources that are equal displace each other only after the grace period,
-which is long enough for a handshake over a slow path. The choice is random: nobody can arrange to outlast others.
-
-`native/src/quic/handshakes.rs` states the same rule for QUIC handshakes.
+`native/src/quic/handshakes.rs` has the same rules for QUIC handshakes.
 """
 
 from __future__ import annotations
@@ -36,13 +31,12 @@ from nexar.transport.base import Expected
 from nexar.types import UNKNOWN_NODE, format_node
 from nexar.wire.frame import Bytes, Frame, FrameError, FrameKind, Lane, decode
 
-UNVERIFIED_BYTES: Final = 4 << 10
-"""The largest body: a hello, a proof, a signing request with some addresses."""
-_ALLOWED: Final = "a control message from a peer that has not proven who it is"
+UNVERIFIED_BYTES: Final = 4 << 10  # largest body; fits a hello, a proof, a signing request with some addresses
+_ALLOWED: Final = "a control message from a peer that is not authenticated"
 
 
 def decode_unverified(buffer: Bytes, offset: int = 0) -> Frame:
-    """As wire.frame.decode, and FrameError for all that is not a small control message, or the end (FINISH)."""
+    """Like wire.frame.decode; raises FrameError for all but small control messages and FINISH."""
     frame = decode(buffer, offset)
     if frame.kind not in (FrameKind.CONTROL, FrameKind.FINISH):
         raise FrameError("kind", frame.kind, _ALLOWED)
@@ -54,19 +48,19 @@ def decode_unverified(buffer: Bytes, offset: int = 0) -> Frame:
 
 
 def certificate_advice(expected: Expected, ours: Credentials | None) -> str:
-    """Whom the dial meant, what it showed, and what to do if the two sides do not believe each other; for brackets."""
+    """Return, for an error message, the expected peer, the certificate shown, and the remedy."""
     shown = None if expected.anonymous else ours
-    return f"expected {_whom(expected, ours)}, showed {_what(shown)}; {_remedy(expected)}"
+    return f"expected {_describe_expected(expected, ours)}, showed {_describe_shown(shown)}; {_remedy(expected)}"
 
 
-def _whom(expected: Expected, ours: Credentials | None) -> str:
+def _describe_expected(expected: Expected, ours: Credentials | None) -> str:
     if expected.node == UNKNOWN_NODE:
         return "the seed with the key in the ticket" if expected.fingerprint else "a seed"
     cluster = "" if ours is None else f" of cluster {ours.cluster!r}"
     return f"node {format_node(expected.node)}{cluster}"
 
 
-def _what(shown: Credentials | None) -> str:
+def _describe_shown(shown: Credentials | None) -> str:
     return "no certificate" if shown is None else f"node {format_node(shown.node)} of cluster {shown.cluster!r}"
 
 
@@ -76,33 +70,26 @@ def _remedy(expected: Expected) -> str:
     return "both must belong to one cluster and be who the membership says: check what runs at that address"
 
 
-GRACE: Final = 1.0
-"""Seconds that a connection keeps its place among equals: several round trips of a slow path."""
-_MIN_SHARE: Final = 2
-"""Sources with no more connections than this count as equal: one dial over TLS is two connections."""
-_PREFIX: Final = 64
-"""Bits of an IPv6 address that name the network. Whoever has one address of it usually has all of them."""
-_LARGEST_HEAP: Final = 4
-"""Deadlines kept, as a multiple of the connections that have one."""
+GRACE: Final = 1.0  # seconds for which equal sources cannot displace a connection: several round trips of a slow path
+_MIN_SHARE: Final = 2  # sources with at most this many connections count as equal: one TLS dial makes two
+_PREFIX: Final = 64  # bits of the network part of an IPv6 address; one party usually owns the whole network
+_LARGEST_HEAP: Final = 4  # bound on the deadline heap, as a multiple of the capacity
 
-Choose: TypeAlias = Callable[[Sequence[int]], int]
-"""Picks one of several connections, at random outside of tests."""
+Choose: TypeAlias = Callable[[Sequence[int]], int]  # picks a connection; random outside tests
 
 
 class ConnectionSource(NamedTuple):
-    """Where a connection comes from."""
+    """The origin of a connection."""
 
-    network: str
-    """What one party is usually given: an IPv4 address, or an IPv6 network."""
+    network: str  # an IPv4 address or an IPv6 network: what one party usually owns
     address: str
 
 
 class Placement(NamedTuple):
-    """What becomes of a newcomer."""
+    """The result of `PendingConnections.enter`."""
 
     admitted: bool
-    displaced: int | None = None
-    """The connection that gave way to it. It is not pending any more."""
+    displaced: int | None = None  # the connection removed to make room
 
 
 @dataclass(slots=True)
@@ -113,7 +100,7 @@ class _Pending:
 
 
 class PendingConnections:
-    """A connection is a number that is in use once at a time. Every method belongs to the owner's thread or lock."""
+    """The pending connections of a listener, by number. The owner's thread or lock guards every method."""
 
     def __init__(self, capacity: int, timeout: float, choose: Choose, *, grace: float = GRACE) -> None:
         self._capacity = capacity
@@ -121,7 +108,7 @@ class PendingConnections:
         self._choose = choose
         self._grace = grace
         self._pending: dict[int, _Pending] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; entries that do not agree with `_pending` are void
+        self._deadlines: list[tuple[float, int]] = []  # a heap; entries that differ from `_pending` are stale
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -130,10 +117,9 @@ class PendingConnections:
         return connection in self._pending
 
     def enter(self, connection: int, source: ConnectionSource, now: float) -> Placement:
-        """Take a newcomer in, or not."""
         displaced = None
         if len(self._pending) >= self._capacity:
-            displaced = self._who_gives_way(source, now)
+            displaced = self._choose_displaced(source, now)
             if displaced is None:
                 return Placement(False)
             self.leave(displaced)
@@ -142,7 +128,7 @@ class PendingConnections:
         return Placement(True, displaced)
 
     def set_deadline(self, connection: int, deadline: float) -> None:
-        """Replace its deadline. Without effect if it is not pending."""
+        """No effect if it is not pending."""
         pending = self._pending.get(connection)
         if pending is None:
             return
@@ -153,17 +139,17 @@ class PendingConnections:
             heapify(self._deadlines)
 
     def shorten(self, connection: int, deadline: float) -> None:
-        """As `set_deadline`, unless its deadline is earlier."""
+        """Like `set_deadline`, but never extends it."""
         pending = self._pending.get(connection)
         if pending is not None and deadline < pending.deadline:
             self.set_deadline(connection, deadline)
 
     def leave(self, connection: int) -> None:
-        """It has authenticated, or has ended. Without effect if it is not pending."""
+        """No effect if it is not pending."""
         self._pending.pop(connection, None)
 
-    def give_up(self, now: float) -> int | None:
-        """Free one place although nobody came: the system is short of something. None if nothing is pending."""
+    def displace_one(self, now: float) -> int | None:
+        """Remove and return one connection because a resource is short; None if nothing is pending."""
         if not self._pending:
             return None
         weights = self._weights(Counter(each.source for each in self._pending.values()))
@@ -174,7 +160,7 @@ class PendingConnections:
         return chosen
 
     def expired(self, now: float) -> list[int]:
-        """Those whose deadline has passed, the earliest first. They are not pending any more."""
+        """Remove and return the connections past their deadline, earliest first."""
         gone = []
         while (deadline := self.next_deadline) is not None and deadline <= now:
             connection = heappop(self._deadlines)[1]
@@ -184,7 +170,6 @@ class PendingConnections:
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest; None if nothing is pending."""
         heap = self._deadlines
         while heap:
             deadline, connection = heap[0]
@@ -194,7 +179,7 @@ class PendingConnections:
             heappop(heap)
         return None
 
-    def _who_gives_way(self, newcomer: ConnectionSource, now: float) -> int | None:
+    def _choose_displaced(self, newcomer: ConnectionSource, now: float) -> int | None:
         counts = Counter(each.source for each in self._pending.values())
         counts[newcomer] += 1
         weights = self._weights(counts)
@@ -209,14 +194,14 @@ class PendingConnections:
         *,
         spare_fresh: bool,
     ) -> int | None:
-        crowd = [number for number, each in self._pending.items() if weights[each.source] == heaviest]
-        past = [number for number in crowd if now - self._pending[number].since >= self._grace]
-        candidates = past if past or spare_fresh else crowd
+        heaviest_connections = [number for number, each in self._pending.items() if weights[each.source] == heaviest]
+        past = [number for number in heaviest_connections if now - self._pending[number].since >= self._grace]
+        candidates = past if past or spare_fresh else heaviest_connections
         return self._choose(candidates) if candidates else None
 
     @staticmethod
     def _weights(counts: Counter[ConnectionSource]) -> dict[ConnectionSource, tuple[int, int]]:
-        """Connections of each source's network, then of its address: the larger gives way first."""
+        """Return the connections per network and address; the source with the larger pair loses one first."""
         networks: Counter[str] = Counter()
         for source, count in counts.items():
             networks[source.network] += count
@@ -227,7 +212,7 @@ class PendingConnections:
 
 
 def source_of(address: str) -> ConnectionSource:
-    """Of the text of a peer's address. What is not host and port is a source by its whole text."""
+    """Return the source of a peer's address. Text that is not host:port is its own source."""
     try:
         host, _ = parse_address(address)
         numeric = ipaddress.ip_address(host)

@@ -287,5 +287,5 @@ def test_a_transport_of_another_package_that_cannot_listen_is_named_and_no_port_
 
 
 def test_a_scheme_that_nobody_has_is_refused_and_nothing_is_left_open(opened: Opened) -> None:
-    with pytest.raises(UsageError, match="there is no transport 'vellum'"):
+    with pytest.raises(UsageError, match="unknown transport 'vellum'"):
         opened("tls", "vellum")

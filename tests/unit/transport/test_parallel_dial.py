@@ -21,34 +21,34 @@ class PaperCourse:
         self.running = {}
         self.called_off = None
 
-    def begin(self, place):
-        self.begun[place] = time.monotonic()
-        after, outcome = self.fates.get(place, (NEVER, None))
+    def begin(self, target):
+        self.begun[target] = time.monotonic()
+        after, outcome = self.fates.get(target, (NEVER, None))
         if after < 0:
             raise outcome
-        self.running[place] = (self.begun[place] + after, outcome)
+        self.running[target] = (self.begun[target] + after, outcome)
 
     def wait(self, timeout):
-        place = min(self.running, key=lambda place: self.running[place][0])
-        due, outcome = self.running[place]
+        target = min(self.running, key=lambda target: self.running[target][0])
+        due, outcome = self.running[target]
         now = time.monotonic()
         time.sleep(min(max(due - now, 0.0), max(timeout, 0.0)))
         if due > now + timeout:
             return None
-        del self.running[place]
-        return place, outcome
+        del self.running[target]
+        return target, outcome
 
-    def show(self, place):
-        return f"<{place}>"
+    def describe(self, target):
+        return f"<{target}>"
 
-    def call_off(self):
+    def cancel_all(self):
         assert self.called_off is None, "called off twice"
         self.called_off = list(self.running)
 
 
-def run(fates, *, address="somewhere:1", places=None, timeout=5.0):
+def run(fates, *, address="somewhere:1", targets=None, timeout=5.0):
     course = PaperCourse(fates)
-    found = places or list(fates)
+    found = targets or list(fates)
     try:
         return course, dial_in_parallel(address, time.monotonic() + timeout, lambda _: list(found), course)
     except (ConnectRefused, TimeoutError) as error:
@@ -56,35 +56,35 @@ def run(fates, *, address="somewhere:1", places=None, timeout=5.0):
 
 
 def test_one_that_answers_at_once_is_not_raced():
-    course, (place, made) = run({"here": (0.0, "HERE"), "there": (0.0, "THERE")})
-    assert (place, made) == ("here", "HERE")
+    course, (target, made) = run({"here": (0.0, "HERE"), "there": (0.0, "THERE")})
+    assert (target, made) == ("here", "HERE")
     assert list(course.begun) == ["here"]
 
 
 def test_places_begin_one_after_another_while_nobody_answers():
-    course, (place, _) = run({"one": (NEVER, None), "two": (NEVER, None), "three": (0.0, "there")})
-    assert place == "three"
+    course, (target, _) = run({"one": (NEVER, None), "two": (NEVER, None), "three": (0.0, "there")})
+    assert target == "three"
     assert all(STAGGER <= later - earlier < 20 * STAGGER for earlier, later in pairwise(course.begun.values()))
     assert course.called_off == ["one", "two"]
 
 
 def test_one_that_fails_makes_way_at_once():
     refused = TargetFailed("refused")
-    course, (place, _) = run({"one": (0.0, refused), "two": (-1, refused), "three": (0.0, "there")})
-    assert place == "three"
+    course, (target, _) = run({"one": (0.0, refused), "two": (-1, refused), "three": (0.0, "there")})
+    assert target == "three"
     assert course.begun["three"] - course.begun["one"] < STAGGER
 
 
 def test_the_quickest_wins_although_it_began_later():
-    course, (place, _) = run({"slow": (1.0, "slow"), "quick": (0.0, "quick")})
-    assert place == "quick"
+    course, (target, _) = run({"slow": (1.0, "slow"), "quick": (0.0, "quick")})
+    assert target == "quick"
     assert course.called_off == ["slow"]
 
 
 def test_one_that_is_not_believed_does_not_end_the_race():
     impostor = TargetFailed("an impostor", verification=True)
-    _, (place, _) = run({"impostor": (0.0, impostor), "friend": (0.1, "friend")})
-    assert place == "friend"
+    _, (target, _) = run({"impostor": (0.0, impostor), "friend": (0.1, "friend")})
+    assert target == "friend"
 
 
 def test_the_only_reason_stands_alone():
@@ -149,11 +149,11 @@ def test_a_name_without_addresses_is_refused():
 
 def test_several_addresses_are_tried_numbers_first_and_each_place_once():
     asked = []
-    places = {"10.0.0.1:1": ["a"], "[fd00::1]:1": ["b"], "name:1": ["c", "a", "d", "d"]}
+    targets = {"10.0.0.1:1": ["a"], "[fd00::1]:1": ["b"], "name:1": ["c", "a", "d", "d"]}
 
     def resolve(text):
         asked.append(text)
-        return places[text]
+        return targets[text]
 
     course = PaperCourse(dict.fromkeys("abcd", (0.0, TargetFailed("refused"))))
     with pytest.raises(ConnectRefused):

@@ -298,7 +298,7 @@ def test_kicking_a_closed_sleeper_is_harmless(sleeper: PollSleeper) -> None:
 
 def test_a_kick_without_a_sleeper_makes_no_system_call(sleeper: PollSleeper) -> None:
     rung: list[int] = []
-    bell = sleeper._bell
-    bell.ring = lambda: rung.append(1)  # type: ignore[method-assign]
+    bell = sleeper._wakeup
+    bell.signal = lambda: rung.append(1)  # type: ignore[method-assign]
     sleeper.wake()
     assert rung == []

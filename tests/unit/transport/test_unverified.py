@@ -162,10 +162,10 @@ def test_deadlines_pass_in_their_order_whatever_the_order_of_arrival() -> None:
 
 def test_a_place_is_given_up_when_the_system_is_short_of_something() -> None:
     pending = filled(HONEST, ATTACKER, ATTACKER, ATTACKER)
-    assert pending.give_up(0.0) == 1
+    assert pending.displace_one(0.0) == 1
     assert len(pending) == 3
     empty = PendingConnections(4, 10.0, first)
-    assert empty.give_up(0.0) is None
+    assert empty.displace_one(0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_it_never_holds_more_than_it_may_and_each_leaves_once(steps: list[tuple[
         elif step == "tick":
             ended += pending.expired(now)
         elif step == "give up":
-            gone = pending.give_up(now)
+            gone = pending.displace_one(now)
             ended += [] if gone is None else [gone]
         elif step == "leave" and inside:
             ended.append(chosen)
@@ -247,7 +247,7 @@ def test_the_end_passes():
     ],
 )
 def test_anything_else_is_refused_with_the_field_that_is_wrong(field, frame):
-    with pytest.raises(FrameError, match="has not proven who it is") as refused:
+    with pytest.raises(FrameError, match="is not authenticated") as refused:
         decode_unverified(encode(frame))
     assert refused.value.field == field
 

@@ -1,4 +1,4 @@
-"""Carriers between ranks of one process: `nexar.local`, and tests that own the time and the faults."""
+"""Transport between nodes of one process, for `nexar.local` and for tests that control time and faults."""
 
 from nexar.transport.memory.carrier import MemoryCarrier
 from nexar.transport.memory.pipe import DeliveryFault, Direction, FaultModel

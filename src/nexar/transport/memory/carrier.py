@@ -1,11 +1,9 @@
-"""A carrier between two nodes of one process: two pipes, and the twin at the other end.
+"""A carrier between two nodes of one process: two pipes and the twin carrier at the other end.
 
-Who does what: a verb changes a pipe and puts the twin on its node's list of carriers to look at; the twin's driving
-thread takes things out and calls the sink. `drive` is the only function that calls a sink.
+A method changes a pipe and schedules the twin, whose driver takes items from the pipe and calls the sink.
 
-No lock is held while a sink runs, and yet none runs after abort(): the driving thread first names the carrier it
-enters and then looks whether it has ended; abort first ends the carrier and then looks whether it is entered. One of
-the two sees the other, and abort waits until the driving thread has left.
+No lock is held during a sink call, yet none starts after abort() returns: the driver publishes the carrier it enters,
+then checks whether it has ended; abort ends the carrier, then checks whether it is entered, and waits for the driver.
 """
 
 from __future__ import annotations
@@ -29,53 +27,49 @@ from nexar.transport.memory.pipe import (
 from nexar.transport.unverified import decode_unverified
 from nexar.wire.frame import HEADER_BYTES, MAX_CHUNK_BYTES, Decode, FrameError, FrameKind, Lane, decode
 
-_FRAMES_PER_TURN: Final = 256  # then the node's other carriers have their turn
-_FAULT_CHUNK_BYTES: Final = 64 << 10  # small, so that a cut can come in the middle of a payload
-_ROOM_NOTICE_BYTES: Final = (
-    64 << 10
-)  # a sender may be waiting for its queue to shrink: tell it when it did by this much
+_FRAMES_PER_TURN: Final = 256  # then the node's other carriers are driven
+_FAULT_CHUNK_BYTES: Final = 64 << 10  # small, so that a fault can cut within a payload
+_ROOM_NOTICE_BYTES: Final = 64 << 10  # freed queue space after which a possibly waiting sender is woken
 _OURS: Final = frozenset(
     int(kind) for kind in (FrameKind.CHUNK, FrameKind.FINISH, FrameKind.HELLO)
-)  # a transport's own kinds
+)  # kinds that never reach a sink
 _BOTH_FINISHED: Final = "both sides have finished"
 
 
 class CarrierNetwork(Protocol):
-    """What a carrier asks of its network."""
+    """What a carrier needs of its network."""
 
     clock: Clock
     fault_model: FaultModel | None
 
 
 class CarrierHost(Protocol):
-    """What a carrier asks of its own node's transport."""
+    """What a carrier needs of its node's transport."""
 
     waker: Waker
 
     def make_ready(self, carrier: MemoryCarrier) -> None:
-        """Any thread: the driving thread shall look at this carrier."""
+        """Let the driver drive this carrier. Any thread."""
 
-    def hold(self, carrier: MemoryCarrier, due: float) -> None:
-        """Driving thread: look at this carrier again at `due`."""
+    def drive_at(self, carrier: MemoryCarrier, due: float) -> None:
+        """Drive this carrier again at `due`. Driver only."""
 
-    def forget(self, carrier: MemoryCarrier) -> None:
-        """Any thread: the carrier has ended."""
+    def forget(self, carrier: MemoryCarrier) -> None: ...
 
     def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
-        """Whether another thread may be inside a sink of this carrier, and this one may wait for it."""
+        """Return whether another thread may be in a sink of this carrier and the caller may wait for it."""
         ...
 
 
 class MemoryCarrier(Carrier):
-    """See the module's law."""
+    """One end of an in-process connection."""
 
     scheme = "memory"
-    _sink: Sink
-    """Written by attach(), and looked up at every call: a sink may hand over to another."""
+    _sink: Sink  # written by attach(); read at every call, because a sink may replace itself
 
     def __init__(
         self,
-        home: CarrierHost,
+        host: CarrierHost,
         network: CarrierNetwork,
         peer: Peer,
         way: Direction,
@@ -86,20 +80,20 @@ class MemoryCarrier(Carrier):
     ) -> None:
         self.peer = peer
         self.dialed = dialed
-        self._home = home
+        self._host = host
         self._network = network
-        self._way = way  # of what comes in
+        self._direction = way  # direction of received data
         self._out = out
         self._in = inbound
         self._twin: MemoryCarrier = self  # written once, by join()
         self._attached = False  # written by attach(), after the sink
-        self._decode: Decode = decode if peer.verified else decode_unverified  # any thread, by admit()
+        self._decode: Decode = decode if peer.verified else decode_unverified  # replaced by admit(), any thread
         self._error: CarrierLost | None = None  # why it ended; written once, under the lock of _out
-        self._scheduled = False  # on the list of its node; set by senders, cleared by the driving thread
-        self._left = threading.Event()  # set by the driving thread whenever it leaves a carrier that has ended
+        self._scheduled = False  # queued at its node; set by senders, cleared by the driver
+        self._left = threading.Event()  # set by the driver when it leaves a carrier that has ended
 
     def join(self, twin: MemoryCarrier) -> None:
-        """Name the other end, before anybody else knows the two."""
+        """Set the twin, before another thread knows either carrier."""
         self._twin, twin._twin = twin, self
 
     def attach(self, sink: Sink) -> None:
@@ -113,7 +107,7 @@ class MemoryCarrier(Carrier):
     # -- sending -----------------------------------------------------------------------------------------------
 
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
-        # A lane keeps all its communicators in one order, which is more than was promised.
+        # One queue per lane, so communicators share an order: stronger than the contract.
         copied = bytes(body[0]) if len(body) == 1 else b"".join(body)
         due = 0.0 if self._network.fault_model is None else self._due()
         out = self._out
@@ -131,16 +125,16 @@ class MemoryCarrier(Carrier):
         due = self._due()
         with self._out.lock:
             self._check_sending()
-            if transfer in self._out.departures:
+            if transfer in self._out.outgoing:
                 raise ValueError(f"payload {transfer} is being sent already")
             if not self._out.unread:
-                self._out.departures[transfer] = OutgoingTransfer(data, due)
+                self._out.outgoing[transfer] = OutgoingTransfer(data, due)
         self._twin.schedule()
 
     def withdraw_payload(self, transfer: int) -> None:
         self._check()
         self._out.withdraw(transfer)
-        self._twin.schedule()  # a half-close may have waited behind it
+        self._twin.schedule()  # a half-close may wait behind it
 
     def finish(self) -> None:
         due = self._due()
@@ -157,13 +151,11 @@ class MemoryCarrier(Carrier):
         fault_model = network.fault_model
         if fault_model is None:
             return 0.0
-        return network.clock.now() + fault_model.delay(Direction(self._way.destination, self._way.source))
+        return network.clock.now() + fault_model.delay(Direction(self._direction.destination, self._direction.source))
 
     def _check(self) -> None:
         error = self._error
-        if (
-            error is not None
-        ):  # a new object each time: one that is raised twice would carry the first one's frames along
+        if error is not None:  # a new object each time: a second raise would extend the first traceback
             raise CarrierLost(error.kind, error.reason)
 
     def _check_sending(self) -> None:
@@ -175,8 +167,8 @@ class MemoryCarrier(Carrier):
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
         if into.readonly:
-            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
-        with self._in.lock:  # which the end takes too, after it has said why: nothing gets in behind it
+            raise ValueError(f"payload {transfer} cannot be received into read-only memory")
+        with self._in.lock:  # closing takes this lock after setting the error, so nothing is added afterwards
             self._check()
             self._in.expect(transfer, into)
 
@@ -188,14 +180,14 @@ class MemoryCarrier(Carrier):
     # -- being driven ------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Any thread: there is, or may be, something for this carrier's driving thread. Twice does no harm."""
+        """Let the driver look at this carrier. Any thread; idempotent."""
         if not self._scheduled:
             self._scheduled = True
-            self._home.make_ready(self)
+            self._host.make_ready(self)
 
     def drive(self) -> None:
-        """Driving thread only: take in what is there, frames first, then one chunk."""
-        self._scheduled = False  # before looking: what is sent from now on schedules again
+        """Receive what is there: frames first, then one chunk. Driver only."""
+        self._scheduled = False  # before looking, so that later sends schedule again
         if not self._attached or self._error is not None:
             return
         fault_model = self._network.fault_model
@@ -210,13 +202,12 @@ class MemoryCarrier(Carrier):
             self.fail(CarrierLost("fault", f"its sink raised {error!r}"))
             raise
 
-    def left(self) -> None:
-        """The driving thread is out of this carrier."""
+    def driver_left(self) -> None:
         if self._error is not None:
             self._left.set()
 
     def _take_frames(self) -> bool:
-        """False: the carrier has ended."""
+        """Returns False if the carrier has ended."""
         taken_bytes = 0
         for _ in range(_FRAMES_PER_TURN):
             item = self._in.take_frame()
@@ -229,7 +220,7 @@ class MemoryCarrier(Carrier):
         else:
             self.schedule()
         if taken_bytes >= _ROOM_NOTICE_BYTES:
-            self._twin._home.waker.wake()
+            self._twin._host.waker.wake()
         return True
 
     def _deliver(self, item: QueuedItem) -> None:
@@ -243,36 +234,36 @@ class MemoryCarrier(Carrier):
         if frame.body != len(body):
             raise PipeBroken("misbehaved", f"a frame of {len(body)} bytes that claims {frame.body}")
         if frame.kind in _OURS:
-            raise PipeBroken("misbehaved", f"a frame of kind {frame.kind} where none belongs")
+            raise PipeBroken("misbehaved", f"a frame of kind {frame.kind} is not allowed here")
         self._sink.frame_arrived(self, frame, memoryview(body))
 
     def _take_payload_or_ending(self, limit: int) -> None:
         pipe = self._in
-        if pipe.departures:
+        if pipe.outgoing:
             if self._decode is not decode:
-                raise PipeBroken("misbehaved", "a payload from a peer that has not proven who it is")
+                raise PipeBroken("misbehaved", "a payload from a peer that is not authenticated")
             transfer = pipe.copy_chunk(limit)
             if transfer is not None and self._error is None:
                 self._sink.payload_arrived(self, transfer)
         elif pipe.endings and not pipe.waiting():
             self._take_ending(pipe.endings.popleft())
-        if pipe.departures or pipe.endings:
+        if pipe.outgoing or pipe.endings:
             self.schedule()
 
     def _take_ending(self, ending: PipeEnd) -> None:
         if ending.reason is not None:
             raise PipeBroken("peer", ending.reason)
         self._sink.carrier_finished(self)
-        self._in.drained = True  # each side says so first and looks at the other then: one of them sees both
+        self._in.drained = True  # each side sets its own flag before reading the other's, so one of them sees both
         if self._out.drained:
             self._close(CarrierLost("closed", _BOTH_FINISHED))
             self._twin._close(CarrierLost("closed", _BOTH_FINISHED))
 
-    # -- weather -----------------------------------------------------------------------------------------------
+    # -- fault model -------------------------------------------------------------------------------------------
 
     def _drive_in(self, fault_model: FaultModel) -> None:
         while self._error is None:
-            verdict = fault_model.judge(self._way, self._in.taken_frames, self._in.payload_bytes)
+            verdict = fault_model.judge(self._direction, self._in.taken_frames, self._in.payload_bytes)
             if verdict is DeliveryFault.CUT:
                 raise PipeBroken("peer", "the connection was cut")
             if verdict is DeliveryFault.HOLD:
@@ -290,42 +281,42 @@ class MemoryCarrier(Carrier):
             self._take_payload_or_ending(_FAULT_CHUNK_BYTES)
         due = self._in.next_due()
         if now < due < NEVER:
-            self._home.hold(self, due)
+            self._host.drive_at(self, due)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
         if self._close(CarrierLost("closed", reason)):
-            self._tell_twin(reason)
-        while self._home.is_driven_elsewhere(self):
+            self._end_twin(reason)
+        while self._host.is_driven_elsewhere(self):
             self._left.wait()
 
     def fail(self, error: CarrierLost) -> None:
-        """Driving thread: it is lost."""
+        """Lose the carrier and notify the sink. Driver only."""
         if self._close(error):
-            self._tell_twin(error.reason)
+            self._end_twin(error.reason)
             if self._attached:
                 self._sink.carrier_lost(self, CarrierLost(error.kind, error.reason))
 
     def _close(self, error: CarrierLost) -> bool:
-        """End this side: none of its memory is touched afterwards. False if it had ended before."""
+        """End this side and release its memory. Returns False if it had ended."""
         with self._out.lock:
             if self._error is not None:
                 return False
             self._error = error
             self._out.stop_sending()
         self._in.stop_receiving()
-        self._home.forget(self)
+        self._host.forget(self)
         return True
 
-    def _tell_twin(self, reason: str) -> None:
+    def _end_twin(self, reason: str) -> None:
         due = self._due()
         with self._out.lock:
             self._out.endings.append(PipeEnd(reason, due))
         self._twin.schedule()
 
     def abandon(self) -> None:
-        """In a forked child, where a lock may be held by a thread that is not there: end without touching anything."""
+        """End in a forked child without taking a lock: a thread that does not exist here may hold it."""
         self._error = CarrierLost("closed", "this process is a fork of the one that made the carrier")
 
     def stats(self) -> dict[str, float]:

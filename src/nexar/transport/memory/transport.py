@@ -1,9 +1,4 @@
-"""Where the dials of other nodes arrive.
-
-What joins the memory transports of one process: who listens where, what time it is, what the weather is like.
-
-One node's end of a memory network.
-"""
+"""The memory transport: a network of nodes in one process, their listeners and transports."""
 
 from __future__ import annotations
 
@@ -24,34 +19,32 @@ _BACKLOG: Final = 4096
 
 
 class DialEndpoint(CarrierHost, Protocol):
-    """What dialing asks of the transports at both ends."""
+    """What a dial needs of the transports at both ends."""
 
     node: int
     name: str
 
     @property
-    def network(self) -> CarrierNetwork:
-        """What lies between them."""
-        ...
+    def network(self) -> CarrierNetwork: ...
 
     def admit(self, carrier: MemoryCarrier) -> bool:
-        """Any thread: the carrier is the transport's to close. False if that is closed itself."""
+        """Register the carrier for closing; False if the transport is closed. Any thread."""
         ...
 
 
 class MemoryListener:
-    """Makes a pair of carriers for each dial; the acceptor hears of it when its node is driven next."""
+    """Makes a pair of carriers for each dial; the driver passes them to the acceptor later."""
 
     def __init__(self, host: DialEndpoint, acceptor: Acceptor) -> None:
         self.node = host.node
         self._host = host
         self._acceptor = acceptor
-        # Appended by dialing threads, taken by the driving thread.
+        # Appended by dialing threads, taken by the driver.
         self._accepted: deque[MemoryCarrier] = deque()
         self._refused: deque[tuple[str, str]] = deque(maxlen=_BACKLOG)
 
     def dial(self, dialer: DialEndpoint, address: str, expected: Expected) -> MemoryCarrier:
-        """The dialer's end. Raises ConnectRefused."""
+        """Return the dialer's end. Raises ConnectRefused."""
         if expected.node not in (UNKNOWN_NODE, self.node):
             reason = f"node {format_node(self.node)} is there, not {format_node(expected.node)}"
             self._refused.append((dialer.name, reason))
@@ -73,14 +66,14 @@ class MemoryListener:
         network = self._host.network
         peer = Peer(node=there, certificate=None, verified=True, address=address)
         near = MemoryCarrier(dialer, network, peer, Direction(there, here), out=forth, inbound=back, dialed=True)
-        # Nothing could be shown here that would prove more; but who joins is to be treated alike everywhere.
+        # No certificates here, but a joining node is unverified on every transport.
         shown = UNKNOWN_NODE if anonymous else here
         peer = Peer(node=shown, certificate=None, verified=not anonymous, address=dialer.name)
         far = MemoryCarrier(self._host, network, peer, Direction(here, there), out=back, inbound=forth, dialed=False)
         near.join(far)
         return near, far
 
-    def _hand_over(self, carrier: MemoryCarrier) -> None:
+    def _pass_on(self, carrier: MemoryCarrier) -> None:
         try:
             self._acceptor.carrier_accepted(carrier)
         except BaseException as error:
@@ -88,51 +81,48 @@ class MemoryListener:
             raise
 
     def pending(self) -> bool:
-        """Whether the acceptor has something to hear."""
         return bool(self._accepted or self._refused)
 
     def drive(self) -> None:
-        """Driving thread only: tell the acceptor."""
+        """Call the acceptor. Driver only."""
         while self._accepted:
-            self._hand_over(self._accepted.popleft())
+            self._pass_on(self._accepted.popleft())
         while self._refused:
             self._acceptor.candidate_refused(*self._refused.popleft())
 
 
 class NetworkMember(Protocol):
-    """What a network asks of the transports on it."""
+    """What a network needs of its transports."""
 
-    def look_again(self) -> None:
-        """Any thread: what was held back may be due."""
+    def recheck_delayed(self) -> None:
+        """Check whether delayed items are due. Any thread."""
 
     def drives(self, thread: int) -> bool:
-        """Any thread: whether that thread is driving here, and so perhaps inside a sink."""
+        """Return whether that thread is in poll() and so may be in a sink. Any thread."""
         ...
 
 
 class MemoryNetwork:
-    """A world of nodes in one process. Every method may be called from any thread."""
+    """The nodes of one process that can dial each other. Any thread may call every method."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
-        self.fault_model: FaultModel | None = None  # written by whoever makes the weather, read by everybody
-        self._lock = threading.Lock()  # guards the two below
+        self.fault_model: FaultModel | None = None  # written by tests, read by any thread
+        self._lock = threading.Lock()  # guards _listeners and _members
         self._listeners: dict[str, MemoryListener] = {}
         self._members: set[NetworkMember] = set()
         self._numbers = itertools.count(1)  # next() is atomic
 
     def enter(self, member: NetworkMember) -> None:
-        """A transport is made."""
         with self._lock:
             self._members.add(member)
 
     def leave(self, member: NetworkMember) -> None:
-        """A transport is closed."""
         with self._lock:
             self._members.discard(member)
 
     def bind(self, address: str, listener: MemoryListener) -> str:
-        """Claim `address`: "memory:NAME", where an empty name or 0 asks for any. OSError if it is taken."""
+        """Reserve "memory:NAME"; an empty name or 0 picks a free one. Raises OSError if it is in use."""
         name = address.removeprefix("memory").removeprefix(":")
         real = f"memory:{name if name not in ('', '0') else f'node-{next(self._numbers)}'}"
         with self._lock:
@@ -142,30 +132,28 @@ class MemoryNetwork:
         return real
 
     def unbind(self, address: str) -> None:
-        """Dials to `address` are refused from now on."""
         with self._lock:
             self._listeners.pop(address, None)
 
     def find(self, address: str) -> MemoryListener | None:
-        """Who listens there."""
         with self._lock:
             return self._listeners.get(address)
 
     def is_driver(self, thread: int) -> bool:
-        """Whether that thread drives a node of this network, and so must not wait for the sinks of another."""
+        """Return whether that thread drives a node here and so must not wait for another node's sinks."""
         with self._lock:
             return any(member.drives(thread) for member in self._members)
 
     def changed(self) -> None:
-        """Time was moved, or the weather changed: every node looks again at what it holds back."""
+        """Let every node check its delayed items: time or the fault model changed."""
         with self._lock:
             members = list(self._members)
         for member in members:
-            member.look_again()
+            member.recheck_delayed()
 
 
 class MemoryTransport(Transport):
-    """See transport.base. Needs no descriptor: senders kick the waker of the node they send to."""
+    """A node on a MemoryNetwork. Uses no descriptors: senders wake the node they send to."""
 
     scheme = "memory"
 
@@ -179,14 +167,14 @@ class MemoryTransport(Transport):
         self._lock = threading.RLock()  # guards _carriers and _closed; reentrant as in memory.pipe
         self._carriers: set[MemoryCarrier] = set()
         self._closed = False
-        self._closing = threading.Event()  # set with _closed: ends the dials that nobody answers
-        self._ready: deque[MemoryCarrier] = deque()  # appended by any thread, taken by the driving thread
-        # The driving thread's own:
-        self._held: list[tuple[float, int, MemoryCarrier]] = []  # heap: carriers with something that is not due yet
+        self._closing = threading.Event()  # set with _closed; ends blocked dials
+        self._ready: deque[MemoryCarrier] = deque()  # appended by any thread, taken by the driver
+        # Driver only:
+        self._delayed: list[tuple[float, int, MemoryCarrier]] = []  # heap of carriers with items that are not due yet
         self._ties = itertools.count()
-        # Written by the driving thread, read by those who abort:
-        self._inside: MemoryCarrier | None = None  # the carrier whose sink may be running
-        self._driver: int | None = None  # the thread that is in poll()
+        # Written by the driver, read by aborting threads:
+        self._entered: MemoryCarrier | None = None  # the carrier whose sink may be running
+        self._driver: int | None = None  # the thread inside poll()
         network.enter(self)
 
     # -- making carriers ---------------------------------------------------------------------------------------
@@ -218,30 +206,26 @@ class MemoryTransport(Transport):
         return listener.dial(self, address, expected)
 
     def admit(self, carrier: MemoryCarrier) -> bool:
-        """Any thread: the carrier is ours to close. False if we are closed ourselves."""
         with self._lock:
             if not self._closed:
                 self._carriers.add(carrier)
             return not self._closed
 
     def forget(self, carrier: MemoryCarrier) -> None:
-        """Any thread: the carrier has ended."""
         with self._lock:
             self._carriers.discard(carrier)
 
     # -- driving -----------------------------------------------------------------------------------------------
 
     def make_ready(self, carrier: MemoryCarrier) -> None:
-        """Any thread: the driving thread shall look at this carrier."""
         self._ready.append(carrier)
         self.waker.wake()
 
-    def hold(self, carrier: MemoryCarrier, due: float) -> None:
-        """Driving thread: look at this carrier again at `due`."""
-        heapq.heappush(self._held, (due, next(self._ties), carrier))
+    def drive_at(self, carrier: MemoryCarrier, due: float) -> None:
+        heapq.heappush(self._delayed, (due, next(self._ties), carrier))
 
     def poll(self) -> bool:
-        if not (self._ready or self._held or (self._listener is not None and self._listener.pending())):
+        if not (self._ready or self._delayed or (self._listener is not None and self._listener.pending())):
             return False
         self._driver = threading.get_ident()
         try:
@@ -252,51 +236,48 @@ class MemoryTransport(Transport):
     def _poll(self) -> bool:
         if self._listener is not None:
             self._listener.drive()
-        if self._held:
+        if self._delayed:
             self._release()
-        turns = len(self._ready)  # what becomes ready meanwhile has its turn at the next poll
+        turns = len(self._ready)  # a carrier that becomes ready meanwhile waits for the next poll
         for _ in range(turns):
             self._enter(self._ready.popleft())
         return turns > 0
 
     def _enter(self, carrier: MemoryCarrier) -> None:
-        self._inside = carrier  # before the carrier looks whether it has ended; see memory.carrier
+        self._entered = carrier  # before the carrier checks whether it has ended; see memory.carrier
         try:
             carrier.drive()
         finally:
-            self._inside = None
-            carrier.left()
+            self._entered = None
+            carrier.driver_left()
 
     def _release(self) -> None:
         now = self.network.clock.now()
-        while self._held and self._held[0][0] <= now:
-            heapq.heappop(self._held)[2].schedule()
+        while self._delayed and self._delayed[0][0] <= now:
+            heapq.heappop(self._delayed)[2].schedule()
 
     def is_driven_elsewhere(self, carrier: MemoryCarrier) -> bool:
-        """Whether another thread may be inside a sink of this carrier, and this one may wait for it."""
-        return self._inside is carrier and not self.network.is_driver(threading.get_ident())
+        return self._entered is carrier and not self.network.is_driver(threading.get_ident())
 
     def drives(self, thread: int) -> bool:
-        """Whether that thread is in poll(), and so perhaps inside a sink."""
         return self._driver == thread
 
     def prepare_sleep(self) -> bool:
         return not (self._ready or (self._listener is not None and self._listener.pending()))
 
     def due(self) -> float | None:
-        """Only the system's clock moves by itself; another one says so through MemoryNetwork.changed()."""
-        if not self._held or not isinstance(self.network.clock, SystemClock):
+        """As Transport.due. A test's clock does not advance by itself; the test calls MemoryNetwork.changed()."""
+        if not self._delayed or not isinstance(self.network.clock, SystemClock):
             return None
-        return self._held[0][0]
+        return self._delayed[0][0]
 
-    def look_again(self) -> None:
-        """Any thread: what was held back may be due."""
+    def recheck_delayed(self) -> None:
         with self._lock:
             carriers = list(self._carriers)
         for carrier in carriers:
             carrier.schedule()
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""QUIC carriers, on the native package."""
+"""QUIC transport, based on the native package."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from nexar.native import native_problem
 
 
 def available() -> str | None:
-    """None when QUIC can be used in this process, else the reason why not."""
+    """Return why this process cannot use QUIC, None if it can."""
     return native_problem()

@@ -1,12 +1,11 @@
-"""A carrier is one QUIC connection: an outbound half, an inbound half, and how the whole ends.
+"""A carrier over one QUIC connection.
 
-Law of the end: `_error` is set once, under `_lock`, by whoever is first; every verb raises it from then on. Whether it
-was abort(), a peer that misbehaved or the network, the connection is closed and its `post_closed` operation finishes:
-its handler, in the driving thread, is the only place that calls carrier_lost. An abort has silenced the sink before.
+End: `_error` is set once, under `_lock`; every method raises it from then on. The connection is then closed, and the
+handler of its `post_closed` operation, in the driver, is the only caller of carrier_lost. Abort removes the sink first.
 
-The polite end: each side that has finished *and* received everything the other announced sends a farewell. Who has the
-other's farewell knows that nothing of its own is on the way any more, closes, and by that tells the other. That the
-transport acknowledged it all would not do: bytes acknowledged, but not read yet, are lost when the connection closes.
+Orderly end: a side that has finished and received everything announced by its peer sends FAREWELL. A side that gets it
+knows that the peer has everything, and closes. Acknowledgements would not do: acknowledged but unread bytes are lost
+when the connection closes.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from nexar.transport.quic.protocol import (
     StreamType,
     close_code,
     encode_preamble,
-    ended_politely,
-    finished_already,
-    is_forked,
-    retryable,
+    finished_error,
+    forked_error,
+    fresh_copy,
+    orderly_end,
     shorten,
     to_carrier_lost,
 )
@@ -39,7 +38,7 @@ _Given = ParamSpec("_Given")
 
 
 def _weakly(method: Callable[_Given, None]) -> Callable[_Given, None]:
-    """A function that calls `method` and does not keep its owner alive. Without effect once the owner is gone."""
+    """Return `method` without a strong reference to its owner."""
     reference = WeakMethod(method)
 
     def call(*given: _Given.args, **named: _Given.kwargs) -> None:
@@ -51,7 +50,7 @@ def _weakly(method: Callable[_Given, None]) -> Callable[_Given, None]:
 
 
 class QuicCarrier(Carrier):
-    """See Carrier."""
+    """One QUIC connection to a peer."""
 
     scheme = "quic"
 
@@ -68,14 +67,13 @@ class QuicCarrier(Carrier):
             self, connection, driver, fail=fail, settle=_weakly(self._settle), check=_weakly(self._check)
         )
         self._outbound = SendStreams(connection, driver.completions, fail)
-        self._writers = self._outbound.writers  # only looked up here
+        self._writers = self._outbound.writers  # read only
         self._frames_sent = 0  # any thread
-        self._farewell_sent = False  # the driving thread's
+        self._farewell_sent = False  # driver only
         self._lock = Lock()
         self._error: CarrierLost | None = None  # set once, under _lock
 
     def attach(self, sink: Sink) -> None:
-        """See Carrier."""
         if not self._inbound.deliver_to(sink):
             return
         try:
@@ -85,17 +83,15 @@ class QuicCarrier(Carrier):
             raise self._refusal(error) from error
 
     def admit(self) -> None:
-        """See Carrier."""
         self._inbound.admit()
         try:
             self._connection.lift_limits()
         except (quic.QuicError, quic.ForkedError):
-            return  # it has ended, which its sink is told
+            return  # it has ended; its sink is notified
 
     # ---------------------------------------------------------------- sending
 
     def send_frame(self, lane: Lane, communicator: int, header: bytes, *body: Buffer) -> None:
-        """See Carrier."""
         try:
             write = self._writers.get((lane, communicator)) or self._outbound.bind(lane, communicator)
             write(header, *body)
@@ -104,7 +100,6 @@ class QuicCarrier(Carrier):
         self._frames_sent += 1
 
     def queued_bytes(self, lane: Lane) -> int:
-        """See Carrier."""
         self._check()
         try:
             return self._outbound.queued_bytes(lane)
@@ -112,14 +107,12 @@ class QuicCarrier(Carrier):
             raise self._refusal(error) from error
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        """See Carrier."""
         try:
             self._outbound.send_payload(transfer, data)
         except (quic.QuicError, quic.ForkedError) as error:
             raise self._refusal(error) from error
 
     def withdraw_payload(self, transfer: int) -> None:
-        """See Carrier."""
         self._check()
         try:
             self._outbound.withdraw_payload(transfer)
@@ -129,13 +122,11 @@ class QuicCarrier(Carrier):
     # ---------------------------------------------------------------- receiving
 
     def expect_payload(self, transfer: int, into: memoryview) -> None:
-        """See Carrier."""
         if into.readonly:
-            raise ValueError(f"payload {transfer} cannot land in memory that is read-only")
+            raise ValueError(f"payload {transfer} cannot be received into read-only memory")
         self._inbound.payloads.expect(transfer, into)
 
     def redirect_payload(self, transfer: int, into: memoryview | None) -> Redirected:
-        """See Carrier."""
         try:
             return self._inbound.payloads.redirect(transfer, into)
         except quic.ForkedError as error:
@@ -144,7 +135,6 @@ class QuicCarrier(Carrier):
     # ---------------------------------------------------------------- ending
 
     def finish(self) -> None:
-        """See Carrier."""
         self._check()
         if self._outbound.finishing:
             return
@@ -155,24 +145,22 @@ class QuicCarrier(Carrier):
         self._driver.defer(self._settle)
 
     def abandon(self) -> None:
-        """In a forked child: no native call, and no lock that a thread of the parent may have held."""
+        """In a forked child: no native call, and no lock that a thread of the parent may hold."""
         self._lock = Lock()
-        self._error = is_forked()
+        self._error = forked_error()
         self._inbound.sink = SILENT_SINK
         self._inbound.payloads.abandon()
         self._outbound.abandon(self._error)
 
     def abort(self, reason: str) -> None:
-        """See Carrier."""
         self._end(CarrierLost("closed", reason), CloseCode.ABORTED)
         self._inbound.silence()
 
     def fail(self, error: CarrierLost) -> None:
-        """End it because of `error`; the sink hears of it in its turn. Callable from any thread."""
+        """End the carrier with `error`; the driver notifies the sink later. Any thread."""
         self._end(error, close_code(error))
 
     def stats(self) -> dict[str, float]:
-        """See Carrier."""
         counters: dict[str, float] = {
             "frames_sent": self._frames_sent,
             "frames_received": self._inbound.frames_received,
@@ -181,57 +169,54 @@ class QuicCarrier(Carrier):
         return self._connection.stats() | counters
 
     def closed(self, operation: quic.Operation) -> None:
-        """The connection is gone."""
         try:
             operation.result()
         except (quic.QuicError, quic.ForkedError) as error:
-            lost = self._set_error(ended_politely() if self._both_finished else to_carrier_lost(error))
+            lost = self._set_error(orderly_end() if self._both_finished else to_carrier_lost(error))
         else:
             lost = self._set_error(CarrierLost("fault", "the connection ended without a reason"))
         self._release(lost)
-        self._driver.defer(self._report)  # behind the reads that got what had arrived before the end
+        self._driver.defer(self._report)  # after the reads that completed before the end
 
     def _report(self) -> None:
         try:
             if not self._both_finished:
-                self._inbound.tell(self._tell_loss)
+                self._inbound.call_sink(self._report_loss)
         finally:
             self._inbound.sink = SILENT_SINK
 
-    def _tell_loss(self, sink: Sink) -> None:
+    def _report_loss(self, sink: Sink) -> None:
         if self._error is not None:
             sink.carrier_lost(self, self._error)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self.fail(CarrierLost("fault", f"the end was interrupted: {error!r}"))
 
     def farewell_opened(self, operation: quic.Operation) -> None:
-        """There is a stream for our farewell."""
         try:
             stream = operation.result()
             stream.write(encode_preamble(StreamType.FAREWELL))
             stream.finish()
         except (quic.ConnectionLost, quic.StreamError):
-            return  # the peer, who has everything, was faster and closed
+            return  # the peer has everything and closed first
 
     @property
     def _both_finished(self) -> bool:
         return self._inbound.finished and self._outbound.finished
 
     def _settle(self) -> None:
-        """In the driving thread, whenever a condition of the polite end may have become true."""
+        """Continue the orderly end if its conditions hold. Driver only."""
         if self._error is not None or not self._both_finished:
             return
         if self._inbound.farewell:
             self._inbound.sink = SILENT_SINK
-            self._end(ended_politely(), CloseCode.DONE)
+            self._end(orderly_end(), CloseCode.DONE)
             self._forget(self)
         elif not self._farewell_sent:
             self._farewell_sent = True
-            self._say_farewell()
+            self._send_farewell()
 
-    def _say_farewell(self) -> None:
+    def _send_farewell(self) -> None:
         try:
             self._connection.post_open_uni(self._driver.completions, token=self.farewell_opened)
         except quic.QuicError as error:
@@ -241,9 +226,10 @@ class QuicCarrier(Carrier):
         lost = self._set_error(error)
         try:
             self._connection.close(code, shorten(lost.reason))
-            self._release(lost)  # afterwards: streams let go before would be reset, and the peer see that first
+            # after closing: streams released earlier would be reset, and the peer would see that first
+            self._release(lost)
         except quic.ForkedError:
-            return  # the connection is the parent's, and it goes on there
+            return  # the connection belongs to the parent and continues there
 
     def _release(self, error: CarrierLost) -> None:
         self._outbound.end(error)
@@ -257,20 +243,19 @@ class QuicCarrier(Carrier):
             return self._error
 
     def _refusal(self, error: quic.QuicError | quic.ForkedError) -> CarrierLost:
-        """What a verb raises instead of `error`."""
         if isinstance(error, quic.StreamError):
             return self._stream_refusal(error)
-        return retryable(self._set_error(to_carrier_lost(error)))
+        return fresh_copy(self._set_error(to_carrier_lost(error)))
 
     def _stream_refusal(self, error: quic.StreamError) -> CarrierLost:
         if self._error is not None:
-            return retryable(self._error)
+            return fresh_copy(self._error)
         if error.kind == "closed":
-            return finished_already()  # another thread called finish() after we had looked up the writer
+            return finished_error()  # another thread called finish() after the writer was looked up
         lost = CarrierLost("misbehaved", f"the peer does not read an ordered stream: {error}")
         self.fail(lost)
         return lost
 
     def _check(self) -> None:
         if self._error is not None:
-            raise retryable(self._error)
+            raise fresh_copy(self._error)

@@ -1,14 +1,8 @@
-"""Addresses as the native package takes them: numeric.
+"""Making QUIC connections: numeric addresses, identity checks, dialing, accepting.
 
-From a handshake that succeeded to a Peer: does the certificate say what we wanted to hear?
-
-The native package has verified that the certificate is genuine; who it names is looked at here. A dial that knows node
-and authorities has had the name verified already. One that knows only a key (a ticket) had the key verified. One that
-knows neither gets a carrier that is not verified: its caller must prove who is there before it believes a word.
-
-The course of a QUIC dial: one posted operation per place, all waited for together.
-
-Inbound connections: who knocked, who was let in, who was refused and why. All in the driving thread.
+The native package verifies that a certificate is genuine; this module checks whom it names. A dial with node and
+authorities verifies the name, a dial with a pinned key only (a ticket) verifies the key. Without either the carrier is
+unverified, and the caller must authenticate the peer.
 """
 
 from __future__ import annotations
@@ -30,58 +24,56 @@ from nexar.types import UNKNOWN_NODE, format_node
 
 
 def to_numeric(text: str) -> tuple[str, int]:
-    """Where a socket is bound that shall have the address `text`; an empty host is every interface, of both families.
-    OSError if it is nowhere.
-    """
-    return resolve(text, beside="::")[0]
+    """Return the numeric address to bind; an empty host is every interface, IPv4 and IPv6. Raises OSError."""
+    return resolve(text, local_host="::")[0]
 
 
-def resolve(text: str, *, beside: str) -> list[tuple[str, int]]:
-    """Every place that `text` names, each once, the system's favourite first. OSError if there is none.
+def resolve(text: str, *, local_host: str) -> list[tuple[str, int]]:
+    """Return every numeric address of `text` in the system's order. Raises OSError if there is none.
 
-    `beside` is the numeric host of the socket that will send there: one that speaks IPv4 only needs such an address.
+    `local_host` is the numeric host of the local socket; an IPv4 socket needs IPv4 addresses.
     """
     host, port = parse_address(text)
     if not host:
         return [("::", port) if socket.has_dualstack_ipv6() else ("0.0.0.0", port)]
-    family = socket.AF_UNSPEC if ":" in beside else socket.AF_INET
+    family = socket.AF_UNSPEC if ":" in local_host else socket.AF_INET
     found = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)
-    return list(dict.fromkeys((str(place[0]), port) for _, _, _, _, place in found))
+    return list(dict.fromkeys((str(target[0]), port) for _, _, _, _, target in found))
 
 
-_NOWHERE = "unknown"  # the cluster in the name that is asked for where no name will be looked at
+_UNKNOWN_CLUSTER = "unknown"  # cluster in the server name where no name is verified
 
 
 class WrongPeer(Exception):
-    """The handshake is fine, but this is not whom we want to talk to. The text says why."""
+    """The handshake succeeded with a peer that was not wanted."""
 
 
 def to_native_credentials(credentials: Credentials | None) -> quic.Credentials | None:
-    """What the endpoint shows. ValueError for bad PEM."""
+    """Convert. Raises ValueError for bad PEM."""
     if credentials is None:
         return None
     return quic.Credentials(credentials.certificate_chain, credentials.private_key)
 
 
 def to_native_trust(trust: Trust) -> quic.Trust:
-    """Whom the endpoint believes. ValueError for bad PEM."""
+    """Convert. Raises ValueError for bad PEM."""
     return quic.Trust(trust.authorities, allow_anonymous=trust.allow_anonymous)
 
 
 def trust_for_dial(trust: Trust, expected: Expected) -> quic.Trust | None:
-    """What decides about the other side's certificate; None: nothing that we know can."""
+    """Return what verifies the listener's certificate, None if nothing can."""
     if expected.node != UNKNOWN_NODE and trust.authorities:
         return quic.Trust(trust.authorities)
     return quic.Trust(fingerprints=[expected.fingerprint]) if expected.fingerprint else None
 
 
 def name_for_dial(credentials: Credentials | None, expected: Expected) -> str:
-    """The name the other side's certificate must have, where names are verified."""
-    return node_name(expected.node, _NOWHERE if credentials is None else credentials.cluster)
+    """Return the name that the listener's certificate must have."""
+    return node_name(expected.node, _UNKNOWN_CLUSTER if credentials is None else credentials.cluster)
 
 
 def peer_of_dial(connection: quic.Connection, expected: Expected) -> Peer:
-    """Who answered. Raises WrongPeer."""
+    """Return the listener's identity. Raises WrongPeer."""
     identity = _identity(connection)
     if identity is None:
         raise WrongPeer("it shows no certificate")
@@ -93,7 +85,7 @@ def peer_of_dial(connection: quic.Connection, expected: Expected) -> Peer:
 
 
 def peer_of_arrival(connection: quic.Connection, cluster: str) -> Peer:
-    """Who dialed us; a candidate without a certificate is nobody yet. Raises WrongPeer."""
+    """Return the dialer's identity, UNKNOWN_NODE without a certificate. Raises WrongPeer."""
     identity = _identity(connection)
     if identity is None:
         return _peer(connection, UNKNOWN_NODE)
@@ -120,12 +112,11 @@ def _peer(connection: quic.Connection, node: int) -> Peer:
 QuicTarget: TypeAlias = tuple[str, int]
 Found: TypeAlias = tuple[quic.Connection, Peer]
 
-_GIVEN_UP: Final = "timed out"
-"""What the endpoint says of a dial that took longer than its handshake timeout."""
+_TIMED_OUT: Final = "timed out"  # the endpoint's reason for a dial that exceeded its handshake timeout
 
 
 class QuicDialMethod:
-    """See Course. What it raises besides Failed: EndpointClosed, ForkedError."""
+    """A DialMethod with one posted operation per target. Also raises EndpointClosed and ForkedError."""
 
     def __init__(self, endpoint: quic.Endpoint, identity: tuple[Credentials | None, Trust], expected: Expected) -> None:
         credentials, trust = identity
@@ -136,37 +127,33 @@ class QuicDialMethod:
         self._anonymous = credentials is None or expected.anonymous
         self._dials: dict[quic.Operation, QuicTarget] = {}
 
-    def begin(self, place: QuicTarget) -> None:
-        """See Course."""
+    def begin(self, target: QuicTarget) -> None:
         try:
             dial = self._endpoint.post_connect(
-                place, self._name, trust=self._trust, verify=self._trust is not None, anonymous=self._anonymous
+                target, self._name, trust=self._trust, verify=self._trust is not None, anonymous=self._anonymous
             )
         except quic.EndpointClosed:
             raise
-        except (OSError, ValueError) as error:  # ValueError: of a family that the socket does not speak
+        except (OSError, ValueError) as error:  # ValueError: address family that the socket does not support
             raise TargetFailed(str(error)) from error
-        self._dials[dial] = place
+        self._dials[dial] = target
 
     def wait(self, timeout: float) -> tuple[QuicTarget, Found | TargetFailed] | None:
-        """See Course."""
         done, _ = self._endpoint.wait(list(self._dials), max(timeout, 0.0))
         if not done:
             return None
-        place = self._dials.pop(done[0])
+        target = self._dials.pop(done[0])
         try:
-            return place, self._judge(done[0])
+            return target, self._judge(done[0])
         except TargetFailed as failure:
-            return place, failure
-        except _GivenUpDial:
-            return self._try_again(place)
+            return target, failure
+        except _HandshakeTimedOut:
+            return self._try_again(target)
 
-    def show(self, place: QuicTarget) -> str:
-        """See Course."""
-        return format_address(*place)
+    def describe(self, target: QuicTarget) -> str:
+        return format_address(*target)
 
-    def call_off(self) -> None:
-        """See Course."""
+    def cancel_all(self) -> None:
         for dial in self._dials:
             if not dial.cancel():
                 _close_connection(dial)
@@ -180,8 +167,8 @@ class QuicDialMethod:
         except quic.VerificationError as error:
             raise TargetFailed(str(error), verification=True) from error
         except quic.ConnectError as error:
-            if error.reason == _GIVEN_UP:
-                raise _GivenUpDial from error
+            if error.reason == _TIMED_OUT:
+                raise _HandshakeTimedOut from error
             raise TargetFailed(str(error)) from error
         except OSError as error:
             raise TargetFailed(str(error)) from error
@@ -191,21 +178,20 @@ class QuicDialMethod:
             connection.close(CloseCode.REFUSED, shorten(str(error)))
             raise TargetFailed(str(error), verification=True) from error
 
-    def _try_again(self, place: QuicTarget) -> tuple[QuicTarget, TargetFailed] | None:
-        """The deadline of the race alone says how long a place may be silent."""
+    def _try_again(self, target: QuicTarget) -> tuple[QuicTarget, TargetFailed] | None:
+        """Dial again: only the deadline of the whole dial limits how long a target may be silent."""
         try:
-            self.begin(place)
+            self.begin(target)
         except TargetFailed as failure:
-            return place, failure
+            return target, failure
         return None
 
 
-class _GivenUpDial(Exception):
-    """The endpoint has waited for this place as long as it does."""
+class _HandshakeTimedOut(Exception):
+    """The handshake timeout of the endpoint passed."""
 
 
 def _close_connection(dial: quic.Operation) -> None:
-    """It was done before it could be cancelled."""
     try:
         connection: quic.Connection = dial.result()
     except (quic.ConnectError, quic.Cancelled, quic.EndpointClosed):
@@ -213,12 +199,11 @@ def _close_connection(dial: quic.Operation) -> None:
     connection.close(CloseCode.ABORTED, "another address answered first")
 
 
-REFUSALS_INTERVAL: Final = 0.5
-"""Seconds between two looks at the refused handshakes: a flood of strangers costs two calls a second."""
+REFUSALS_INTERVAL: Final = 0.5  # seconds between two queries for refused handshakes: bounds the cost of a flood
 
 
 class QuicListener:
-    """Accepts for one acceptor."""
+    """Accepts connections and reports refused handshakes to one acceptor. Driver only."""
 
     def __init__(
         self,
@@ -226,47 +211,44 @@ class QuicListener:
         driver: CompletionDriver,
         acceptor: Acceptor,
         identify: Callable[[quic.Connection], Peer],
-        welcome: Callable[[quic.Connection, Peer], QuicCarrier],
+        adopt: Callable[[quic.Connection, Peer], QuicCarrier],
     ) -> None:
         self._endpoint = endpoint
         self._driver = driver
         self._acceptor = acceptor
         self._identify = identify
-        self._welcome = welcome
-        self.next_look = 0.0  # when to ask for refusals again
+        self._adopt = adopt
+        self.next_report = 0.0  # time of the next query for refusals
 
     def start(self) -> None:
-        """Wait for the next one."""
         self._endpoint.post_accept(self._driver.completions, token=self.accepted)
 
     def accepted(self, operation: quic.Operation) -> None:
-        """A handshake has succeeded."""
         try:
             connection = operation.result()
             self.start()
         except quic.QuicError:
             return  # the endpoint is closed
-        self._let_in(connection)
+        self._accept(connection)
 
-    def look_for_refusals(self, now: float) -> None:
-        """Tell the acceptor of handshakes that failed, now and then."""
-        if now < self.next_look:
+    def report_refusals(self, now: float) -> None:
+        if now < self.next_report:
             return
-        self.next_look = now + REFUSALS_INTERVAL
+        self.next_report = now + REFUSALS_INTERVAL
         for address, reason in self._endpoint.refusals():
             self._acceptor.candidate_refused(format_address(*address), reason)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler. The next accept is posted already; the connection in hand was closed."""
+        """The next accept is already posted; the connection was closed."""
 
-    def _let_in(self, connection: quic.Connection) -> None:
+    def _accept(self, connection: quic.Connection) -> None:
         try:
             peer = self._identify(connection)
         except WrongPeer as error:
             connection.close(CloseCode.REFUSED, shorten(str(error)))
             self._acceptor.candidate_refused(format_address(*connection.remote_address), str(error))
             return
-        carrier = self._welcome(connection, peer)
+        carrier = self._adopt(connection, peer)
         try:
             self._acceptor.carrier_accepted(carrier)
         except BaseException as error:

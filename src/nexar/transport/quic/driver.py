@@ -1,11 +1,10 @@
 """The completion queue of an endpoint, served by one thread at a time.
 
-Law: an operation's `token` is a bound method that takes the operation. The driving thread waits in `turn`, which drives
-the endpoint natively, and then calls the tokens of what finished, in that order, with no lock held. A chore that only
-the driving thread may do (a call of a sink, above all) is left to it by `defer`; it is a bound method too.
+The token of an operation is a bound method that takes the operation. `turn` drives the endpoint natively and then calls
+the tokens of the finished operations in order, without a lock. `defer` queues a bound method for the driver.
 
-Whatever leaves a handler (a sink that raises, Ctrl-C at the wrong moment) leaves it half done: the owner of the handler
-is told and gives up its connection, the rest of the queue waits for the next turn, and the exception goes on its way.
+If a handler raises (a sink, Ctrl-C), its owner is notified and ends its connection, the rest of the queue waits for the
+next turn, and the exception propagates.
 """
 
 from __future__ import annotations
@@ -17,46 +16,46 @@ from typing import Any, Protocol
 
 from nexar.native import quic
 
+# Threads that serve a queue of any transport. They never wait for each other: two that abort one another's carriers
+# would deadlock.
 _driving: set[int] = set()
-"""The threads that are serving, each adding and removing itself. Of all transports: such a thread waits for no other,
-because two that abort one another's carriers would wait for ever."""
 
 
 def is_driving() -> bool:
-    """Whether this thread is serving some queue, and so perhaps inside a sink."""
+    """Return whether this thread serves a queue and so may be inside a sink."""
     return get_ident() in _driving
 
 
 class CompletionHandler(Protocol):
-    """The owner of a token."""
+    """Owner of a token."""
 
     def interrupted(self, error: BaseException) -> None:
-        """A handler of this owner was left by `error`. Must not call a sink."""
+        """A handler of this owner raised `error`. Must not call a sink."""
 
 
 class CompletionDriver:
-    """Waits for operations and calls who posted them."""
+    """Waits for operations and calls their tokens."""
 
     def __init__(self, endpoint: quic.Endpoint) -> None:
         self.completions = quic.Completions(endpoint)
-        self._finished: deque[quic.Operation] = deque()  # the driving thread's: done, and not served yet
-        self._chores: deque[Callable[[], None]] = deque()  # appended by any thread, done by the driving one
+        self._finished: deque[quic.Operation] = deque()  # driver only: finished, not yet handled
+        self._deferred: deque[Callable[[], None]] = deque()  # appended by any thread, run by the driver
 
     def turn(self, timeout: float, spin: float) -> bool:
-        """Wait at most `timeout` seconds, serve what finished. True if anything happened."""
-        if self._finished or self._chores:
+        """Wait up to `timeout` seconds and handle what finished. Returns whether anything happened."""
+        if self._finished or self._deferred:
             timeout = spin = 0.0
         operations, descriptors = self.completions.wait(timeout, spin=spin)
         if operations:
             self._finished.extend(operations)
-        happened = bool(self._finished or self._chores)
+        happened = bool(self._finished or self._deferred)
         if happened:
             self._work()
         return happened or bool(descriptors)
 
-    def defer(self, chore: Callable[[], None]) -> None:
-        """Let the driving thread do this soon. Callable from any thread."""
-        self._chores.append(chore)
+    def defer(self, call: Callable[[], None]) -> None:
+        """Let the driver call `call` soon. Any thread."""
+        self._deferred.append(call)
         self.completions.kick()
 
     def _work(self) -> None:
@@ -64,7 +63,7 @@ class CompletionDriver:
         _driving.add(thread)
         try:
             self._serve()
-            self._do_chores()
+            self._run_deferred()
         finally:
             _driving.discard(thread)
 
@@ -75,19 +74,19 @@ class CompletionDriver:
             try:
                 operation.token(operation)
             except BaseException as error:
-                _tell_owner(operation.token, error)
+                _notify_owner(operation.token, error)
                 raise
 
-    def _do_chores(self) -> None:
-        while self._chores:
-            chore = self._chores.popleft()
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            call = self._deferred.popleft()
             try:
-                chore()
+                call()
             except BaseException as error:
-                _tell_owner(chore, error)
+                _notify_owner(call, error)
                 raise
 
 
-def _tell_owner(call: Any, error: BaseException) -> None:
+def _notify_owner(call: Any, error: BaseException) -> None:
     owner: CompletionHandler = call.__self__
     owner.interrupted(error)

@@ -1,16 +1,11 @@
-"""What a stream that is being read needs of the connection it belongs to.
+"""Incoming payloads: one stream each, read directly into the expected memory.
 
-Payloads on their way in: each on a stream of its own, read straight into the memory it was expected in.
+`_expected` holds every incomplete transfer. Only its posted read touches its memory; cancelling the read returns
+ownership. After the last read has finished a redirect is too late. A payload drops its finished read: the reference
+cycle would keep received memory alive.
 
-Law: `_expected` holds every transfer whose last byte has not landed. Its memory is touched only by the one read that is
-posted into it, and who cancels that read owns the memory again. So a transfer is in one of three states: no stream yet
-(nothing posted), a read posted, or a read done whose handler is about to run; if that was the last one, it is too late.
-A read knows its payload, so a payload forgets a read that is over: in a ring of the two, memory that has landed would
-stay until the collector finds it.
-
-A stream may come for a transfer that nobody expects any more, because the link refused it on the way: it is stopped.
-Such transfers are remembered, but not all of them for ever; so a peer may surprise us as often as we forgot one.
-Any other payload that was never expected breaks the protocol, as does one of another size.
+A stream for a discarded transfer is stopped. Discarded transfers are remembered up to a limit; the peer may send one
+unknown transfer for each forgotten one. Other unexpected payloads and wrong sizes are violations.
 """
 
 from __future__ import annotations
@@ -27,79 +22,67 @@ from nexar.wire.frame import Decode
 
 
 class StreamReceiver(Protocol):
-    """The receiving half of a carrier, as its streams see it. They call it in the driving thread only."""
+    """The receiving half of a carrier as seen by its streams. Driver only, unless stated."""
 
     completions: quic.Completions
     frames_received: int
-    sink: Sink
-    """Looked up at every call, never kept: abort() puts the silent one in its place, a sink its successor."""
-    decode: Decode
-    """Judges headers; looked up for every frame, because a stranger may be admitted between two."""
-    inside: bool
-    """Set before the sink is looked up, and lowered by leave(): see abort()."""
+    sink: Sink  # read at every call: abort() and a sink that replaces itself change it
+    decode: Decode  # read for every frame, because admit() may come between two
+    inside: bool  # set before the sink is read, cleared by leave(): see silence()
 
     @property
     def carrier(self) -> Carrier | None:
-        """None once it has ended and nobody holds it: then nobody hears what arrives."""
+        """None once it has ended and nobody holds it"""
 
-    def leave(self) -> None:
-        """The call of the sink has returned."""
+    def leave(self) -> None: ...
 
-    def tell(self, call: Callable[[Sink], None]) -> None:
-        """Call the sink: `inside`, the look, the call, and leave()."""
+    def call_sink(self, call: Callable[[Sink], None]) -> None:
+        """Call the sink between setting `inside` and leave()."""
 
     def finish_announced(self, streams: int) -> None:
-        """The peer sends no more; it opened this many streams, all types together."""
+        """The peer has finished after opening this many streams of all types."""
 
-    def farewell_arrived(self) -> None:
-        """The peer has everything we announced."""
+    def farewell_arrived(self) -> None: ...
 
-    def stream_over(self) -> None:
-        """One stream has ended, whichever way; all in it was delivered or dropped. Callable from any thread."""
+    def stream_ended(self) -> None:
+        """A stream has ended and its data was delivered or dropped. Any thread."""
 
-    def misbehaved(self, reason: str) -> None:
-        """The peer broke the protocol: give up the connection."""
+    def misbehaved(self, reason: str) -> None: ...
 
-    def read_failed(self, error: quic.QuicError) -> None:
-        """A stream that must not break did."""
+    def read_failed(self, error: quic.QuicError) -> None: ...
 
-    def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
+    def interrupted(self, error: BaseException) -> None: ...
 
 
+# Size of one read, between which other work is done. Native code fills it, and the window behind it, without a driver.
 PIECE_BYTES: Final = 2 << 20
-"""One read: how much of a payload is taken in between two looks at everything else. Native code fills it, and the
-window behind it, while nobody drives."""
-MAX_ABANDONED: Final = 4096
-"""Transfers given up before their stream came: remembered, the oldest forgotten, because it may never come."""
+MAX_ABANDONED: Final = 4096  # Discarded transfers without a stream that are remembered; their stream may never come.
 
 
 class IncomingPayloads:
-    """The payloads one peer may send us. Verbs from any thread; `begin` from the driving one."""
+    """The payloads that one peer may send. Any thread, except `begin`: driver only."""
 
     def __init__(self, receiver: StreamReceiver, check: Callable[[], None]) -> None:
-        """`check` raises once the carrier has ended, which is before `clear` is called.
+        """`check` raises once the carrier has ended, which precedes `clear`.
 
-        The receiver owns the table. The table does not keep it alive: in a ring of the two, an ended carrier would stay
-        until the collector finds it.
+        The receiver owns this table, which holds only a weak reference: a cycle would keep an ended carrier alive.
         """
-        self.unexpected = 0  # payloads that nobody expected any more; written by the driving thread
+        self.unexpected = 0  # discarded payloads whose stream came; written by the driver
         self.lock = Lock()
         self._owner = ref(receiver)
         self._check = check
         self._expected: dict[int, IncomingPayload] = {}  # under lock
         self._recent_transfers = RecentTransfers()  # under lock
-        self._forsaken: dict[int, None] = {}  # under lock
-        self._forgotten = 0  # forsaken transfers that are not remembered any more; under lock
+        self._discarded: dict[int, None] = {}  # under lock
+        self._forgotten = 0  # discarded transfers no longer remembered; under lock
 
     @property
     def _receiver(self) -> StreamReceiver:
         receiver = self._owner()
-        assert receiver is not None, "whoever calls the table holds its receiver"
+        assert receiver is not None, "callers of the table hold its receiver"
         return receiver
 
     def expect(self, transfer: int, into: memoryview) -> None:
-        """A stream for `transfer` may come from now on."""
         with self.lock:
             self._check()
             if transfer in self._expected:
@@ -108,7 +91,6 @@ class IncomingPayloads:
             self._recent_transfers.forget(transfer)
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected:
-        """See Carrier.redirect_payload."""
         with self.lock:
             self._check()
             payload = self._expected.get(transfer)
@@ -122,63 +104,61 @@ class IncomingPayloads:
         return Redirected.MOVED
 
     def _give_up(self, transfer: int, payload: IncomingPayload) -> quic.Stream | None:
-        """Under the lock: a payload that was dropped. The stream to stop, if there is one."""
+        """Return the stream to stop, if any. The caller holds the lock."""
         del self._expected[transfer]
         if payload.stream is None:
-            self._forsake(transfer)
+            self._remember_discarded(transfer)
         return payload.stream
 
     def begin(self, stream: quic.Stream, transfer: int, size: int) -> None:
-        """The stream of `transfer` has come."""
         with self.lock:
             payload = self._expected.get(transfer)
             if payload is None:
-                forgiven = self._forgive(transfer)
+                discarded = self._was_discarded(transfer)
             else:
                 fault = payload.take(stream, size)
                 if not (size or fault):
                     self.complete(transfer)
         if payload is None:
-            return self._turn_away(stream, transfer, forgiven=forgiven)
+            return self._reject(stream, transfer, discarded=discarded)
         if fault is not None:
             return self._receiver.misbehaved(fault)
         return None if size else payload.landed(stream)
 
     def complete(self, transfer: int) -> None:
-        """Under the lock: the last byte has landed, it is too late for a redirect."""
-        self._expected.pop(transfer, None)  # gone already if the carrier ended meanwhile
+        """Too late for a redirect. The caller holds the lock."""
+        self._expected.pop(transfer, None)  # absent if the carrier ended meanwhile
         self._recent_transfers.add(transfer)
 
     def clear(self) -> None:
-        """The carrier has ended: nothing is touched any more."""
         with self.lock:
             for payload in self._expected.values():
                 payload.drop()
             self._expected.clear()
-            self._forsaken.clear()
+            self._discarded.clear()
             self._recent_transfers.clear()
 
     def abandon(self) -> None:
-        """In a forked child, where the lock may be held for ever, and no native call is possible."""
+        """In a forked child: the lock may be held for ever, and native calls are impossible."""
         self.lock = Lock()
         self._expected.clear()
 
-    def _forsake(self, transfer: int) -> None:
-        self._forsaken[transfer] = None
-        if len(self._forsaken) > MAX_ABANDONED:
-            del self._forsaken[next(iter(self._forsaken))]
+    def _remember_discarded(self, transfer: int) -> None:
+        self._discarded[transfer] = None
+        if len(self._discarded) > MAX_ABANDONED:
+            del self._discarded[next(iter(self._discarded))]
             self._forgotten += 1
 
-    def _forgive(self, transfer: int) -> bool:
-        if transfer in self._forsaken:
-            del self._forsaken[transfer]
+    def _was_discarded(self, transfer: int) -> bool:
+        if transfer in self._discarded:
+            del self._discarded[transfer]
             return True
         self._forgotten -= 1
         return self._forgotten >= 0
 
-    def _turn_away(self, stream: quic.Stream, transfer: int, *, forgiven: bool) -> None:
-        if not forgiven:
-            return self._receiver.misbehaved(f"payload {transfer}, which nobody expects")
+    def _reject(self, stream: quic.Stream, transfer: int, *, discarded: bool) -> None:
+        if not discarded:
+            return self._receiver.misbehaved(f"payload {transfer}, which was not expected")
         self.unexpected += 1
         return self._discard(stream)
 
@@ -186,14 +166,14 @@ class IncomingPayloads:
         try:
             stream.stop()
         except quic.StreamError:
-            return self._receiver.stream_over()  # it has ended by itself
+            return self._receiver.stream_ended()  # it ended by itself
         except quic.QuicError as error:
             return self._receiver.read_failed(error)
-        return self._receiver.stream_over()
+        return self._receiver.stream_ended()
 
 
 class IncomingPayload:
-    """One expected payload. Its attributes are written under the table's lock."""
+    """One expected payload. The table's lock guards its attributes."""
 
     __slots__ = ("_dropped", "_into", "_operation", "_received", "_receiver", "_size", "_table", "_transfer", "stream")
 
@@ -202,14 +182,14 @@ class IncomingPayload:
         self._table = table
         self._receiver = receiver
         self._transfer = transfer
-        self._into = into  # once all has landed its owner may have released it, so it is not looked at then
+        self._into = into  # not used once complete: its owner may have released it
         self._size = len(into)
-        self._received = 0  # bytes that landed before the read that is posted
+        self._received = 0  # bytes received before the posted read
         self._operation: quic.Operation | None = None
-        self._dropped = False  # nobody wants it any more; a handler that comes later has nothing to do
+        self._dropped = False  # discarded; a later handler call does nothing
 
     def take(self, stream: quic.Stream, size: int) -> str | None:
-        """Read from this stream, or say what is wrong with it."""
+        """Returns the violation, if any."""
         if self.stream is not None:
             return f"a second stream for payload {self._transfer}"
         if size != self._size:
@@ -220,7 +200,7 @@ class IncomingPayload:
         return None
 
     def drop(self) -> bool:
-        """Stop reading. False: too late, everything has landed."""
+        """Returns False if the payload is complete."""
         operation = self._operation
         if operation is not None and not operation.cancel() and self._is_whole(operation):
             return False
@@ -229,7 +209,7 @@ class IncomingPayload:
         return True
 
     def move(self, into: memoryview) -> bool:
-        """Read the rest elsewhere. False: too late."""
+        """Returns False if the payload is complete."""
         if len(into) != self._size:
             raise ValueError(f"payload {self._transfer} has {self._size} bytes; it cannot land in {len(into)}")
         operation = self._operation
@@ -244,11 +224,10 @@ class IncomingPayload:
         return True
 
     def filled(self, operation: quic.Operation) -> None:
-        """The read is done, one way or another."""
         try:
             count = operation.result()
         except quic.Cancelled:
-            return None  # redirected or dropped; who did it has seen to the rest
+            return None  # redirected or discarded
         except quic.StreamError:
             return self._withdrawn()
         except quic.QuicError as error:
@@ -256,7 +235,6 @@ class IncomingPayload:
         return self._advance(count)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._receiver.interrupted(error)
 
     def _advance(self, count: int) -> None:
@@ -283,13 +261,13 @@ class IncomingPayload:
         try:
             self._operation = self.stream.post_read(self._piece(), self._receiver.completions, token=self.filled)
         except quic.QuicError:
-            self._operation = None  # the connection is gone; its end is reported by who waits for it
+            self._operation = None  # the connection is lost, which the carrier reports
 
     def _is_whole(self, operation: quic.Operation) -> bool:
         return self._received + operation.transferred == self._size
 
     def _move_done(self, operation: quic.Operation, into: memoryview) -> bool:
-        """The read is done, and its handler about to run: it will go on, or start again, in the new memory."""
+        """Redirect a finished read; its handler, about to run, continues in the new memory."""
         if self._is_whole(operation):
             return False
         arrived = self._received + operation.transferred
@@ -298,25 +276,24 @@ class IncomingPayload:
         return True
 
     def landed(self, stream: quic.Stream) -> None:
-        """Every byte is there."""
         StreamEnd(self._receiver, stream)
         carrier = self._receiver.carrier
         if carrier is not None:
-            self._receiver.tell(lambda sink: sink.payload_arrived(carrier, self._transfer))
+            self._receiver.call_sink(lambda sink: sink.payload_arrived(carrier, self._transfer))
 
     def _withdrawn(self) -> None:
-        """The peer took it back. Its link tells ours; until then the transfer stays expected, from the start."""
+        """The peer withdrew it. It stays expected, from byte 0, until its link tells ours."""
         with self._table.lock:
             if self._dropped:
                 return
             self.stream = None
             self._operation = None
             self._received = 0
-        self._receiver.stream_over()
+        self._receiver.stream_ended()
 
 
 class StreamEnd:
-    """Sees a payload's stream to its end: the byte behind the last must not come."""
+    """Checks that a payload's stream ends after its last byte."""
 
     __slots__ = ("_receiver",)
 
@@ -328,17 +305,15 @@ class StreamEnd:
             receiver.read_failed(error)
 
     def ended(self, operation: quic.Operation) -> None:
-        """The end, or one byte too many."""
         try:
             count = operation.result()
         except quic.StreamError:
-            return self._receiver.stream_over()  # reset although complete: the bytes are here all the same
+            return self._receiver.stream_ended()  # reset after completion: all bytes are here
         except quic.QuicError as error:
             return self._receiver.read_failed(error)
         if count:
             return self._receiver.misbehaved("a payload longer than announced")
-        return self._receiver.stream_over()
+        return self._receiver.stream_ended()
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._receiver.interrupted(error)

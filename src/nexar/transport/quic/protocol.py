@@ -1,14 +1,11 @@
-"""The first bytes of every stream: what it is.
+"""Stream preambles, close codes, and the translation of native errors into CarrierLost.
 
-Streams are unidirectional and opened by the side that sends. Each starts with PREAMBLE_BYTES that name its type:
+Streams are unidirectional. Each starts with a preamble of PREAMBLE_BYTES that names its type:
 
-ORDERED   frames follow, one after another, until the stream ends. `number` is the communicator that opened it, `lane`
-          its lane; both are for people who look at captures, because every frame says the same of itself and
-          communicators may share a stream.
-PAYLOAD   the `size` bytes of payload `number` follow, and nothing else.
-FAREWELL  nothing follows: the side that sends it has finished, and has received everything the other side announced.
-
-How a connection ends, in the words of the contract: foreign errors are mapped here and nowhere else.
+ORDERED   frames until the end of the stream. `number` (communicator) and `lane` are informative only, for captures:
+          every frame names them, and communicators may share a stream.
+PAYLOAD   exactly the `size` bytes of payload `number`.
+FAREWELL  nothing. The sender has finished and has received everything that its peer announced.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ PREAMBLE_BYTES: Final = _LAYOUT.size
 
 
 class StreamType(IntEnum):
-    """Numbers are the wire format: never reuse one."""
+    """The numbers are the wire format: never reuse one."""
 
     ORDERED = 1
     PAYLOAD = 2
@@ -46,16 +43,16 @@ class Preamble(NamedTuple):
 
 
 class PreambleError(ValueError):
-    """A stream that begins with something else."""
+    """The stream does not start with a valid preamble."""
 
 
 def encode_preamble(stream_type: StreamType, number: int = 0, *, lane: int = 0, size: int = 0) -> bytes:
-    """The bytes that open a stream of this type."""
+    """Return the first bytes of a stream."""
     return _LAYOUT.pack(VERSION, stream_type, lane, number, size)
 
 
 def decode_preamble(buffer: bytes | bytearray) -> Preamble:
-    """What the stream is. Raises PreambleError."""
+    """Raises PreambleError."""
     version, stream_type, lane, number, size = _LAYOUT.unpack_from(buffer)
     if version != VERSION:
         raise PreambleError(f"a stream of preamble version {version}; ours is {VERSION}")
@@ -66,18 +63,17 @@ def decode_preamble(buffer: bytes | bytearray) -> Preamble:
 
 
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)$")
-MAX_REASON_BYTES: Final = 512
-"""A reason must fit into one packet beside its frame."""
+MAX_REASON_BYTES: Final = 512  # a reason must fit into one packet
 
 
 class CloseCode(IntEnum):
-    """Says why, to the peer. 0 is what an endpoint sends that goes away without a word. Never reuse a number."""
+    """The reason sent to the peer; 0 is an endpoint that closed without one. Never reuse a number."""
 
     DONE = 1  # both sides have finished and received everything
     ABORTED = 2
-    MISBEHAVED = 3  # you broke the protocol
-    REFUSED = 4  # the handshake was fine, but you are not who you should be
-    FAULT = 5  # something broke on this side
+    MISBEHAVED = 3  # the peer violated the protocol
+    REFUSED = 4  # the handshake succeeded with the wrong peer
+    FAULT = 5  # an error on this side
 
 
 _MESSAGES: Final = {
@@ -97,8 +93,8 @@ _KINDS: Final = {
 _CODES: Final = {"misbehaved": CloseCode.MISBEHAVED, "fault": CloseCode.FAULT}
 
 
-def close_code_of(error: OSError) -> OSError:
-    """The same with its number: the native package tells what the system said as text, which ends with it."""
+def with_errno(error: OSError) -> OSError:
+    """Return the error with the errno that the native package puts into the text."""
     found = _NUMBER.search(str(error))
     if error.errno is not None or found is None:
         return error
@@ -106,51 +102,51 @@ def close_code_of(error: OSError) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def finished_already() -> CarrierLost:
-    """Raised to who sends after finish()."""
+def finished_error() -> CarrierLost:
+    """Return the error for sending after finish()."""
     return CarrierLost("closed", "this side has finished: nothing more can be sent")
 
 
-def ended_politely() -> CarrierLost:
-    """The end that is no loss."""
+def orderly_end() -> CarrierLost:
+    """Return the end without loss."""
     return CarrierLost("closed", "both sides have finished")
 
 
-def is_forked() -> CarrierLost:
-    """What is raised in a child process."""
+def forked_error() -> CarrierLost:
+    """Return the error for use in a forked child."""
     return CarrierLost("fault", "this process was forked; the connection belongs to its parent")
 
 
-def retryable(error: CarrierLost) -> CarrierLost:
-    """The same once more: one that is raised twice would keep the first one's frames, and their buffers, alive."""
+def fresh_copy(error: CarrierLost) -> CarrierLost:
+    """Return a copy: raising one object twice would keep the first traceback and its buffers alive."""
     return CarrierLost(error.kind, error.reason)
 
 
 def to_carrier_lost(error: quic.QuicError | quic.ForkedError) -> CarrierLost:
-    """What a verb raises, and a sink is told, when the native package raised `error`."""
+    """Translate an error of the native package."""
     if isinstance(error, quic.ConnectionLost):
         return CarrierLost(_KINDS.get(error.kind, "fault"), _reason(error))
     if isinstance(error, quic.EndpointClosed):
         return CarrierLost("closed", f"the endpoint is closed: {error}")
     if isinstance(error, quic.ForkedError):
-        return is_forked()
+        return forked_error()
     return CarrierLost("fault", str(error))
 
 
 def close_code(error: CarrierLost) -> CloseCode:
-    """What the peer is told when this side ends the connection with `error`."""
+    """Return the close code for ending with `error`."""
     return _CODES.get(error.kind, CloseCode.ABORTED)
 
 
 def shorten(reason: str) -> str:
-    """`reason`, cut to what a close can carry."""
+    """Cut `reason` to MAX_REASON_BYTES."""
     encoded = reason.encode()[:MAX_REASON_BYTES]
     return encoded.decode(errors="ignore")
 
 
 def _reason(lost: quic.ConnectionLost) -> str:
     if lost.kind == "timed_out":
-        return "silence for longer than the idle timeout"
+        return "no packet for longer than the idle timeout"
     if lost.kind != "peer_closed":
         return lost.reason or lost.kind
     told = _MESSAGES.get(lost.code or 0, "the peer closed the connection")  # type: ignore[call-overload]

@@ -1,17 +1,12 @@
-"""Reading an ordered stream: bytes in, frames out, without a copy where a frame fits into the buffer.
+"""The receiving half of a QUIC carrier: ordered streams, stream types, and the end of all streams.
 
-Law: one read is always posted, into the free part of one buffer, which belongs to the driving thread. `_start.._end` of
-the buffer has arrived and was not delivered yet: nothing, or one frame that is not whole. A read waits for the bytes
-that make it whole, no fewer.
-Memory follows the bytes that arrived. The buffer starts small, because a peer may open thousands of streams; it doubles
-only when it is nearly full, up to the largest frame, and falls back to KEPT_BYTES, which holds an eager message whole.
+Ordered streams: one read is always posted into the free part of one buffer; `_start.._end` holds nothing or one
+incomplete frame, whose missing bytes the read waits for. Frames are delivered without a copy. Memory follows the
+received bytes: buffers start small (a peer may open thousands of streams), double only when nearly full, and shrink to
+KEPT_BYTES, enough for an eager message.
 
-The receiving half of a carrier: which streams came, what they are, and when all of them are through.
-
-Law of the end: the peer announces in its FINISH frame how many streams it has opened, of all types. Every stream ends
-exactly once here: read to its end, reset by the peer, or stopped by us. When as many have ended as were announced,
-everything the peer ever sent has been delivered, and only then the sink hears carrier_finished. Farewells are not
-counted: they come after the announcement.
+End: FINISH announces the number of streams that the peer opened, except FAREWELL. Every stream ends exactly once here:
+read to its end, reset, or stopped. When as many have ended, carrier_finished is called.
 """
 
 from __future__ import annotations
@@ -31,13 +26,13 @@ from nexar.wire.frame import MAX_FRAME_BYTES, Decode, Frame, FrameError, FrameKi
 
 FIRST_BYTES: Final = 4 << 10
 KEPT_BYTES: Final = 128 << 10
-# Plain numbers: looking a member up in an enum class costs as much as a small decode.
-_FIRST_PRIVATE: Final = int(FrameKind.CHUNK)  # CHUNK, FINISH and HELLO are between carriers, not for sinks
+# Plain integers: an enum lookup costs as much as a small decode.
+_FIRST_PRIVATE: Final = int(FrameKind.CHUNK)  # CHUNK, FINISH and HELLO do not reach sinks
 _LAST_PRIVATE: Final = int(FrameKind.HELLO)
 
 
 class OrderedReader:
-    """One ordered stream of the peer. Everything here runs in the driving thread."""
+    """Reads one ordered stream. Driver only."""
 
     __slots__ = ("_end", "_minimum", "_receiver", "_size", "_start", "_stream", "_view")
 
@@ -52,11 +47,9 @@ class OrderedReader:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory held."""
         return self._size
 
     def arrived(self, operation: quic.Operation) -> None:
-        """Bytes have come, or the stream is over."""
         try:
             count = operation.result()
         except quic.QuicError as error:
@@ -71,19 +64,16 @@ class OrderedReader:
             receiver.leave()
         if start < 0:
             return None
-        if start == self._end < self._size <= KEPT_BYTES:  # all delivered, with room to spare: by far the usual case
+        if start == self._end < self._size <= KEPT_BYTES:  # all delivered, with room to spare: the usual case
             self._start = self._end = 0
             return self._post(self._view, operation.token)
         return self._post(self._make_room(start), operation.token)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._receiver.interrupted(error)
 
     def _deliver(self, start: int, end: int) -> int:
-        """Hand over every whole frame; where the next one starts, or -1 if nothing more is to be read: the peer has
-        broken the protocol, or nobody holds the carrier.
-        """
+        """Deliver complete frames. Returns the start of the next one, -1 to stop reading."""
         self._end = end
         self._minimum = 1
         view, receiver = self._view, self._receiver
@@ -128,15 +118,15 @@ class OrderedReader:
         held = self._end - self._start + count
         if held:
             return self._receiver.misbehaved(f"an ordered stream that ends {held} bytes into a frame")
-        return self._receiver.stream_over()
+        return self._receiver.stream_ended()
 
     def _make_room(self, start: int) -> memoryview:
-        """A free part of the buffer for the next read. Views handed out before are void."""
+        """Return memory for the next read. Earlier views become invalid."""
         held = self._end - start
         if not held:
             self._replace(start, min(2 * self._size, KEPT_BYTES))
         elif self._end + self._minimum <= self._size:
-            self._start = start  # the rest of the frame fits behind what is there
+            self._start = start  # the rest of the frame fits behind
         elif 4 * (self._size - held) < self._size < held + self._minimum:
             self._replace(start, min(2 * self._size, MAX_FRAME_BYTES))
         else:
@@ -153,8 +143,7 @@ class OrderedReader:
         self._start, self._end = 0, held
 
 
-MAX_UNVERIFIED_STREAMS: Final = 8
-"""A peer that has proven nothing says a few control messages; it needs no more, and gets no more of our memory."""
+MAX_UNVERIFIED_STREAMS: Final = 8  # enough for the few control messages of an unverified peer
 
 
 class ReceiveStreams:
@@ -170,37 +159,36 @@ class ReceiveStreams:
         settle: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """The carrier owns this. Neither this nor the callbacks keep it alive: in a ring of the two, an ended carrier
-        and its native connection would stay until the collector finds them.
+        """The carrier owns this object; neither it nor the callbacks keep the carrier alive. A reference cycle would
+        keep an ended carrier and its native connection until the garbage collector runs.
         """
         self._carrier = ref(carrier)
         self.completions = driver.completions
-        self.sink: Sink = SILENT_SINK  # written under _lock, unless by the driving thread at the very end
-        self.decode: Decode = decode if carrier.peer.verified else decode_unverified  # any thread, by admit()
+        self.sink: Sink = SILENT_SINK  # written under _lock, except by the driver at the end
+        self.decode: Decode = decode if carrier.peer.verified else decode_unverified  # replaced by admit(), any thread
         self.payloads = IncomingPayloads(self, check)
-        self.inside = False  # the driving thread may be in a call of the sink; written by it
-        self.frames_received = 0  # the driving thread's, like the next two
-        self.finished = False  # the sink has heard carrier_finished
-        self.farewell = False  # the peer has everything we announced
-        self._streams = 0  # that came; the driving thread's
+        self.inside = False  # the driver may be in a sink call; written by it
+        self.frames_received = 0  # this and the next two: driver only
+        self.finished = False  # carrier_finished was called
+        self.farewell = False  # the peer has everything that we announced
+        self._streams = 0  # streams opened by the peer; driver only
         self._connection = connection
         self._driver = driver
-        self._left = Event()  # set by the driving thread when it leaves the sink of an aborted carrier
+        self._left = Event()  # set by the driver when it leaves the sink of an aborted carrier
         self._fail = fail
         self._settle = settle
         self._lock = Lock()
         self._started = False  # a sink was attached; under _lock
-        self._silenced = False  # under _lock, once: nobody is to hear any more
-        self._over = 0  # streams that have ended; any thread, under _lock
-        self._announced: int | None = None  # written by the driving thread, under _lock
+        self._silenced = False  # under _lock, once: the sink must not be called again
+        self._over = 0  # ended streams; any thread, under _lock
+        self._announced: int | None = None  # written by the driver, under _lock
 
     @property
     def carrier(self) -> Carrier | None:
-        """See Receiver. The transport holds every carrier that has not ended."""
         return self._carrier()
 
     def deliver_to(self, sink: Sink) -> bool:
-        """Call this sink from now on, unless silenced. True if there was none before."""
+        """Set the sink unless silenced. Returns whether it is the first."""
         with self._lock:
             if not self._silenced:
                 self.sink = sink
@@ -208,15 +196,12 @@ class ReceiveStreams:
         return first
 
     def start(self) -> None:
-        """Take in streams from now on."""
         self._connection.post_accept_uni(self.completions, token=self.accepted)
 
     def admit(self) -> None:
-        """The peer is no stranger any more."""
         self.decode = decode
 
-    def tell(self, call: Callable[[Sink], None]) -> None:
-        """See Receiver."""
+    def call_sink(self, call: Callable[[Sink], None]) -> None:
         self.inside = True
         try:
             call(self.sink)
@@ -224,16 +209,15 @@ class ReceiveStreams:
             self.leave()
 
     def leave(self) -> None:
-        """See Receiver."""
         self.inside = False
         if self.sink is SILENT_SINK:
             self._left.set()
 
     def silence(self) -> None:
-        """No call of the sink begins from now on, and none is running when this returns, except the caller's own.
+        """Stop sink calls: none starts from now on, and on return none runs except the caller's own.
 
-        The driving thread first says that it is inside and then looks for the sink; we first take the sink away and
-        then look whether it is inside. One of the two sees the other.
+        The driver sets `inside` before it reads the sink; this removes the sink before it reads `inside`. One sees the
+        other.
         """
         with self._lock:
             self._silenced = True
@@ -242,67 +226,60 @@ class ReceiveStreams:
             self._left.wait()
 
     def accepted(self, operation: quic.Operation) -> None:
-        """A stream has come."""
         try:
             stream = operation.result()
             self.start()
         except quic.QuicError as error:
             return self.read_failed(error)
         self._streams += 1
-        if self._streams > MAX_UNVERIFIED_STREAMS and self._is_stranger:
-            return self.misbehaved(f"{self._streams} streams of a peer that has not proven who it is")
+        if self._streams > MAX_UNVERIFIED_STREAMS and self._is_unverified:
+            return self.misbehaved(f"{self._streams} streams from a peer that is not authenticated")
         UntypedStream(self, stream)
         return None
 
-    def introduce(self, stream: quic.Stream, preamble: Preamble) -> None:
-        """A stream has said what it is."""
+    def typed(self, stream: quic.Stream, preamble: Preamble) -> None:
         if preamble.type is StreamType.ORDERED:
             OrderedReader(self, stream)
-        elif preamble.type is StreamType.PAYLOAD and self._is_stranger:
-            self.misbehaved(f"payload {preamble.number} from a peer that has not proven who it is")
+        elif preamble.type is StreamType.PAYLOAD and self._is_unverified:
+            self.misbehaved(f"payload {preamble.number} from a peer that is not authenticated")
         elif preamble.type is StreamType.PAYLOAD:
             self.payloads.begin(stream, preamble.number, preamble.size)
         else:
             self.farewell_arrived()
 
     @property
-    def _is_stranger(self) -> bool:
+    def _is_unverified(self) -> bool:
         return self.decode is not decode
 
     def finish_announced(self, streams: int) -> None:
-        """See Receiver."""
         with self._lock:
             again, self._announced = self._announced is not None, streams
         if again:
             return self.misbehaved("a second FINISH")
-        return self._driver.defer(self._check)  # we are inside a read, whose frames come first
+        return self._driver.defer(self._check)  # deferred: frames of the current read come first
 
     def farewell_arrived(self) -> None:
-        """See Receiver."""
         self.farewell = True
         self._settle()
 
-    def stream_over(self) -> None:
-        """See Receiver."""
+    def stream_ended(self) -> None:
         with self._lock:
             self._over += 1
             announced = self._announced is not None
         if announced:
-            self._driver.defer(self._check)  # this may be any thread, and the sink belongs to the driving one
+            self._driver.defer(self._check)  # deferred: this may be any thread, and only the driver calls the sink
 
     def misbehaved(self, reason: str) -> None:
-        """See Receiver."""
         self._fail(CarrierLost("misbehaved", reason))
 
     def read_failed(self, error: quic.QuicError) -> None:
-        """See Receiver. That the connection is gone is told by who waits for its end, once."""
+        """A lost connection is reported once, by the handler of its end."""
         if isinstance(error, quic.StreamError):
-            self.misbehaved(f"a stream that must not break did: {error}")
+            self.misbehaved(f"a stream broke unexpectedly: {error}")
         elif not isinstance(error, quic.ConnectionLost | quic.EndpointClosed | quic.Cancelled):
             self._fail(CarrierLost("fault", str(error)))
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._fail(CarrierLost("fault", f"reading was interrupted: {error!r}"))
 
     def _check(self) -> None:
@@ -314,12 +291,12 @@ class ReceiveStreams:
         if self.finished or carrier is None:
             return None
         self.finished = True
-        self.tell(lambda sink: sink.carrier_finished(carrier))
+        self.call_sink(lambda sink: sink.carrier_finished(carrier))
         return self._settle()
 
 
 class UntypedStream:
-    """A stream that has not said yet what it is."""
+    """A stream whose preamble has not arrived."""
 
     __slots__ = ("_buffer", "_inbound", "_stream")
 
@@ -333,11 +310,10 @@ class UntypedStream:
             inbound.read_failed(error)
 
     def arrived(self, operation: quic.Operation) -> None:
-        """The preamble has come, or never will."""
         try:
             count = operation.result()
         except quic.StreamError:
-            return self._inbound.stream_over()  # a payload withdrawn before a byte of it was sent
+            return self._inbound.stream_ended()  # a payload withdrawn before its first byte
         except quic.QuicError as error:
             return self._inbound.read_failed(error)
         if count < PREAMBLE_BYTES:
@@ -346,8 +322,7 @@ class UntypedStream:
             preamble = decode_preamble(self._buffer)
         except PreambleError as error:
             return self._inbound.misbehaved(str(error))
-        return self._inbound.introduce(self._stream, preamble)
+        return self._inbound.typed(self._stream, preamble)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._inbound.interrupted(error)

@@ -1,11 +1,10 @@
-"""The sending half of a carrier: the streams we open, and what is still on its way into them.
+"""The sending half of a QUIC carrier.
 
-Law of order: a (lane, communicator) is bound to one stream at its first frame and stays with it. It gets a stream of
-its own while there are few; beyond MAX_ORDERED_STREAMS, or where the peer allows no more, it shares one of its lane,
-and if the lane has none, the control stream, which is always opened first. So frames never wait for a stream.
-Payloads do: the peer's stream limit is their queue.
+A (lane, communicator) is bound to one stream at its first frame. It gets its own stream up to MAX_ORDERED_STREAMS and
+the peer's limit; beyond that it shares a stream of its lane, or else the control stream, which is opened first. So
+frames never wait for a stream. Payloads do: the peer's stream limit queues them.
 
-Everything here may be called from any thread; `_lock` covers all but the writers, which are only looked up outside it.
+Any thread may call every method. `_lock` guards everything except reading `writers`.
 """
 
 from __future__ import annotations
@@ -16,55 +15,51 @@ from typing import Final, TypeAlias
 
 from nexar.native import quic
 from nexar.transport.base import CarrierLost
-from nexar.transport.quic.protocol import StreamType, encode_preamble, finished_already, retryable
+from nexar.transport.quic.protocol import StreamType, encode_preamble, finished_error, fresh_copy
 from nexar.wire.frame import Lane, encode_finish
 
 Write: TypeAlias = Callable[..., None]
 
 MAX_ORDERED_STREAMS: Final = 1024
-_TOP_PRIORITY: Final = 16  # of lane 0; each lane below has one less, payloads have 0
+_TOP_PRIORITY: Final = 16  # of lane 0; one less for each further lane, 0 for payloads
 
 
 class SendStreams:
-    """The streams that we open."""
+    """The streams that this side opens."""
 
     def __init__(
         self, connection: quic.Connection, completions: quic.Completions, fail: Callable[[CarrierLost], None]
     ) -> None:
+        # write methods by (lane, communicator); cleared when nothing more may be sent
         self.writers: dict[tuple[int, int], Write] = {}
-        """The write method of each bound (lane, communicator). Emptied when nothing may be sent any more."""
-        self.finishing = False
-        """finish() was called: nothing new may be sent."""
-        self.finished = False
-        """FINISH has been sent: everything is in the hands of the protocol."""
+        self.finishing = False  # finish() was called
+        self.finished = False  # FINISH was sent
         self._connection = connection
         self._completions = completions
         self._fail = fail
         self._lock = Lock()
-        self._refusal: CarrierLost | None = None  # why nothing new may be sent
+        self._refusal: CarrierLost | None = None  # why nothing more may be sent
         self._opened = 0  # streams of all types
         self._lanes: dict[
             int, list[quic.Stream]
-        ] = {}  # ordered streams; those of CONTROL begin with the control stream
+        ] = {}  # ordered streams; those of CONTROL start with the control stream
         self._payloads: dict[int, OutgoingPayload] = {}  # borrowed memory
-        self._waiting: dict[int, memoryview] = {}  # payloads for which there is no stream yet, in order
-        self._opening = False  # an operation waits for the peer to allow one more stream
+        self._waiting: dict[int, memoryview] = {}  # payloads without a stream, in order
+        self._opening = False  # an open operation waits for the peer's stream limit
 
     def bind(self, lane: int, communicator: int) -> Write:
-        """The write method for frames that have none yet. Raises CarrierLost after finish() or the end."""
+        """Bind a stream and return its write method. Raises CarrierLost after finish() or the end."""
         with self._lock:
             self._check()
             stream = self._choose(lane, communicator)
             return self.writers.setdefault((lane, communicator), stream.write)
 
     def queued_bytes(self, lane: int) -> int:
-        """What was written on this lane and the protocol has not taken yet."""
         with self._lock:
             streams = tuple(self._lanes.get(lane, ()))
         return sum(stream.queued_bytes for stream in streams)
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        """Start, or queue, a payload."""
         with self._lock:
             self._check()
             self._control()  # payloads must not take its place
@@ -76,7 +71,6 @@ class SendStreams:
                 self._start(stream, transfer, data)
 
     def withdraw_payload(self, transfer: int) -> None:
-        """Stop sending it; on return its memory is free."""
         with self._lock:
             self._waiting.pop(transfer, None)
             payload = self._payloads.pop(transfer, None)
@@ -84,16 +78,15 @@ class SendStreams:
                 payload.withdraw()
 
     def finish(self) -> None:
-        """Nothing new may be sent; once every payload has a stream, say so to the peer."""
         with self._lock:
             if self._refusal is None:
                 self.finishing = True
-                self._refusal = finished_already()
+                self._refusal = finished_error()
                 self.writers.clear()
                 self._finish_if_drained()
 
     def end(self, error: CarrierLost) -> None:
-        """Let go of everything; from now on `error` is raised."""
+        """Release everything; later calls raise `error`."""
         with self._lock:
             self._refusal = error
             self.writers.clear()
@@ -104,37 +97,35 @@ class SendStreams:
             self._lanes.clear()
 
     def abandon(self, error: CarrierLost) -> None:
-        """In a forked child, where the lock may be held for ever."""
+        """In a forked child the lock may be held for ever."""
         self._lock = Lock()
         self._refusal = error
         self.writers.clear()
 
     def stream_opened(self, operation: quic.Operation) -> None:
-        """The peer allowed one more stream."""
         with self._lock:
             self._opening = False
             try:
                 self._use(operation.result())
                 self._finish_if_drained()
             except quic.QuicError:
-                return  # the connection is gone; its end is reported by who waits for it
+                return  # the connection is lost, which the carrier reports
 
     def handed_over(self, payload: OutgoingPayload) -> None:
-        """The protocol has copied all of it, or the peer does not want it: the memory is free."""
+        """Release memory that the protocol copied or the peer refuses."""
         with self._lock:
             if self._payloads.get(payload.transfer) is payload:
                 del self._payloads[payload.transfer]
             payload.release()
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._fail(CarrierLost("fault", f"sending was interrupted: {error!r}"))
 
-    # ---------------------------------------------------------------- under the lock
+    # ---------------------------------------------------------------- the caller holds the lock
 
     def _check(self) -> None:
         if self._refusal is not None:
-            raise retryable(self._refusal)
+            raise fresh_copy(self._refusal)
 
     def _choose(self, lane: int, communicator: int) -> quic.Stream:
         control = self._control()
@@ -178,7 +169,6 @@ class SendStreams:
             self._opening = True
 
     def _use(self, stream: quic.Stream | None) -> None:
-        """Give streams to the payloads that wait, as many as there are."""
         self._opened += 1
         while self._waiting and stream is not None:
             transfer = next(iter(self._waiting))
@@ -187,7 +177,7 @@ class SendStreams:
             if self._waiting and stream is None:
                 return self._wait_for_stream()
         if stream is not None:
-            stream.reset()  # whom it was for was withdrawn meanwhile; the peer counts it as ended
+            stream.reset()  # its payload was withdrawn; the peer counts a reset stream as ended
         return None
 
     def _start(self, stream: quic.Stream, transfer: int, data: memoryview) -> None:
@@ -198,7 +188,7 @@ class SendStreams:
                 self._payloads[transfer] = OutgoingPayload(self, transfer, stream, data, self._completions)
             stream.finish()
         except quic.StreamError:
-            return  # the peer wants none of it, and was quick to say so
+            return  # the peer has already refused it
 
     def _finish_if_drained(self) -> None:
         if not self.finishing or self._waiting or self._opening or self.finished:
@@ -211,7 +201,7 @@ class SendStreams:
 
 
 class OutgoingPayload:
-    """Memory of ours that the protocol reads from."""
+    """Memory from which the protocol reads."""
 
     __slots__ = ("_operation", "_outbound", "_stream", "transfer")
 
@@ -221,30 +211,24 @@ class OutgoingPayload:
         self.transfer = transfer
         self._outbound = outbound
         self._stream = stream
-        # None once the memory is free; written under the outbound's lock. The write knows us by its token.
+        # None once the memory is free; written under the lock of SendStreams.
         self._operation: quic.Operation | None = stream.post_write(data, completions, token=self.done)
 
     def withdraw(self) -> None:
-        """Give the memory back, and tell the peer that what it has got is worthless.
-
-        The reset comes first: without the write, the end that is queued behind it would go out as if all was sent.
-        """
+        """Resets the stream first: without the write, its queued end would pass for a complete payload."""
         try:
             self._stream.reset()
         except quic.QuicError:
-            return self.release()  # everything has arrived, or the connection is gone
+            return self.release()  # everything arrived, or the connection is lost
         return self.release()
 
     def release(self) -> None:
-        """Give the memory back."""
         operation, self._operation = self._operation, None
         if operation is not None:
             operation.cancel()
 
     def done(self, _operation: quic.Operation) -> None:
-        """However it ended: that the connection is gone is reported by who waits for that."""
         self._outbound.handed_over(self)
 
     def interrupted(self, error: BaseException) -> None:
-        """See Handler."""
         self._outbound.interrupted(error)

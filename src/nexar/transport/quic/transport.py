@@ -1,9 +1,7 @@
-"""The settings of QUIC, one value. What is not here has the native package's default, which was measured.
+"""The QUIC transport: one UDP socket per node, which is also the node's Sleeper.
 
-QUIC: one UDP socket per node, dialing and listening, and the sleep of the node's driving thread.
-
-A node that has QUIC sleeps in the native wait, which drives the endpoint while it waits and also watches the
-descriptors of the other transports. Between two waits a native thread keeps timers and keep-alives going.
+A node with QUIC sleeps in the native wait, which drives the endpoint and watches the descriptors of other transports.
+Between waits a native thread serves timers and keep-alives.
 """
 
 from __future__ import annotations
@@ -32,49 +30,39 @@ from nexar.transport.quic.connect import (
     to_numeric,
 )
 from nexar.transport.quic.driver import CompletionDriver
-from nexar.transport.quic.protocol import CloseCode, close_code_of
+from nexar.transport.quic.protocol import CloseCode, with_errno
 from nexar.transport.unverified import certificate_advice
 
-_UNVERIFIED: Final = 256
-"""Handshakes of strangers that may be in progress, beside those of peers."""
+_UNVERIFIED: Final = 256  # handshakes of unverified peers in progress, in addition to those of peers
 
 
 def handshake_limit(peers: int) -> int:
-    """Inbound handshakes that may be in progress at once, where `peers` may dial."""
+    """Return the limit of inbound handshakes in progress."""
     return 2 * peers + _UNVERIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuicSettings:
-    """What a node may choose."""
+    """Settings of a QUIC transport; all others have the native package's measured defaults."""
 
-    idle_timeout: float = 30.0
-    """Seconds of silence after which a connection is lost."""
-    keep_alive_interval: float = 5.0
-    """Seconds; while nothing else is sent, something is, so that only a dead peer is silent."""
-    handshake_timeout: float = 10.0
-    """Seconds an inbound handshake may take. A dial has its own deadline."""
+    idle_timeout: float = 30.0  # seconds of silence until a connection is lost
+    keep_alive_interval: float = 5.0  # seconds; sent while idle, so that only a dead peer is silent
+    handshake_timeout: float = 10.0  # seconds for an inbound handshake; a dial has its own deadline
+    # streams a peer may have open; 160 KB are allocated for them once its certificate is verified
     max_streams: int = 1024
-    """Streams a peer may have open at once. Room for all of them, 160 KB, is made when its certificate is verified."""
+    # before authentication: one more than receive_streams tolerates, so that excess is noticed
     unverified_streams: int = 9
-    """The same before it has authenticated: one more than `inbound` tolerates, so that it notices who wants more."""
     max_connections: int = 65536
-    peers: int = 1
-    """Peers that may dial at once; the limit of handshakes in progress follows from it."""
+    peers: int = 1  # peers that may dial at once; sets the limit of handshakes in progress
+    # Unread bytes that a peer may send of one payload, and so the memory of a busy node; 100 Gbit/s × 1 ms is 12 MiB.
     stream_window_bytes: int = 32 << 20
-    """What a peer may send of one payload before we read it: the most of it that a busy node holds outside its place.
-    100 Gbit/s for a millisecond are 12 MiB."""
 
-    handshake_budget: int = 1024
-    """Handshakes of peers that do not authenticate which may begin at once; 64 a second after that."""
-    max_mtu: int = 8972
-    """Largest packet, both ways. Each connection finds out how large packets its path carries, by sending large ones:
-    that is worth it only where much is sent."""
-    loopback_mtu: int = 65000
-    """The same for paths over the loopback interface."""
+    handshake_budget: int = 1024  # handshakes of unauthenticated peers that may start at once; then 64 per second
+    max_mtu: int = 8972  # Largest packet. Path MTU discovery sends large packets, which pays off only for much data.
+    loopback_mtu: int = 65000  # the same for loopback
 
     def to_native(self) -> quic.Settings:
-        """The same for the native package, which checks the values (ValueError)."""
+        """Convert. Raises ValueError for invalid values."""
         return quic.Settings(
             idle_timeout=self.idle_timeout,
             keep_alive_interval=self.keep_alive_interval,
@@ -94,10 +82,10 @@ _FORKED: Final = "this process was forked; it must make a transport of its own"
 
 
 class QuicTransport(Transport):
-    """A node's QUIC endpoint: a Transport, and the Sleeper of its node.
+    """A node's QUIC endpoint: Transport and Sleeper.
 
-    `bind` is the address of the one socket: `listen` opens it to others, but cannot move it. Without credentials the
-    transport can only dial, as a candidate; `replace_credentials` makes a member of it.
+    `bind` is the address of its socket; `listen` cannot change it. Without credentials the transport can only dial, as
+    a joining node; `replace_credentials` makes it a member.
     """
 
     scheme = "quic"
@@ -105,16 +93,16 @@ class QuicTransport(Transport):
     def __init__(
         self, credentials: Credentials | None, trust: Trust, *, bind: str = ":0", settings: QuicSettings | None = None
     ) -> None:
-        """OSError, with the number of the system's reason, if `bind` is not to be had."""
+        """Raises OSError with errno if `bind` is not available."""
         native = (settings or QuicSettings()).to_native()
         shown, believed = to_native_credentials(credentials), to_native_trust(trust)
         try:
             self._endpoint = quic.Endpoint(to_numeric(bind), shown, believed, native)
         except OSError as error:
-            raise close_code_of(error) from error
+            raise with_errno(error) from error
         self._driver = CompletionDriver(self._endpoint)
         self._completions = self._driver.completions
-        self._identity = (credentials, trust)  # replaced as one, by any thread
+        self._identity = (credentials, trust)  # replaced as a whole, by any thread
         self._listener: QuicListener | None = None  # written by listen() and close()
         self._lock = Lock()
         self._carriers: set[QuicCarrier] = set()  # under _lock
@@ -123,21 +111,19 @@ class QuicTransport(Transport):
     # ---------------------------------------------------------------- making carriers
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
-        """For carriers made from now on; open ones are not touched. Callable from any thread."""
         native = to_native_credentials(credentials)
         assert native is not None
         self._endpoint.replace_credentials(native, to_native_trust(trust))
         self._identity = (credentials, trust)
 
     def expect_peers(self, count: int) -> None:
-        """See Transport."""
         try:
             self._endpoint.set_max_handshakes(handshake_limit(count))
         except quic.EndpointClosed:
-            return  # nobody can dial any more
+            return  # nobody can dial now
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """See Transport. `address` must be the one the socket is bound to; its port may be 0."""
+        """`address` must be that of the socket; its port may be 0."""
         if self._identity[0] is None:
             raise UsageError("a transport without credentials cannot listen; give it some first")
         if self._listener is not None:
@@ -152,15 +138,14 @@ class QuicTransport(Transport):
         return self.address
 
     def connect(self, address: str, expected: Expected, deadline: float) -> QuicCarrier:
-        """See Transport."""
         try:
-            course = QuicDialMethod(self._endpoint, self._identity, expected)
-            beside = self._endpoint.address[0]
+            method = QuicDialMethod(self._endpoint, self._identity, expected)
+            local_host = self._endpoint.address[0]
             _, (connection, peer) = dial_in_parallel(
                 address,
                 deadline,
-                partial(resolve, beside=beside),
-                course,
+                partial(resolve, local_host=local_host),
+                method,
                 certificate_advice(expected, self._identity[0]),
             )
         except quic.ForkedError as error:
@@ -187,35 +172,31 @@ class QuicTransport(Transport):
         with self._lock:
             self._carriers.discard(carrier)
 
-    # ---------------------------------------------------------------- driving, and sleeping
+    # ---------------------------------------------------------------- driving and sleeping
 
     def poll(self) -> bool:
-        """See Transport."""
         return self._turn(0.0, 0.0)
 
     def due(self) -> float | None:
-        """See Transport: who listens wants to know who was refused."""
-        return None if self._listener is None else self._listener.next_look
+        return None if self._listener is None else self._listener.next_report
 
     def sleep(self, timeout: float, spin: float) -> None:
-        """See Sleeper."""
         self._turn(timeout, spin)
 
     def watch(self, descriptor: int, *, readable: bool = True, writable: bool = False) -> None:
-        """See Waker. Watched for neither, the descriptor is forgotten."""
+        """Without any event the descriptor is unwatched."""
         if not readable and not writable:
             return self._completions.unwatch(descriptor)
         try:
             return self._completions.watch(descriptor, readable=readable, writable=writable)
         except quic.EndpointClosed:
-            return None  # nobody sleeps any more: another transport got a connection while the node was closed
+            return None  # no thread sleeps now: another transport connected while the node was closing
 
     def unwatch(self, descriptor: int) -> None:
-        """See Waker."""
         self._completions.unwatch(descriptor)
 
     def wake(self) -> None:
-        """See Waker. In a forked child nobody sleeps; what is left of other transports there may kick all the same."""
+        """No effect in a forked child."""
         try:
             self._completions.kick()
         except quic.ForkedError:
@@ -226,16 +207,15 @@ class QuicTransport(Transport):
             happened = self._driver.turn(timeout, spin)
         except (quic.EndpointClosed, quic.ForkedError):
             if self._closed:
-                return False  # by another thread while we slept, or abandoned
+                return False  # another thread closed it while we slept, or it was abandoned
             raise
         if self._listener is not None:
-            self._listener.look_for_refusals(time.monotonic())
+            self._listener.report_refusals(time.monotonic())
         return happened
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- closing
 
     def close(self) -> None:
-        """See Transport."""
         with self._lock:
             self._closed = True
             carriers = list(self._carriers)
@@ -246,10 +226,10 @@ class QuicTransport(Transport):
         try:
             self._endpoint.close(CloseCode.ABORTED, "the transport is closed")
         except quic.ForkedError:
-            return  # in a child nothing is open
+            return  # nothing is open in a child
 
     def abandon(self) -> None:
-        """See Transport. The native package has closed its descriptors in the child already, and refuses every call."""
+        """In a forked child the native package has closed its descriptors and rejects every call."""
         self._lock = Lock()
         self._closed = True
         self._listener = None

@@ -1,1 +1,1 @@
-"""Carriers between processes of one host: two rings in a sealed memory segment, and a Unix socket as doorbell."""
+"""Transport between processes of one host: two rings in a sealed memory segment and a Unix socket for wakeups."""

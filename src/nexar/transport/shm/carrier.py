@@ -1,9 +1,9 @@
-"""One open connection to a process of this host.
+"""A shared-memory carrier.
 
-Threads. `drive`, `answer_bell` and the sleeping verbs belong to the driving thread. The verbs of the contract come
-from any thread and touch only FrameSender, PayloadSender and PayloadReceiver, which lock for themselves. No lock is
-held while a sink is called. The memory is unmapped once the carrier has ended *and* the driving thread is outside:
-`Lifetime` keeps that account, and an abort from another thread waits for the sink call in progress.
+The driver calls `drive`, `socket_ready` and the sleep methods. Carrier methods may come from any thread and use only
+RingFrameSender, PayloadSender and PayloadReceiver, which have their own locks. No lock is held during a sink call. The
+memory is unmapped once the carrier has ended and the driver is outside (CarrierLifetime); an abort from another thread
+waits for the running sink call.
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ from nexar.transport.shm.ring_frames import RingFrameSender, ShmSegment, flat, s
 from nexar.transport.shm.ring_payloads import NOTHING, PayloadReceiver, PayloadSender
 from nexar.wire.frame import Frame, FrameKind, Lane, encode
 
-_TURNS: Final = 4  # chunks each way before other carriers get theirs
+_TURNS: Final = 4  # chunks per direction before other carriers are driven
 _CHUNK, _FINISH, _HELLO = (
     int(FrameKind.CHUNK),
     int(FrameKind.FINISH),
     int(FrameKind.HELLO),
-)  # neighbours; they never reach a sink
+)  # adjacent; they never reach a sink
 
 
 class CarrierOwner(Protocol):
     """What a carrier needs of its transport."""
 
-    def attached(self, carrier: ShmCarrier) -> None:
-        """It has a sink: drive it."""
+    def attached(self, carrier: ShmCarrier) -> None: ...
 
-    def forget(self, carrier: ShmCarrier) -> None:
-        """It has ended: drop it, and stop watching its doorbell."""
+    def forget(self, carrier: ShmCarrier) -> None: ...
 
-    def silence(self, carrier: ShmCarrier) -> None:
-        """Its doorbell has nothing more to say: stop watching it."""
+    def unwatch(self, carrier: ShmCarrier) -> None: ...
 
-    def poke(self) -> None:
-        """Something waits for the driving thread: let it not sleep."""
+    def wake_driver(self) -> None:
+        """Keep the driver from sleeping."""
 
 
 class ShmCarrier(Carrier):
-    """See the module's law."""
+    """One connection to a process of this host."""
 
     scheme = "shm"
 
-    def __init__(self, owner: CarrierOwner, peer: Peer, dialed: bool, segment: ShmSegment, bell: WakeSocket) -> None:
+    def __init__(
+        self, owner: CarrierOwner, peer: Peer, dialed: bool, segment: ShmSegment, wake_socket: WakeSocket
+    ) -> None:
         self.peer = peer
         self.dialed = dialed
-        self.bell = bell
-        self.attention = False  # more to do than the rings show; any thread sets it, `drive` clears it
+        self.wake_socket = wake_socket
+        self.attention = False  # work that the rings do not show; any thread sets it, `drive` clears it
         self._owner = owner
         self._segment = segment
         self._words = segment.words
@@ -64,16 +63,17 @@ class ShmCarrier(Carrier):
         self._payloads_in = PayloadReceiver(segment.slot_reader, self._life)
         self._payloads_out = PayloadSender(segment.slot_writer)
         self._sink: Sink | None = None  # written by attach
-        self._flag_lock = threading.Lock()  # over the three below
+        self._flag_lock = threading.Lock()  # guards the next three
         self._freed = False
-        self._finish_asked = False  # no verb sends any more; any thread writes, once
-        self._finish_due = False  # FINISH has still to enter its queue; finish() sets it, then the driver clears it
-        self._finish_sent = False  # FINISH has entered its queue; the driver writes
-        self._finish_at: int | None = None  # the peer's FINISH came and counts that many chunks; the driver writes
-        self._finish_told = False  # … and the sink knows; the driver writes
-        self._fault: str | None = None  # a sender found the segment corrupt; any thread writes, the driver acts
+        self._finish_asked = False  # sends are refused; set once, by any thread
+        self._finish_due = False  # FINISH must still be queued; set by finish(), cleared by the driver
+        self._finish_sent = False  # FINISH is queued; written by the driver
+        self._finish_at: int | None = None  # number of chunks announced by the peer's FINISH; written by the driver
+        self._finish_reported = False  # the sink knows; written by the driver
+        # a sender found the segment corrupt; written by any thread, handled by the driver
+        self._fault: str | None = None
 
-    # ------------------------------------------------------------------ verbs, any thread
+    # ------------------------------------------------------------------ methods for any thread
     def attach(self, sink: Sink) -> None:
         self._sink = sink
         self.attention = True
@@ -92,12 +92,12 @@ class ShmCarrier(Carrier):
         try:
             if not self._frames_out.send(lane, header, body, size):
                 self._ask_for_driver()
-            if nap := self._words[self._sleep_word]:  # after the fence that the sender's lock was: see doorbell.py
-                self.bell.ring(nap)
+            if nap := self._words[self._sleep_word]:  # after the fence of the sender's lock: see ring.py
+                self.wake_socket.ring(nap)
         except RingCorrupt as error:
-            self._blame(error)
+            self._report_corruption(error)
         except ValueError:
-            self._raise_if_closing()  # another thread finished or aborted it meanwhile
+            self._raise_if_closing()  # another thread finished or aborted it
             raise
 
     def queued_bytes(self, lane: Lane) -> int:
@@ -122,7 +122,7 @@ class ShmCarrier(Carrier):
             self._payloads_out.pump(_TURNS)
             self._ring(sent=True)
         except RingCorrupt as error:
-            self._blame(error)
+            self._report_corruption(error)
         except ValueError:
             self._raise_if_closing()
             raise
@@ -143,13 +143,13 @@ class ShmCarrier(Carrier):
 
     def abort(self, reason: str) -> None:
         if self._end(CarrierLost("closed", reason)):
-            self._close_bell(reason)
+            self._close_socket(reason)
             if not self._life.driver:
                 self._free()
         self._life.wait_outside()
 
     def wake_peer(self) -> None:
-        self.bell.wake_peer()
+        self.wake_socket.wake_peer()
 
     def stats(self) -> dict[str, float]:
         return {
@@ -163,7 +163,7 @@ class ShmCarrier(Carrier):
 
     def _refusal(self) -> CarrierLost:
         ended = self._life.ended
-        # The same error each time, but not with the tracebacks of all its earlier raisings.
+        # The same error each time, without the tracebacks of earlier raises.
         return CarrierLost("closed", "this side has finished") if ended is None else ended.with_traceback(None)
 
     def _raise_if_ended(self) -> None:
@@ -176,25 +176,25 @@ class ShmCarrier(Carrier):
 
     def _ask_for_driver(self) -> None:
         self.attention = True
-        self._owner.poke()
+        self._owner.wake_driver()
 
-    def _blame(self, error: RingCorrupt) -> None:
-        # Only the driving thread calls the sink, so that it is the one to end the carrier.
+    def _report_corruption(self, error: RingCorrupt) -> None:
+        # The driver ends the carrier, because only it calls the sink.
         self._fault = str(error)
         self._ask_for_driver()
 
-    # ------------------------------------------------------------------ the driving thread
+    # ------------------------------------------------------------------ driver
     def drive(self) -> bool:
-        """Deliver what arrived, send what waits: True if anything happened. Mostly nothing has: see that quickly."""
+        """Receive and send. Returns whether anything happened; the usual case, nothing, is fast."""
         words = self._words
         try:
             news = words[self._frame_word] != self._reader.tail
             if not news and words[self._chunk_word] == self._slot_reader.tail and not self.attention:
                 return False
         except ValueError:
-            return False  # another thread aborted it, and the memory is gone
+            return False  # another thread aborted it and freed the memory
         life = self._life
-        life.driver = get_ident()  # what life.enter() does, without the call: this is the way of every frame
+        life.driver = get_ident()  # life.enter() inlined: this is the path of every frame
         if life.ended is not None:
             return life.enter()
         try:
@@ -229,7 +229,7 @@ class ShmCarrier(Carrier):
                 if _CHUNK <= frame.kind <= _HELLO or self._finish_at is not None:
                     self._take_special(frame)
                 else:
-                    self._sink.frame_arrived(self, frame, reader.body)  # looked up for each: it may hand over
+                    self._sink.frame_arrived(self, frame, reader.body)  # read for each frame: a sink may replace itself
             finally:
                 reader.advance()
         if reader.owes_a_look():
@@ -242,7 +242,6 @@ class ShmCarrier(Carrier):
         self.attention = True
 
     def _exchange(self) -> bool:
-        """Everything but plain frames: what waited for room, chunks both ways, and what the rings do not show."""
         happened = self._frames_out.waiting and self._frames_out.flush()
         if happened:
             self._ring(sent=True)
@@ -255,14 +254,14 @@ class ShmCarrier(Carrier):
             self._ring(sent=filled)
             if self._life.ended is None and self._reader.refresh():
                 self._take_frames()
-        return (self._attend() if self.attention else False) or happened
+        return (self._handle_attention() if self.attention else False) or happened
 
     def _ring(self, *, sent: bool) -> None:
-        """Wake the peer if it sleeps: for news, or only if it waits for room."""
+        """Wake the peer if it sleeps: for new data, or only if it waits for room."""
         fence()
         nap = self._words[self._sleep_word]
         if nap & 1 or (nap and sent):
-            self.bell.ring(nap)
+            self.wake_socket.ring(nap)
 
     def _take_chunk(self) -> bool:
         outcome = NOTHING if self._life.ended is not None else self._payloads_in.receive()
@@ -270,24 +269,25 @@ class ShmCarrier(Carrier):
             self._sink.payload_arrived(self, outcome)
         return outcome != NOTHING
 
-    def _attend(self) -> bool:
-        """What the rings do not show: finishing, a corrupt segment, a peer that hung up."""
-        # Cleared before the look: who adds work now sets it again after us, who added it before is seen by the look.
+    def _handle_attention(self) -> bool:
+        """Handle finishing, corruption, and a peer that closed."""
+        # Cleared first: work added later sets it again, work added before is seen below.
         self.attention = False
         if self._fault is not None:
             raise RingCorrupt(self._fault)
-        happened = self._send_finish() | self._tell_finish()
-        if self._finish_told and self._finish_sent and not self._frames_out.waiting:
+        happened = self._send_finish() | self._report_finish()
+        if self._finish_reported and self._finish_sent and not self._frames_out.waiting:
             self._end(CarrierLost("closed", "both sides have finished"))
-        elif self.bell.hung_up and not self._readable():
-            self._lose("peer", self.bell.farewell())
+        elif self.wake_socket.hung_up and not self._readable():
+            self._lose("peer", self.wake_socket.farewell())
             happened = True
         self.attention = self.attention or self._unsettled()
         return happened
 
     def _unsettled(self) -> bool:
-        untold = self._finish_at is not None and not self._finish_told
-        return untold or self._finish_due or self.bell.hung_up or self._frames_out.waiting or self._payloads_out.waiting
+        unreported = self._finish_at is not None and not self._finish_reported
+        sending = self._frames_out.waiting or self._payloads_out.waiting
+        return unreported or self._finish_due or self.wake_socket.hung_up or sending
 
     def _send_finish(self) -> bool:
         if not self._finish_due:
@@ -301,67 +301,64 @@ class ShmCarrier(Carrier):
         self._ring(sent=True)
         return True
 
-    def _tell_finish(self) -> bool:
-        if self._finish_at is None or self._finish_told or self._life.ended is not None:
+    def _report_finish(self) -> bool:
+        if self._finish_at is None or self._finish_reported or self._life.ended is not None:
             return False
         if self._payloads_in.chunks_received() > self._finish_at:
             raise RingCorrupt("a chunk after the end")
         if self._payloads_in.chunks_received() < self._finish_at:
             return False
-        self._finish_told = True
+        self._finish_reported = True
         assert self._sink is not None
         self._sink.carrier_finished(self)
         return True
 
-    def answer_bell(self) -> None:
-        """The doorbell's descriptor is readable."""
+    def socket_ready(self) -> None:
         if not self._life.enter():
             return
         try:
-            self.bell.drain()
-            if self.bell.hung_up:
+            self.wake_socket.drain()
+            if self.wake_socket.hung_up:
                 self.attention = True
-                self._owner.silence(self)
+                self._owner.unwatch(self)
         finally:
             self._leave()
 
     def fall_asleep(self, nap: int) -> None:
-        """Ask the peer for a byte when something changes. The caller fences and then asks `may_sleep`."""
+        """Ask the peer to signal changes. The caller then fences and calls `may_sleep`."""
         if self._life.enter():
-            self.bell.fall_asleep(nap, self._frames_out.waiting or self._payloads_out.waiting)
+            self.wake_socket.fall_asleep(nap, self._frames_out.waiting or self._payloads_out.waiting)
             self._leave()
 
     def may_sleep(self) -> bool:
-        """Whether nothing has come meanwhile."""
         if not self._life.enter():
             return True
         try:
             room = self._frames_out.can_move() or self._payloads_out.can_move()
             ending = self._finish_due and not self._payloads_out.waiting
-            urgent = ending or self._fault is not None or self.bell.hung_up
+            urgent = ending or self._fault is not None or self.wake_socket.hung_up
             return not (self._readable() or room or urgent)
         finally:
             self._leave()
 
     def wake(self) -> None:
-        """Ask for no more bytes."""
         if self._life.enter():
-            self.bell.wake()
+            self.wake_socket.wake()
             self._leave()
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ ending
     def _leave(self) -> None:
         if self._life.leave():
             self._clear_away()
 
     def _clear_away(self) -> None:
-        """By the driving thread, when it has left an ended carrier."""
-        self._close_bell(None)
+        """Driver only, after leaving an ended carrier."""
+        self._close_socket(None)
         self._free()
         self._life.settle()
 
     def _end(self, error: CarrierLost) -> bool:
-        """Mark it ended, and let go of everybody's buffers. False if it had ended before."""
+        """Returns False if it had ended."""
         if not self._life.end(error):
             return False
         self._frames_out.close()
@@ -375,13 +372,13 @@ class ShmCarrier(Carrier):
             self._sink.carrier_lost(self, error)
 
     def fail(self, error: CarrierLost) -> None:
-        """By the driving thread, outside: it is lost."""
+        """Driver only, outside of the carrier."""
         self._lose(error.kind, error.reason)
         self._clear_away()
 
-    def _close_bell(self, reason: str | None) -> None:
+    def _close_socket(self, reason: str | None) -> None:
         self._owner.forget(self)
-        self.bell.close(reason)
+        self.wake_socket.close(reason)
 
     def _free(self) -> None:
         with self._flag_lock:
@@ -391,10 +388,10 @@ class ShmCarrier(Carrier):
         self._segment.release()
 
     def abandon(self) -> None:
-        """In a forked child: let go of descriptor and mapping. No lock (its holder may not exist here), no store."""
+        """In a forked child: release descriptor and mapping. No lock (its holder may not exist here), no store."""
         forked = CarrierLost("closed", "this process is a fork of the one that owns the carrier")
         self._life.ended = self._life.ended or forked
-        self.bell.abandon()
+        self.wake_socket.abandon()
         if not self._freed:
             self._freed = True
             self._segment.release()

@@ -1,20 +1,15 @@
-"""How dialer and listener prove to each other who they are: the messages, and nothing that does I/O.
+"""Mutual authentication of dialer and listener.
 
-The listener draws a secret; the address it gives to node N contains key = HMAC(secret, N) and travels only over links
-that are authenticated already. So whoever knows the key is N, or the listener itself.
+The address for node N contains key = HMAC(listener's secret, N) and is sent only over authenticated links, so only N
+and the listener know the key.
 
     dialer → listener   HELLO      version, both node ids, the dialer's nonce
     listener → dialer   CHALLENGE  the listener's nonce, its proof
     dialer → listener   OFFER      a nonce that is also in the segment, the dialer's proof over it; the descriptor
     listener → dialer   ANSWER     a nonce that is also in the segment
 
-A proof is an HMAC over the role of who proves, the whole HELLO and the listener's nonce: it holds for one connection,
-one pair of nodes and one direction, so it can be neither replayed nor reflected. The listener proves itself first;
-the descriptor goes to nobody who has not. A nonce found in the segment shows that both really have the same memory.
-
-An inbound connection that has proven nothing yet: the listener's half of the handshake, fed as bytes arrive.
-
-The dialer's half of the handshake: blocking, in the thread of whoever called connect.
+A proof is an HMAC over role, HELLO and the listener's nonce, so it cannot be replayed or reflected. The listener proves
+itself before it gets the descriptor. The nonces in the segment show that both have the same memory.
 """
 
 from __future__ import annotations
@@ -50,16 +45,16 @@ _AS_DIALER: Final = b"dialer"
 
 
 class HandshakeRefused(Exception):
-    """The other side is not who it should be, or does not speak this protocol."""
+    """The peer failed to prove its identity or violated the protocol."""
 
 
 def new_nonce() -> bytes:
-    """Unpredictable, used once."""
+    """Return an unpredictable nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def derive_key(secret: bytes, node: int) -> bytes:
-    """The key that lets `node` dial the listener with this secret."""
+    """Return the key with which `node` dials the listener that has this secret."""
     return hmac.digest(secret, node.to_bytes(8, "little"), "sha256")
 
 
@@ -74,18 +69,17 @@ def _verify(proof: bytes, expected: bytes, who: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DialerSide:
-    """What the dialer remembers between its messages."""
+    """The dialer's state between messages."""
 
     key: bytes
     hello: bytes
 
     @classmethod
     def start(cls, key: bytes, dialer: int, listener: int) -> DialerSide:
-        """`hello` is to be sent."""
         return cls(key, _HELLO.pack(_MAGIC, _VERSION, dialer, listener, new_nonce()))
 
     def offer(self, challenge: bytes, segment_nonce: bytes) -> bytes:
-        """The OFFER that answers the CHALLENGE. Refused if the listener did not prove itself."""
+        """Raises HandshakeRefused if the listener did not prove itself."""
         nonce, proof = _PAIR.unpack(challenge)
         _verify(proof, _proof(self.key, _AS_LISTENER, self.hello, nonce), "listener")
         return _PAIR.pack(segment_nonce, _proof(self.key, _AS_DIALER, self.hello, nonce, segment_nonce))
@@ -93,7 +87,7 @@ class DialerSide:
 
 @dataclass(frozen=True, slots=True)
 class ListenerSide:
-    """What the listener remembers between its messages; `dialer` is only claimed until `accept_offer` returned."""
+    """The listener's state between messages. `dialer` is proven once `accept_offer` has returned."""
 
     key: bytes
     hello: bytes
@@ -102,7 +96,7 @@ class ListenerSide:
 
     @classmethod
     def start(cls, secret: bytes, listener: int, hello: bytes) -> ListenerSide:
-        """From the HELLO that came. Refused if it is not one, or is meant for somebody else."""
+        """Raises HandshakeRefused if the HELLO is invalid or meant for another node."""
         magic, version, dialer, wanted, _ = _HELLO.unpack(hello)
         if magic != _MAGIC or version != _VERSION:
             raise HandshakeRefused(f"not version {_VERSION} of the shared-memory handshake")
@@ -111,11 +105,10 @@ class ListenerSide:
         return cls(derive_key(secret, dialer), hello, new_nonce(), dialer)
 
     def challenge(self) -> bytes:
-        """The CHALLENGE to send."""
         return _PAIR.pack(self.nonce, _proof(self.key, _AS_LISTENER, self.hello, self.nonce))
 
     def accept_offer(self, offer: bytes) -> bytes:
-        """The nonce that the segment must hold. Refused if the dialer did not prove itself."""
+        """Return the nonce that the segment must hold. Raises HandshakeRefused."""
         segment_nonce, proof = _PAIR.unpack(offer)
         _verify(proof, _proof(self.key, _AS_DIALER, self.hello, self.nonce, segment_nonce), "dialer")
         return bytes(segment_nonce)
@@ -125,21 +118,21 @@ _CREDENTIALS_LAYOUT: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 def credentials_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel recorded them when it connected."""
+    """Return the peer's pid and uid, as the kernel recorded them at connect."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS_LAYOUT.size)
     process, user, _ = _CREDENTIALS_LAYOUT.unpack(data)
     return process, user
 
 
 def require_same_user(connection: socket.socket) -> None:
-    """Refused unless the process at the other end runs as our user."""
+    """Raise HandshakeRefused unless the peer runs as our user."""
     _, user = credentials_of(connection)
     if user != os.geteuid():
         raise HandshakeRefused(f"it runs as user {user}, we as {os.geteuid()}")
 
 
 class UnverifiedPeer:
-    """Used by the driving thread only. Never reads more than the handshake has to say."""
+    """An inbound connection before authentication. Driver only. Reads no byte beyond the handshake."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         process, user = credentials_of(connection)
@@ -152,12 +145,12 @@ class UnverifiedPeer:
 
     @property
     def node(self) -> int:
-        """Who it is; proven once `advance` has returned a segment."""
+        """Proven once `advance` has returned a segment."""
         assert self._side is not None
         return self._side.dialer
 
     def advance(self, secret: bytes, listener: int) -> ShmSegment | None:
-        """Take in what arrived; the segment when all is proven. Refused, Corrupt, OSError."""
+        """Return the segment once all is proven. Raises HandshakeRefused, RingCorrupt, OSError."""
         wanted = HELLO_BYTES if self._side is None else OFFER_BYTES
         if not self._receive(wanted):
             return None
@@ -201,16 +194,15 @@ class UnverifiedPeer:
         self.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def drop_descriptors(self) -> None:
-        """The mapping, if there is one, needs none."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
-_RETRY: Final = 0.005  # seconds until a full backlog is tried again: such a Unix socket gives no other sign
+_RETRY: Final = 0.005  # seconds between attempts while the backlog is full: a Unix socket gives no other signal
 
 
 class ShmDial:
-    """One dial. Its connection belongs to whoever made the object, who closes it or hands it on."""
+    """One blocking dial. The creator of the object closes or passes on its connection."""
 
     def __init__(self, deadline: float) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -218,7 +210,7 @@ class ShmDial:
         self._hung_up = Event()
 
     def run(self, address: ShmAddress, node: int, geometry: SegmentGeometry) -> ShmSegment:
-        """Authenticate: the segment both share. Refused, OSError (TimeoutError at the deadline)."""
+        """Return the authenticated segment. Raises HandshakeRefused, OSError, TimeoutError at the deadline."""
         assert address.key is not None
         self._connect(address.path)
         require_same_user(self.connection)
@@ -227,12 +219,12 @@ class ShmDial:
         return segment
 
     def hang_up(self) -> None:
-        """By another thread, while the connection is open: let `run` end with ConnectionAbortedError."""
+        """Make `run` raise ConnectionAbortedError. Any thread, while the connection is open."""
         self._hung_up.set()
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # not connected yet: before it waits it looks at the flag
+            return  # not connected yet: `run` checks the flag before it waits
 
     def _connect(self, path: str) -> None:
         while True:
@@ -253,7 +245,7 @@ class ShmDial:
             segment.write_nonce(nonce)
             socket.send_fds(self.connection, [offer], [descriptor], socket.MSG_NOSIGNAL)
             if self._receive(ANSWER_BYTES) != segment.read_nonce():
-                raise HandshakeRefused("the listener has not the segment it was given")
+                raise HandshakeRefused("the listener does not have the segment it was given")
         except BaseException:
             segment.release()
             raise
@@ -273,7 +265,6 @@ class ShmDial:
         return data
 
     def _go_on(self) -> None:
-        """Allow the next step the time that is left."""
         if self._hung_up.is_set():
             raise ConnectionAbortedError("this side's transport is closed")
         remaining = self._deadline - time.monotonic()

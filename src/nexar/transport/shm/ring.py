@@ -1,58 +1,25 @@
-"""Whether this machine can have the shared-memory transport at all.
+"""Rings and slots in shared memory, the wakeup socket, and the lifetime of a carrier.
 
-One direction of frames: a byte ring with one writer process and one reader process.
+Ring: `head` counts the bytes written (stored by the writer only), `tail` the bytes read (by the reader only), and
+0 <= head - tail <= capacity. A record is a word (size | kind << 32 | lane << 40) and `size` bytes, padded to a cache
+line. It is contiguous (PAD fills the end of the ring) and at most a quarter of the ring; larger frames are split into
+MORE … LAST records.
 
-Law     `head` counts the bytes ever written, `tail` the bytes ever read; both only grow. The writer alone stores
-        `head`, the reader alone stores `tail`, and 0 <= head - tail <= capacity at every moment. Position = counter
-        mod capacity.
-Record  one word (size | kind << 32 | lane << 40), then `size` bytes, then nothing up to the next multiple of 64, so
-        that two records never share a cache line. No record is larger than a quarter of the ring: a larger frame
-        travels as MORE … MORE LAST records of its lane and is joined by the reader. A record is contiguous: where it
-        would cross the end, a PAD fills the rest. (Splitting it instead would cost the reader a copy, and the sink
-        could not read straight from the ring.)
+Slots: payload chunks use a few fixed slots with the same counters, so a frame waits for at most one chunk. Slice
+assignment holds the GIL for 25 µs per chunk; NumPy would release it and could wait 5 ms to get it back.
 
-Why plain stores are enough: x86 is a total-store-order machine. A core's stores become visible to others in program
-order, and loads are not reordered with other loads. So a reader that sees the new `head` sees every byte stored before
-it, and a writer that sees the new `tail` knows that the reader's loads were done. A counter is one aligned 8-byte word,
-which `memoryview` of format Q stores and loads by a single move: it is never seen half written. On CPUs with weaker
-order both statements are false, and `support.py` refuses them.
+Memory order: on x86 (total store order) a reader that sees the new `head` sees all bytes stored before it, and a writer
+that sees the new `tail` knows that the loads are done. Counters are aligned words. Other CPUs are refused.
 
-The other process is not believed. Each side keeps its own counter in its own memory and only *publishes* it; a word
-from the segment is loaded once, then checked, then used, because it may change between two looks.
+Trust: each side keeps its own counter privately. A word of the segment is loaded once, checked, then used.
 
-One direction of payload chunks: a few fixed slots used in turn, with the same law as the ring.
+Sleep: a side's sleep word is 0 if awake, else the number of its sleep; the lowest bit says that it also waits for room.
+The sleeper stores its word, then checks the rings; the other side stores its head, then checks the word and sends one
+byte per sleep. A load may overtake an earlier store, so both fence in between (a threading.Lock contains a fence).
+`ShmTransport.due` re-checks as a second line.
 
-`head` counts the chunks ever written, `tail` those ever taken out; slot = counter mod number of slots. Chunks have a
-place of their own, beside the frame ring and not in it, so that a frame never stands behind more than the one chunk
-that the reader is copying, and so that a payload never takes the room of frames. The same few slots are used again
-and again, so the bytes pass from one core to the other through the cache.
-
-Copies are slice assignments between memoryviews: one memcpy, as fast as NumPy's (measured). They hold the
-interpreter's lock for about 25 µs per chunk; NumPy would release it, and could then wait a whole switch interval (5
-ms) to get it back from a thread that computes.
-
-The Unix socket beside the rings: it ends the peer's sleep, and its hang-up tells of the peer's death.
-
-Sleeping words: each side has one in the segment, which only it writes. 0: awake. Otherwise asleep, and the number of
-the nap; its lowest bit says that the sleeper waits for room as well as for news. Who changed something for a sleeper
-writes one byte, once per nap (`_rung` remembers which), so bytes never pile up in the socket.
-
-The race, and where it is closed. The sleeper stores "asleep", then looks at the rings a last time; the other side
-stores its new head, then looks whether somebody sleeps. Total store order allows one exception, a load overtaking an
-*earlier store to another word*: each could miss the other's store, and the sleeper would sleep on. So both sides
-execute an atomic read-modify-write between their store and their load, which on x86 is a full fence: every acquire
-and release of a threading.Lock contains one. The sender releases the lock of its FrameSender or PayloadSender there,
-the receiver and the sleeper call `fence()`, and so does who changed other memory that the sleeper looks at before it
-calls `nudge`. The timed re-check of ShmTransport.due stands behind that as a second
-line.
-
-When a carrier ends, and who may then free what the driving thread might be using.
-
-The driver says "inside", then looks whether the carrier has ended; who ends it says "ended", then looks whether the
-driver is inside. Attributes of an object are stored and loaded one at a time, in one order for all threads of the
-process, so at least one of the two sees the other, and no lock is needed on the way of every frame:
-  the driver sees "ended"   it stays outside, and whoever ended the carrier frees
-  it was inside before      whoever ended the carrier leaves the freeing to the driver, and may wait for it
+Lifetime: the driver stores "inside", then checks "ended"; the ending thread does the reverse, so one sees the other. A
+driver that was inside frees the memory when it leaves; otherwise the ending thread does.
 """
 
 from __future__ import annotations
@@ -70,7 +37,7 @@ _TOTAL_STORE_ORDER: Final = frozenset({"x86_64", "AMD64"})
 
 
 def missing_support() -> str | None:
-    """Why not, as a sentence; None if it can. Network carriers serve where it cannot."""
+    """Return why this machine cannot use shared memory, None if it can."""
     machine = platform.machine()
     if machine not in _TOTAL_STORE_ORDER:
         return f"the rings need a CPU with total store order (x86-64), this one is {machine}"
@@ -87,23 +54,22 @@ PAD: Final = 3
 PREFIX_BYTES: Final = 8
 _ALIGN: Final = 64
 
-# A record of n bytes takes (n + UP) & DOWN: its word and itself, rounded up to whole lines. (Two constants, and not a
-# function or their terms: this is computed four times for every frame there and back.)
+# A record of n bytes takes (n + UP) & DOWN bytes. Constants, because it is computed four times per frame.
 UP: Final = PREFIX_BYTES + _ALIGN - 1
 DOWN: Final = -_ALIGN
 
 
 class RingCorrupt(Exception):
-    """The segment holds what no correct peer writes."""
+    """The segment contains data that no correct peer writes."""
 
 
 def largest_record(capacity: int) -> int:
-    """The most bytes that one record of a ring may have."""
+    """Return the size limit of a record."""
     return capacity // 4 - PREFIX_BYTES
 
 
 class RingWriter:
-    """The end that appends. Whoever calls `write` holds the lock of its FrameSender."""
+    """The writing end. Callers hold the lock of RingFrameSender."""
 
     __slots__ = (
         "_capacity",
@@ -126,15 +92,12 @@ class RingWriter:
         self._words = data.cast("Q")
         self._capacity = len(data)
         self._mask = self._capacity - 1
-        self._head = 0  # the truth; the word in the segment is its copy
-        self._tail = 0  # the last value seen there: looked at again only when the ring seems full
+        self._head = 0  # authoritative; the segment holds a copy
+        self._tail = 0  # last value seen; read again only when the ring seems full
         self.largest = largest_record(self._capacity)
 
     def write(self, first: Buffer, rest: tuple[Buffer, ...], size: int, mark: int = 0) -> bool:
-        """Append one record, the parts joined, `size` bytes (at most `largest`); False if it does not fit now.
-
-        `mark` is ready for the word: kind << 32 | lane << 40.
-        """
+        """Append one record; False if it does not fit now. `mark` is kind << 32 | lane << 40."""
         span = (size + UP) & DOWN
         after = self._head + span
         at = self._head & self._mask
@@ -151,13 +114,11 @@ class RingWriter:
             at, end = end, end + len(part)
             data[at:end] = part
         self._head = after
-        self._counters[self._head_word] = after  # publishes: after every byte, see the module's law
+        self._counters[self._head_word] = after  # publish after all bytes
         return True
 
     def _make_room(self, at: int, span: int) -> tuple[int, int]:
-        """The head after a record of `span` bytes and where it goes (-1: nowhere now); writes the PAD if it must
-        wrap.
-        """
+        """Return the new head and the position (-1: no room). Writes a PAD to wrap."""
         rest = self._capacity - at
         skip = rest if span > rest else 0
         after = self._head + skip + span
@@ -177,20 +138,17 @@ class RingWriter:
 
     @property
     def written(self) -> int:
-        """Bytes ever appended, padding included."""
         return self._head
 
     def room_grew(self) -> bool:
-        """Whether the reader has moved since the writer last looked."""
         return bool(self._counters[self._tail_word] != self._tail)
 
     def release(self) -> None:
-        """Let go of the memory."""
         self._words.release()
 
 
 class RingReader:
-    """The end that takes away; used by the driving thread only. While `tail` differs from `head`: `next`, `advance`."""
+    """The reading end; driver only. While `tail` differs from `head`, call `next` and `advance`."""
 
     __slots__ = (
         "_asked",
@@ -216,16 +174,15 @@ class RingReader:
         self._words = data.cast("Q")
         self._capacity = len(data)
         self._mask = self._capacity - 1
-        self.tail = 0  # the truth; the word in the segment is its copy
-        self.head = 0  # what the last refresh saw, already checked
-        self._span = 0  # what `advance` gives back
-        self._asked = 0  # the tail when `owes_a_look` was last true
+        self.tail = 0  # authoritative; the segment holds a copy
+        self.head = 0  # checked value of the last refresh
+        self._span = 0  # bytes that `advance` frees
+        self._asked = 0  # tail when `owes_a_look` was last true
         self.size = 0
-        self.mark = 0  # kind | lane << 8 of the record `next` found
+        self.mark = 0  # kind | lane << 8 of the current record
 
     def refresh(self) -> bool:
-        """Look at the writer's head; True if there is something. What is written later waits for the next look, so that
-        a fast writer cannot hold the reader for ever."""
+        """Read the head; True if there are records. Later ones wait, so a fast writer cannot hold the reader."""
         head: int = self._counters[self._head_word]
         if not self.head <= head <= self.tail + self._capacity or head % _ALIGN:
             raise RingCorrupt(f"ring head {head} is outside {self.head}..{self.tail + self._capacity}")
@@ -233,9 +190,8 @@ class RingReader:
         return head != self.tail
 
     def next(self) -> int:
-        """Where the bytes of the oldest record start; `size` and `mark` describe it. It stays until `advance`."""
         at = self.tail & self._mask
-        word: int = self._words[at >> 3]  # one load: what is checked below is what is used
+        word: int = self._words[at >> 3]  # one load: the checked value is the used value
         self.size = word & 0xFFFFFFFF
         self.mark = word >> 32
         self._span = self._checked_span(at, self.size)
@@ -248,15 +204,13 @@ class RingReader:
         return span
 
     def advance(self) -> None:
-        """Give the record's bytes back to the writer."""
         self.tail = tail = self.tail + self._span
         self._counters[self._tail_word] = tail
 
     def owes_a_look(self) -> bool:
-        """Whether enough was read to ask if the writer sleeps for want of room; asking every time would cost a fence.
+        """Return whether to check if the writer waits for room; each check costs a fence.
 
-        A writer is refused only when more than half the ring is full: a record and its padding take a quarter each at
-        most. So before the ring is empty, a quarter has been read since, and this has been true after a later tail.
+        A writer is refused only above half of the ring, so a quarter is read before the ring is empty.
         """
         if self.tail - self._asked < self._capacity // 4:
             return False
@@ -264,18 +218,16 @@ class RingReader:
         return True
 
     def release(self) -> None:
-        """Let go of the memory."""
         self._words.release()
 
 
 _DESCRIPTOR: Final = struct.Struct("<QQQQ")
 DESCRIPTOR_BYTES: Final = _DESCRIPTOR.size
-WITHDRAWN: Final = 2**64 - 1
-"""As `total`: no further chunk of this transfer follows."""
+WITHDRAWN: Final = 2**64 - 1  # as `total`: no further chunk follows
 
 
 class SlotChunk(NamedTuple):
-    """What a slot holds: `length` bytes of payload `transfer`, which has `total`, starting at byte `offset`."""
+    """`length` bytes of payload `transfer` (of `total` bytes), from byte `offset`."""
 
     transfer: int
     offset: int
@@ -284,7 +236,7 @@ class SlotChunk(NamedTuple):
 
 
 class SlotWriter:
-    """The end that fills slots. Whoever calls holds the lock of its PayloadSender."""
+    """The writing end of the slots. Callers hold the lock of PayloadSender."""
 
     __slots__ = ("_counters", "_descriptors", "_head_word", "_slots", "_tail", "_tail_word", "chunk_bytes", "head")
 
@@ -302,20 +254,18 @@ class SlotWriter:
         self._descriptors = descriptors
         self._slots = slots
         self.chunk_bytes = len(slots[0])
-        self.head = 0  # the truth; the word in the segment is its copy
-        self._tail = 0  # the last value seen there
+        self.head = 0  # authoritative; the segment holds a copy
+        self._tail = 0  # last value seen
 
     def has_room(self) -> bool:
-        """Whether `write` may be called."""
         return self.head - self._tail < len(self._slots) or self.head - self._look_at_tail() < len(self._slots)
 
     def write(self, chunk: SlotChunk, data: memoryview) -> None:
-        """Fill the next slot; there is room."""
         index = self.head % len(self._slots)
         _DESCRIPTOR.pack_into(self._descriptors, index * DESCRIPTOR_BYTES, *chunk)
         self._slots[index][: chunk.length] = data
         self.head += 1
-        self._counters[self._head_word] = self.head  # publishes: after every byte
+        self._counters[self._head_word] = self.head  # publish after all bytes
 
     def _look_at_tail(self) -> int:
         tail: int = self._counters[self._tail_word]
@@ -325,12 +275,12 @@ class SlotWriter:
         return tail
 
     def may_have_room(self) -> bool:
-        """As `has_room`, but believing nothing, so it never raises."""
+        """Like `has_room`, but never raises."""
         return self.head - self._tail < len(self._slots) or bool(self._counters[self._tail_word] != self._tail)
 
 
 class SlotReader:
-    """The end that empties slots; used by the driving thread only."""
+    """The reading end of the slots; driver only."""
 
     __slots__ = ("_counters", "_descriptors", "_head_word", "_slots", "_tail_word", "tail")
 
@@ -347,10 +297,9 @@ class SlotReader:
         self._tail_word = tail_word
         self._descriptors = descriptors
         self._slots = slots
-        self.tail = 0  # the truth; the word in the segment is its copy
+        self.tail = 0  # authoritative; the segment holds a copy
 
     def next(self) -> SlotChunk | None:
-        """The oldest chunk, its description copied out of the segment; it stays until `advance`."""
         head: int = self._counters[self._head_word]
         if head == self.tail:
             return None
@@ -362,69 +311,62 @@ class SlotReader:
         return chunk
 
     def copy(self, chunk: SlotChunk, into: memoryview) -> None:
-        """Copy the chunk's bytes into `into`, which has exactly its length."""
         into[:] = self._slots[self.tail % len(self._slots)][: chunk.length]
 
     def advance(self) -> None:
-        """Give the slot back to the writer."""
         self.tail += 1
         self._counters[self._tail_word] = self.tail
 
 
 _BYTE: Final = b"\x01"
-_NOTE: Final = b"\x00"  # what follows is the reason of an abort
+_NOTE: Final = b"\x00"  # the reason of an abort follows
 _NOTE_BYTES: Final = 200
 
 _fence_lock: Final = threading.Lock()
 
 
 def fence() -> None:
-    """Everything stored before is visible to other processes before anything after is loaded."""
+    """Make all earlier stores visible to other processes before later loads."""
     _fence_lock.acquire()
     _fence_lock.release()
 
 
 class WakeSocket:
-    """This side's end of the socket, and its sleeping word."""
+    """This side's end of the Unix socket and its sleep word."""
 
     __slots__ = ("_lock", "_mine", "_note", "_rung", "_socket", "_theirs", "_words", "hung_up")
 
     def __init__(self, connection: socket.socket, words: memoryview, mine: int, theirs: int) -> None:
-        """`mine` and `theirs`: where in `words` each side's sleeping word is."""
         self._socket = connection
         self._words = words
         self._mine = mine
         self._theirs = theirs
         self._lock = threading.Lock()  # for closing while another thread rings
-        self._rung = 0  # the nap we last rang for; any thread writes it, and a race costs one needless byte
-        self._note = b""  # what the peer said of its abort; the driving thread writes
-        self.hung_up = False  # the peer is gone; the driving thread writes
+        self._rung = 0  # the sleep last signalled; a race costs one needless byte
+        self._note = b""  # reason of the peer's abort; written by the driver
+        self.hung_up = False  # the peer is gone; written by the driver
 
     def fileno(self) -> int:
-        """The descriptor to watch."""
         return self._socket.fileno()
 
     def fall_asleep(self, nap: int, wants_room: bool) -> None:
-        """Ask for a byte. The caller fences and looks at the rings again before it sleeps. `nap` is even and new."""
+        """The caller then fences and checks the rings. `nap` is even and new."""
         self._words[self._mine] = nap | wants_room
 
     def wake(self) -> None:
-        """Ask for no more bytes."""
         self._words[self._mine] = 0
 
     def wake_peer(self) -> None:
-        """Wake the peer if it sleeps: something changed in memory outside this segment. The caller has fenced. From any
-        thread; without effect once the carrier has ended.
-        """
+        """Wake the peer if it sleeps. The caller has fenced. Any thread."""
         try:
             nap = self._words[self._theirs]
         except ValueError:
-            return  # the segment is gone, and the peer hears of that
+            return  # the segment is gone; the peer is notified of that
         if nap:
             self.ring(nap)
 
     def ring(self, nap: int) -> None:
-        """Wake the peer from that nap, unless we have done so. From any thread."""
+        """Any thread. One byte per sleep."""
         if nap == self._rung:
             return
         self._rung = nap
@@ -436,12 +378,12 @@ class WakeSocket:
         try:
             self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            return  # full of bytes unread: the peer's sleep ends anyway
+            return  # full of unread bytes: the peer wakes anyway
         except OSError:
-            return  # the peer is gone: its hang-up is readable here, and `drain` tells
+            return  # the peer is gone: the socket is readable, and `drain` notices it
 
     def drain(self) -> None:
-        """Take the bytes out, notice a hang-up. By the driving thread."""
+        """Driver only. Notices a close."""
         with self._lock:
             data = _BYTE if self._socket.fileno() < 0 else self._receive()
         self.hung_up = self.hung_up or not data
@@ -454,16 +396,15 @@ class WakeSocket:
         except BlockingIOError:
             return _BYTE  # nothing there: as good as a byte
         except OSError:
-            return b""  # reset: the peer died with bytes of ours unread
+            return b""  # reset: the peer died with unread bytes
 
     def farewell(self) -> str:
-        """Why the peer is gone, as far as it said."""
         if not self._note:
             return "the peer's process ended or closed the connection"
         return "the peer ended it: " + self._note[1:].decode(errors="replace")
 
     def close(self, reason: str | None) -> None:
-        """Hang up, with the reason of an abort if there is one. Idempotent."""
+        """Idempotent."""
         with self._lock:
             if self._socket.fileno() < 0:
                 return
@@ -473,24 +414,24 @@ class WakeSocket:
             self._socket.close()
 
     def _hang_up(self) -> None:
-        # Closing alone would not do while a forked child holds a copy of the descriptor.
+        # Closing alone is not enough while a forked child holds the descriptor.
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # the peer was first
 
     def abandon(self) -> None:
-        """In a forked child: drop the descriptor, without a lock that some thread of the parent may hold for ever."""
+        """In a forked child: no lock, which a thread of the parent may hold."""
         self._socket.close()
 
 
 class CarrierLifetime:
-    """Open until `end`. `enter` and `leave` are the driving thread's, the rest is for any thread."""
+    """Open until `end`. The driver calls `enter` and `leave`, any thread the rest."""
 
     __slots__ = ("_lock", "_quiet", "driver", "ended")
 
     def __init__(self) -> None:
-        self.driver = 0  # the thread inside, 0 for none; the driving thread writes
+        self.driver = 0  # the thread inside, 0 for none; written by the driver
         self.ended: CarrierLost | None = None  # written once, under the lock
         self._quiet: threading.Event | None = (
             None  # set when the driver has left an ended carrier; written under the lock
@@ -507,19 +448,18 @@ class CarrierLifetime:
         return False
 
     def leave(self) -> bool:
-        """True if the carrier has ended meanwhile: the caller frees, then calls `settle`."""
+        """True if the carrier has ended: the caller frees and calls `settle`."""
         self.driver = 0
         return self.ended is not None
 
     def settle(self) -> None:
-        """Let those in `wait_outside` go."""
         with self._lock:
             quiet = self._quiet
         if quiet is not None:
             quiet.set()
 
     def end(self, error: CarrierLost) -> bool:
-        """Mark it ended; False if it was."""
+        """False if it had ended."""
         with self._lock:
             if self.ended is not None:
                 return False
@@ -527,10 +467,10 @@ class CarrierLifetime:
             return True
 
     def wait_outside(self) -> None:
-        """Of an ended carrier: return when the driving thread is outside, or at once if that is the caller."""
+        """Wait until the driver has left an ended carrier; the driver returns at once."""
         if self.driver in (0, threading.get_ident()):
             return
         with self._lock:
             self._quiet = quiet = self._quiet or threading.Event()
-        if self.driver:  # if not, it may have left before there was something to set
+        if self.driver:  # otherwise it may have left before there was an event to set
             quiet.wait()

@@ -1,16 +1,11 @@
-"""Frames on their way out: into the ring at once, or into a queue per lane while the ring is full.
+"""Sending and receiving frames through the rings, and the shared memory segment.
 
-Frames on their way in: straight out of the ring, or joined from pieces when they were too large for it.
+The dialer creates the segment with memfd_create and passes the descriptor: it has no name, so nothing remains after a
+crash. It is sealed against resizing, because a truncated mapping would raise SIGBUS, and allocated at once, so that
+lack of memory is an error at connect.
 
-The memory that two processes share: its layout, how it is made, and what is checked before it is believed.
-
-The dialer makes it with memfd_create and passes the descriptor, so it has no name: nothing is left behind whoever dies
-how, and the size of /dev/shm does not matter. It is *sealed* against shrinking and growing: a peer that truncated it
-could otherwise kill us with SIGBUS. Its pages are allocated when it is made, so a lack of memory is an error at connect
-rather than that same SIGBUS later.
-
-    page 0    geometry and nonces; the counters, those of one writer on a cache line pair of their own; descriptors
-    then      for each direction: the frame ring; for each direction: the chunk slots
+    page 0    geometry, nonces, counters (those of one writer on their own cache line pair), descriptors
+    then      the frame ring of each direction, then the chunk slots of each direction
 """
 
 from __future__ import annotations
@@ -43,21 +38,18 @@ from nexar.transport.shm.ring import (
 )
 from nexar.wire.frame import HEADER_BYTES, MAX_BODY_BYTES, Frame, FrameError, Lane, decode
 
-FINAL: Final = len(Lane)
-"""The queue behind every lane: FINISH waits there until all else has left."""
+FINAL: Final = len(Lane)  # the queue after all lanes, for FINISH
 
 
 def flat(part: Buffer) -> Buffer:
-    """The same bytes as a plain row of bytes; a view of floats or of a matrix would not count them."""
+    """Return the part as a flat view of bytes."""
     if not isinstance(part, memoryview) or (part.format == "B" and part.ndim == 1):
         return part
     return part.cast("B") if part.nbytes else b""
 
 
 class RingFrameSender:
-    """Called from any thread. Frames of one lane leave in the order they came; of several that wait, the lowest lane
-    first.
-    """
+    """Sends frames, in order per lane, lower lanes first; queues them while the ring is full. Any thread."""
 
     __slots__ = (
         "_acquire",
@@ -73,22 +65,21 @@ class RingFrameSender:
     )
 
     def __init__(self, ring: RingWriter) -> None:
-        lock = threading.Lock()  # over everything below and the ring; bound once, it is taken for every frame
+        # guards everything below and the ring; bound methods, because it is taken for every frame
+        lock = threading.Lock()
         self._acquire = lock.acquire
         self._release = lock.release
         self._ring = ring
         self._largest = ring.largest
-        self._limit = ring.largest  # -1 after send_last or close: nothing fits, so that needs no question of its own
+        self._limit = ring.largest  # -1 after send_last or close: nothing fits
         self._queues: tuple[deque[bytes], ...] = tuple(deque() for _ in range(FINAL + 1))
-        self._queued = [0] * (FINAL + 1)  # bytes in each queue
-        self._positions = [0] * (FINAL + 1)  # how much of the first frame in each queue is in the ring already
-        self.waiting = False  # some queue is not empty; written under the lock, read without it
+        self._queued = [0] * (FINAL + 1)  # bytes per queue
+        self._positions = [0] * (FINAL + 1)  # sent bytes of the first frame of each queue
+        self.waiting = False  # a queue is not empty; written under the lock, read without it
         self.frames_sent = 0
 
     def send(self, lane: int, header: bytes, body: tuple[Buffer, ...], size: int) -> bool:
-        """Copy one frame of `size` bytes in all. True: it is in the ring, False: it waits. Corrupt; ValueError after
-        send_last or close.
-        """
+        """Copy a frame; False if it is queued. Raises RingCorrupt; ValueError after send_last or close."""
         self._acquire()
         try:
             self.frames_sent += 1
@@ -101,10 +92,10 @@ class RingFrameSender:
             self.waiting = True
             return self._flush()
         finally:
-            self._release()  # also the fence between the new head and the look at the peer's sleeping word
+            self._release()  # also the fence between the new head and the peer's sleep word
 
     def send_last(self, header: bytes) -> None:
-        """Let this frame follow all that were sent, and none follow it. Corrupt."""
+        """Raises RingCorrupt."""
         self._acquire()
         try:
             self._limit = -1
@@ -116,7 +107,7 @@ class RingFrameSender:
             self._release()
 
     def flush(self) -> bool:
-        """Move what fits now; True if anything moved. Corrupt."""
+        """Returns whether anything moved. Raises RingCorrupt."""
         self._acquire()
         try:
             before = sum(self._queued)
@@ -129,7 +120,7 @@ class RingFrameSender:
         for lane, queue in enumerate(self._queues):
             while queue:
                 if not self._write(lane, queue[0]):
-                    return False  # what waits behind must not overtake for ever, so nobody passes
+                    return False  # lower lanes must not starve the rest, so none overtakes
                 queue.popleft()
                 self._positions[lane] = 0
         self.waiting = False
@@ -156,19 +147,16 @@ class RingFrameSender:
 
     @property
     def bytes_sent(self) -> int:
-        """What went into the ring."""
         return self._ring.written
 
     def queued_bytes(self, lane: int) -> int:
-        """Bytes of this lane that are not in the ring yet."""
         return self._queued[lane]
 
     def can_move(self) -> bool:
-        """Whether a flush may get further than the last one."""
         return self.waiting and self._ring.room_grew()
 
     def close(self) -> None:
-        """Forget what waits. When this returns nobody touches the ring, nor will: `send` raises ValueError."""
+        """On return no thread uses the ring; `send` raises ValueError."""
         self._acquire()
         try:
             self._limit = -1
@@ -185,21 +173,21 @@ _NO_BODY: Final = memoryview(b"")
 
 
 class RingFrameReader(RingReader):
-    """A ring reader that knows what records are. `next_frame`, deliver, `advance`; until then the bytes stay."""
+    """Reads frames from a ring: `next_frame`, deliver, `advance`."""
 
     __slots__ = ("_joining", "_largest", "body", "frames_received")
 
     def __init__(self, counters: memoryview, head_word: int, tail_word: int, data: memoryview) -> None:
         super().__init__(counters, head_word, tail_word, data)
         self._largest = largest_record(len(data))
-        self._joining: dict[int, bytearray] = {}  # lane → the pieces so far; grows only by bytes that arrived
+        self._joining: dict[int, bytearray] = {}  # lane → received pieces
         self.body = _NO_BODY
         self.frames_received = 0
 
     def next_frame(self) -> Frame | None:
-        """The frame that the oldest record brings, its body in `body`; None if it brings none yet. Corrupt.
+        """Return the next frame, None if incomplete; its body is in `body`. Raises RingCorrupt.
 
-        A plain frame's word is just its size, so one comparison tells it from everything else.
+        The word of a plain frame is its size, so one comparison identifies it.
         """
         at = self.tail & self._mask
         size: int = self._words[at >> 3]
@@ -212,7 +200,7 @@ class RingFrameReader(RingReader):
 
     def _decode(self, data: memoryview, at: int, size: int) -> Frame:
         try:
-            frame = decode(data, at)  # copies the header out, then checks the copy: the peer may be writing here still
+            frame = decode(data, at)  # copies the header before checking it: the peer may still write
         except (FrameError, struct.error) as error:
             raise RingCorrupt(f"a record of {size} bytes that is no frame: {error}") from error
         if frame.body != size - HEADER_BYTES:
@@ -247,7 +235,6 @@ class RingFrameReader(RingReader):
         return self._decode(memoryview(pieces), 0, len(pieces))
 
     def release(self) -> None:
-        """Let go of the memory."""
         self.body = _NO_BODY
         self._joining.clear()
         super().release()
@@ -265,10 +252,10 @@ _DESCRIPTORS_AT: Final = 2048
 _SEALS: Final = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4) | getattr(fcntl, "F_SEAL_SEAL", 1)
 _ADD_SEALS: Final = getattr(fcntl, "F_ADD_SEALS", 1033)
 _GET_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)
-_NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, which Python does not name; Linux 6.3 warns, or refuses, without it
+_NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, which Python does not name; Linux 6.3 warns or refuses without it
 
-# Words of page 0. Direction d carries what side d writes. One line pair (128 bytes: CPUs fetch lines in pairs) holds
-# the two heads of a direction, so that its reader finds frames and chunks with one look; another holds the two tails.
+# Words of page 0. Direction d carries what side d writes. The two heads of a direction share a line pair (128 bytes,
+# because CPUs fetch lines in pairs), so one look finds frames and chunks; so do the two tails.
 _LINE: Final = 16
 
 
@@ -281,16 +268,16 @@ def _tail_word(direction: int) -> int:
 
 
 def sleep_word(side: int) -> int:
-    """Written by `side` only: see doorbell.py."""
+    """Return the index of the sleep word of `side`: see ring.py."""
     return (6 + side) * _LINE
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentGeometry:
-    """How a segment is divided. The dialer chooses, the listener checks.
+    """The division of a segment, chosen by the dialer.
 
-    Measured with 16 MB payloads on two cores: 64 KiB chunks 8 GB/s, 4 × 256 KiB 10-14 GB/s, 4 × 1 MiB 20 GB/s; the
-    third would quadruple both the memory per pair and the longest wait of a frame behind a chunk.
+    Measured with 16 MB payloads on two cores: 64 KiB chunks 8 GB/s, 4 × 256 KiB 10-14 GB/s, 4 × 1 MiB 20 GB/s; the last
+    quadruples the memory and the longest wait of a frame.
     """
 
     ring_bytes: int = 1 << 20
@@ -298,7 +285,6 @@ class SegmentGeometry:
     slots: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse what the arithmetic of ring and page cannot hold."""
         if not 1 << 14 <= self.ring_bytes <= 1 << 28 or self.ring_bytes & (self.ring_bytes - 1):
             raise ValueError(f"ring_bytes {self.ring_bytes}; allowed: powers of two from 16 KiB to 256 MiB")
         if not _PAGE <= self.chunk_bytes <= 1 << 24 or self.chunk_bytes % _PAGE:
@@ -308,12 +294,11 @@ class SegmentGeometry:
 
     @property
     def total_bytes(self) -> int:
-        """Size of the whole segment."""
         return _PAGE + 2 * (self.ring_bytes + self.slots * self.chunk_bytes)
 
 
 class ShmSegment:
-    """A mapping of the shared memory, seen from one `side`. Made by `create` or `attach`."""
+    """A mapping of the segment as seen from one side."""
 
     def __init__(self, mapping: mmap.mmap, geometry: SegmentGeometry, side: int) -> None:
         self._mapping: mmap.mmap | None = mapping
@@ -350,36 +335,33 @@ class ShmSegment:
 
     @property
     def news_words(self) -> tuple[int, int]:
-        """The words of `words` that tell of frames and of chunks for this side."""
         return _head_word(1 - self.side), _head_word(1 - self.side) + 1
 
     def write_nonce(self, nonce: bytes) -> None:
-        """Leave this side's nonce where only a process with the same memory can read it."""
         at = _NONCES_AT + self.side * NONCE_BYTES
         self._view[at : at + NONCE_BYTES] = nonce
 
     def read_nonce(self) -> bytes:
-        """The nonce that the other side left."""
         at = _NONCES_AT + (1 - self.side) * NONCE_BYTES
         return bytes(self._view[at : at + NONCE_BYTES])
 
     def release(self) -> None:
-        """Unmap. Idempotent. A sink that kept a frame's body past its call keeps the mapping too, until it lets go."""
+        """Idempotent. A sink that kept a frame's body keeps the mapping."""
         self.writer.release()
         self.reader.release()
         while self._views:
-            self._views.pop().release()  # newest first: a cast before what it was cast from
+            self._views.pop().release()  # newest first: a cast before its source
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             return
         try:
             mapping.close()
         except BufferError:
-            return  # a view outside is alive; the mapping goes with it, now that we hold neither
+            return  # a view outside is alive and keeps the mapping
 
 
 def create_segment(geometry: SegmentGeometry) -> tuple[ShmSegment, int]:
-    """A new segment, seen by the dialer, and its descriptor, which the caller closes. OSError when memory is short."""
+    """Return a new segment and its descriptor, which the caller closes. Raises OSError."""
     descriptor = _anonymous_file()
     try:
         os.posix_fallocate(descriptor, 0, geometry.total_bytes)
@@ -395,7 +377,7 @@ def create_segment(geometry: SegmentGeometry) -> tuple[ShmSegment, int]:
 
 
 def attach_segment(descriptor: int) -> ShmSegment:
-    """The segment behind a descriptor that a peer passed, seen by the listener. OSError, Corrupt if it could harm."""
+    """Map a segment for the listener. Raises OSError, RingCorrupt."""
     size = _checked_size(descriptor)
     with _map(descriptor, _PAGE) as page:
         words = memoryview(bytes(page[: 8 * _GEOMETRY_WORDS])).cast("Q")
@@ -426,7 +408,7 @@ def _anonymous_file() -> int:
     try:
         return os.memfd_create("nexar", flags | _NOEXEC_SEAL)
     except OSError:
-        return os.memfd_create("nexar", flags)  # a kernel before 6.3
+        return os.memfd_create("nexar", flags)  # before Linux 6.3
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

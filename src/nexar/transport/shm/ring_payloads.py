@@ -1,7 +1,4 @@
-"""Payloads on their way in: straight from the slots into the memory that was named for them beforehand.
-
-Payloads on their way out: each borrowed until its last byte is in a slot, or until it is withdrawn.
-"""
+"""Sending and receiving payloads through the slots."""
 
 from __future__ import annotations
 
@@ -14,10 +11,8 @@ from nexar.transport.base import Redirected
 from nexar.transport.payload_table import RecentTransfers
 from nexar.transport.shm.ring import WITHDRAWN, CarrierLifetime, RingCorrupt, SlotChunk, SlotReader, SlotWriter
 
-NOTHING: Final = -2
-"""No chunk was there."""
-MOVED: Final = -1
-"""A chunk was taken, no payload is complete by it."""
+NOTHING: Final = -2  # no chunk was there
+MOVED: Final = -1  # a chunk was taken; no payload is complete
 
 
 @dataclass(slots=True)
@@ -25,26 +20,27 @@ class _Incoming:
     into: memoryview | None  # None: discarded
     total: int
     received: int = 0
-    withdrawn: bool = False  # the sender let go of it; only a discarded one may be forgotten then
+    withdrawn: bool = False  # the sender cancelled it; forgotten only if discarded
 
 
 class PayloadReceiver:
-    """`receive` is the driving thread's; the rest is called from any thread. Whether the carrier has ended is asked
-    under the lock, which `clear` takes after the end: so nothing is moved, or said to have landed, behind it.
+    """The driver calls `receive`, any thread the rest.
+
+    Methods check for the end under the lock, which `clear` takes after the end: nothing changes after it.
     """
 
     __slots__ = ("_expected", "_life", "_lock", "_recent_transfers", "_slots", "bytes_received")
 
     def __init__(self, slots: SlotReader, life: CarrierLifetime) -> None:
-        self._lock = threading.Lock()  # over the table; a chunk is copied under it, so redirect can wait for that
+        self._lock = threading.Lock()  # guards the table; held during a copy, so redirect waits for it
         self._expected: dict[int, _Incoming] = {}
         self._recent_transfers = RecentTransfers()
         self._slots = slots
         self._life = life
-        self.bytes_received = 0  # the driving thread writes
+        self.bytes_received = 0  # written by the driver
 
     def expect(self, transfer: int, into: memoryview) -> bool:
-        """Name the memory for a payload. False after the end."""
+        """Returns False after the end."""
         with self._lock:
             if self._life.ended is not None:
                 return False
@@ -55,7 +51,7 @@ class PayloadReceiver:
             return True
 
     def redirect(self, transfer: int, into: memoryview | None) -> Redirected | None:
-        """Continue elsewhere, or nowhere; the old memory is free on return. None after the end."""
+        """Returns None after the end."""
         with self._lock:
             if self._life.ended is not None:
                 return None
@@ -69,7 +65,7 @@ class PayloadReceiver:
             return Redirected.MOVED
 
     def _discard(self, transfer: int, incoming: _Incoming) -> None:
-        # Chunks of it may be under way, so it stays known until they came or the sender let go.
+        # Chunks may be in flight, so it stays known until they came or the sender withdrew it.
         incoming.into = None
         if incoming.withdrawn:
             del self._expected[transfer]
@@ -81,7 +77,7 @@ class PayloadReceiver:
         incoming.into = into
 
     def receive(self) -> int:
-        """Take one chunk: NOTHING, MOVED, or the number of the payload it completed. Corrupt."""
+        """Return NOTHING, MOVED, or the completed transfer. Raises RingCorrupt."""
         chunk = self._slots.next()
         if chunk is None:
             return NOTHING
@@ -127,11 +123,9 @@ class PayloadReceiver:
         return MOVED
 
     def chunks_received(self) -> int:
-        """How many chunks were taken out of the slots."""
         return self._slots.tail
 
     def clear(self) -> None:
-        """It has ended: let go of all memory."""
         with self._lock:
             self._expected.clear()
             self._recent_transfers.clear()
@@ -146,14 +140,12 @@ class _Outgoing:
 
 
 class PayloadSender:
-    """Called from any thread. Payloads take turns, a chunk each, so a small one does not wait for a large one."""
+    """Sends payloads from any thread, a chunk of each in turn."""
 
     __slots__ = ("_closed", "_lock", "_queue", "_slots", "bytes_sent", "waiting")
 
     def __init__(self, slots: SlotWriter) -> None:
-        self._lock = (
-            threading.Lock()
-        )  # over the queue and the slots: a chunk is copied under it, so withdraw can wait for that
+        self._lock = threading.Lock()  # guards queue and slots; held during a copy, so withdraw waits for it
         self._queue: deque[_Outgoing] = deque()
         self._slots = slots
         self._closed = False
@@ -161,7 +153,7 @@ class PayloadSender:
         self.bytes_sent = 0
 
     def add(self, transfer: int, data: memoryview) -> bool:
-        """Queue a payload; `pump` moves it. False after seal or close."""
+        """Returns False after seal or close."""
         with self._lock:
             if self._closed:
                 return False
@@ -170,7 +162,7 @@ class PayloadSender:
             return True
 
     def pump(self, limit: int) -> int:
-        """Fill at most `limit` slots, one lock hold each; returns how many. Corrupt."""
+        """Return how many slots were filled. Raises RingCorrupt."""
         for filled in range(limit):
             if not self._fill():
                 return filled
@@ -187,7 +179,7 @@ class PayloadSender:
             return True
 
     def _send_chunk(self, outgoing: _Outgoing) -> bool:
-        """True if it was the last one."""
+        """Returns True for the last chunk."""
         start = outgoing.sent
         piece = outgoing.data[start : start + self._slots.chunk_bytes]
         self._slots.write(SlotChunk(outgoing.transfer, start, len(piece), outgoing.total), piece)
@@ -196,9 +188,6 @@ class PayloadSender:
         return outgoing.sent >= outgoing.total or outgoing.total == WITHDRAWN
 
     def withdraw(self, transfer: int) -> None:
-        """Let go of a payload's memory; what is not sent yet never is, and the peer's carrier learns that no more
-        comes.
-        """
         with self._lock:
             for outgoing in self._queue:
                 if outgoing.transfer == transfer:
@@ -206,7 +195,7 @@ class PayloadSender:
                     outgoing.sent, outgoing.total = 0, WITHDRAWN
 
     def seal(self) -> int | None:
-        """Take no more payloads and tell how many chunks were sent; None if some still wait."""
+        """Accept no more. Returns the chunks sent, None if some still wait."""
         with self._lock:
             if self._queue:
                 return None
@@ -214,11 +203,9 @@ class PayloadSender:
             return self._slots.head
 
     def can_move(self) -> bool:
-        """Whether `pump` may get further than the last time."""
         return self.waiting and self._slots.may_have_room()
 
     def close(self) -> None:
-        """Let go of all payloads."""
         with self._lock:
             self._closed = True
             self._queue.clear()

@@ -1,15 +1,10 @@
-"""shm://<listener's node>:<key>@<path of its socket>. The key makes it a secret of the two nodes; `shown` leaves it
-out.
+"""Addresses of shared-memory listeners, shm://<node>:<key>@<path>, and the private directory of their socket.
 
-Where a listener's socket lies: a directory of its own that only its user can enter.
+The socket has a path because the kernel checks the directory's mode before a byte arrives. Every user of the network
+namespace could reach, flood or take an abstract name. Containers that share no file system use network carriers.
 
-A path, not an abstract name. Who may reach a path is decided by the kernel from the directory's mode, before a byte
-arrives; an abstract name can be reached, flooded, or taken first, by every user of the network namespace. Processes
-see each other by path when they share a file system, by abstract name when they share a network; containers that share
-neither use network carriers, and so do those that share only the network.
-
-The directory is locked (flock) by its owner for as long as it lives; the kernel drops the lock however the owner dies.
-So an unlocked directory is a dead one's, in whatever process namespace it ran, and the next listener removes it.
+The owner holds a lock (flock) on the directory, which the kernel drops when the owner dies. So an unlocked directory is
+stale, whatever process namespace its owner ran in, and the next listener removes it.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ _START: Final = f"{SCHEME}://"
 
 @dataclass(frozen=True, slots=True)
 class ShmAddress:
-    """Where a node listens, and what proves that one may dial it."""
+    """Where a node listens, and the key to dial it."""
 
     node: int
     path: str
@@ -39,18 +34,18 @@ class ShmAddress:
 
     @property
     def shown(self) -> str:
-        """For people and logs."""
+        """Without the key, for logs."""
         return f"{_START}{format_node(self.node)}@{self.path}"
 
     @property
     def secret(self) -> str:
-        """For the one peer it is meant for."""
+        """With the key, for one peer."""
         key = "" if self.key is None else f":{self.key.hex()}"
         return f"{_START}{format_node(self.node)}{key}@{self.path}"
 
 
 def parse_shm_address(text: str) -> ShmAddress:
-    """The address that `secret` or `shown` wrote. ValueError, which does not quote the key."""
+    """Parse `secret` or `shown`. Raises ValueError, which does not quote the key."""
     credentials, at, path = text.removeprefix(_START).partition("@")
     node, _, key = credentials.partition(":")
     if not text.startswith(_START) or not at or not path:
@@ -59,13 +54,13 @@ def parse_shm_address(text: str) -> ShmAddress:
 
 
 def listen_directory(text: str) -> str | None:
-    """The directory that `listen` is asked for by `shm://DIRECTORY` or `DIRECTORY`; None: the transport chooses."""
+    """Return the directory in `shm://DIRECTORY` or `DIRECTORY`; None: the transport chooses."""
     return text.removeprefix(_START).removeprefix(f"{SCHEME}:") or None
 
 
 _PREFIX: Final = "nexar-shm-"
 _SOCKET: Final = "s"
-_PATH_BYTES: Final = 107  # of sockaddr_un, less the closing zero
+_PATH_BYTES: Final = 107  # size of sockaddr_un without the final zero
 _NAME_BYTES: Final = len(_PREFIX) + 8 + len("//s")
 _ATTEMPTS: Final = 16
 
@@ -79,23 +74,19 @@ class SocketDirectory:
 
     @property
     def socket_path(self) -> str:
-        """Where to bind."""
         return str(self.directory / _SOCKET)
 
     def remove(self) -> None:
-        """Delete it and let go of the lock."""
         _delete(self.directory)
         os.close(self.lock)
 
     def abandon(self) -> None:
-        """In a forked child: the directory is the parent's, and so is the lock, which a copy would keep."""
+        """In a forked child the lock belongs to the parent, and a copy would keep it."""
         os.close(self.lock)
 
 
 def make_socket_directory(base: str | None) -> SocketDirectory:
-    """A new private directory below `base` (default: where temporary files go), after sweeping dead ones away.
-    OSError.
-    """
+    """Make a private directory in `base` (default: the temporary directory); remove stale ones. Raises OSError."""
     parent = _parent(base)
     remove_stale(parent)
     for _ in range(_ATTEMPTS):
@@ -103,19 +94,20 @@ def make_socket_directory(base: str | None) -> SocketDirectory:
         lock = _lock(directory)
         if lock is not None:
             return SocketDirectory(directory, lock)
-    raise OSError(errno.EAGAIN, f"somebody removes each new directory below {parent}")
+    raise OSError(errno.EAGAIN, f"another process removes each new directory below {parent}")
 
 
 def why_not_ours(path: str) -> str | None:
-    """Why a socket that a peer offers is not to be dialed; None: it lies in a directory that a listener of this user
-    made. Whoever else can write there could put anything in its place.
+    """Return why a socket must not be dialed, None if a listener of this user made its directory.
+
+    In another directory anybody could replace the socket.
     """
     socket_path = Path(path)
     directory = socket_path.parent
     is_listener = socket_path.name == _SOCKET and directory.name.startswith(_PREFIX) and directory.is_absolute()
-    if not is_listener or "\0" in path:  # the kernel reads a path up to there
+    if not is_listener or "\0" in path:  # the kernel reads a path up to the NUL
         return "it is not the socket of a listener of nexar"
-    if os.path.lexists(directory) and not _is_ours(directory):  # where there is none, the dial finds nobody
+    if os.path.lexists(directory) and not _is_ours(directory):  # if it is missing, the dial fails anyway
         return f"{directory} is not a private directory of this user"
     return None
 
@@ -128,14 +120,14 @@ def _parent(base: str | None) -> Path:
 
 
 def _lock(directory: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None if it is not ours to lock, or gone."""
+    """Return a descriptor that holds the lock; None if the directory is locked or gone."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between its making and its locking a sweep may have removed it: what is locked must still be what is there.
+        # A sweep may have removed it before it was locked: compare with what is there now.
         if os.path.samestat(os.fstat(descriptor), os.stat(directory, follow_symlinks=False)):
             return descriptor
     except OSError:
@@ -146,7 +138,7 @@ def _lock(directory: Path) -> int | None:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove what dead listeners of this user left."""
+    """Remove the directories of dead listeners of this user."""
     for directory in parent.glob(f"{_PREFIX}*"):
         if not _is_ours(directory):
             continue
@@ -160,7 +152,7 @@ def _is_ours(directory: Path) -> bool:
     try:
         facts = directory.lstat()
     except OSError:
-        return False  # gone since it was listed
+        return False  # removed since it was listed
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) == 0o700
 
 

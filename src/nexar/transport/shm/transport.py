@@ -1,12 +1,4 @@
-"""All descriptors of one transport behind a single one.
-
-An epoll instance is itself readable when one of its members is, so the node's sleeper watches one descriptor however
-many peers there are, and after a sleep one call tells which doorbells rang.
-
-Takes dials: accepts, leads each candidate through the handshake, hands over what is proven.
-
-The shared-memory transport: carriers between processes of one user on one host.
-"""
+"""The shared-memory transport: carriers between processes of one user on one host."""
 
 from __future__ import annotations
 
@@ -42,7 +34,10 @@ from nexar.transport.shm.socket_directory import (
 
 
 class DescriptorSet:
-    """`add` and `remove` from any thread; `dispatch` by the driving thread."""
+    """Descriptors behind one epoll descriptor, so that the sleeper watches one however many peers there are.
+
+    Any thread may call `add` and `remove`; the driver calls `dispatch`.
+    """
 
     __slots__ = ("_epoll", "_handlers", "_lock")
 
@@ -52,23 +47,20 @@ class DescriptorSet:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """The one to watch."""
         return self._epoll.fileno()
 
     def add(self, descriptor: int, handler: Callable[[], None]) -> None:
-        """Call `handler` while the descriptor is readable or hung up."""
         with self._lock:
             self._handlers[descriptor] = handler
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def remove(self, descriptor: int) -> None:
-        """Before it is closed. A handler already chosen by `dispatch` may still be called once. Idempotent."""
+        """Call it before closing the descriptor. `dispatch` may still call the handler once. Idempotent."""
         with self._lock:
             if self._handlers.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
 
     def dispatch(self) -> bool:
-        """Call the handlers of what is ready now. True if there were any."""
         with self._lock:
             if self._epoll.closed:
                 return False
@@ -79,13 +71,12 @@ class DescriptorSet:
         return bool(ready)
 
     def close(self) -> None:
-        """Idempotent."""
         with self._lock:
             self._handlers.clear()
             self._epoll.close()
 
     def abandon(self) -> None:
-        """In a forked child: the instance is the parent's, so nothing is removed from it."""
+        """In a forked child: unregisters nothing, because the instance belongs to the parent."""
         self._epoll.close()
 
 
@@ -94,12 +85,12 @@ MAX_UNVERIFIED: Final = 64
 _BACKLOG: Final = 256
 _PAUSE: Final = 0.1  # seconds without accepting after the system refused (no descriptors left)
 
+# called with a connection, its segment, the proven node, and the name of its process
 Proven = Callable[[socket.socket, ShmSegment, int, str], None]
-"""Called with a connection, its segment, the node that has proven itself, and which process that is."""
 
 
 class ShmListener:
-    """Driven by the driving thread through `descriptors`; only `address_for` is for any thread."""
+    """Accepts dials and authenticates them. Driver only, except `address_for`: any thread."""
 
     def __init__(
         self, node: int, place: SocketDirectory, descriptors: DescriptorSet, acceptor: Acceptor, proven: Proven
@@ -110,7 +101,7 @@ class ShmListener:
         self._acceptor = acceptor
         self._proven = proven
         self._secret = secrets.token_bytes(KEY_BYTES)
-        self._candidates: dict[int, UnverifiedPeer] = {}  # by descriptor, the oldest first
+        self._candidates: dict[int, UnverifiedPeer] = {}  # by descriptor, oldest first
         self._paused_until = 0.0
         self._socket = self._bind()
         descriptors.add(self._socket.fileno(), self._accept)
@@ -127,7 +118,6 @@ class ShmListener:
         return listening
 
     def address_for(self, node: int | None) -> ShmAddress:
-        """What `node` needs to dial us; None: the address without a key, to show."""
         key = None if node is None else derive_key(self._secret, node)
         return ShmAddress(self._node, self._place.socket_path, key)
 
@@ -143,7 +133,7 @@ class ShmListener:
         self._admit(UnverifiedPeer(connection, time.monotonic() + HANDSHAKE_TIMEOUT))
 
     def _pause(self, error: OSError) -> None:
-        # The socket stays readable, so going on would spin.
+        # The socket stays readable, so accepting again would spin.
         self._descriptors.remove(self._socket.fileno())
         self._paused_until = time.monotonic() + _PAUSE
         self._acceptor.candidate_refused(self.address_for(None).shown, f"cannot accept: {error}")
@@ -151,7 +141,8 @@ class ShmListener:
     def _admit(self, candidate: UnverifiedPeer) -> None:
         if len(self._candidates) >= MAX_UNVERIFIED:
             self._refuse(
-                next(iter(self._candidates.values())), "too many others knock and this one was the longest silent"
+                next(iter(self._candidates.values())),
+                "too many connections wait to authenticate, and this one is the oldest",
             )
         descriptor = candidate.connection.fileno()
         self._candidates[descriptor] = candidate
@@ -185,14 +176,12 @@ class ShmListener:
         self._acceptor.candidate_refused(candidate.name, reason)
 
     def due(self) -> float | None:
-        """When `expire` has something to do."""
         times = [candidate.deadline for candidate in self._candidates.values()]
         if self._paused_until:
             times.append(self._paused_until)
         return min(times, default=None)
 
     def expire(self, now: float) -> None:
-        """Refuse those who took too long; accept again after a pause."""
         for candidate in [each for each in self._candidates.values() if each.deadline <= now]:
             self._refuse(candidate, f"no proof within {HANDSHAKE_TIMEOUT:g} s")
         if 0 < self._paused_until <= now:
@@ -200,7 +189,6 @@ class ShmListener:
             self._descriptors.add(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop listening, drop the candidates, remove the directory."""
         self._descriptors.remove(self._socket.fileno())
         for candidate in list(self._candidates.values()):
             self._release(candidate)
@@ -209,30 +197,31 @@ class ShmListener:
         self._place.remove()
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors; socket and directory are the parent's."""
+        """In a forked child: socket and directory belong to the parent."""
         for candidate in self._candidates.values():
             candidate.connection.close()
         self._socket.close()
         self._place.abandon()
 
 
-# Between sleeps the descriptors are asked only every so many polls: a system call would dominate an idle poll, and
-# while nobody sleeps a doorbell has only deaths and new dials to tell.
+# Between sleeps the descriptors are polled only every so many polls: a system call would dominate an idle poll, and
+# without a sleeper they show only deaths and new dials.
 _POLLS_PER_LOOK: Final = 256
 
-# After a sleep is armed, the rings are looked at again after the first of these, then ever more rarely up to the
-# second. The doorbell is the signal; the re-check would only find what both fences (doorbell.py) had let through. A
-# store leaves its core within microseconds, so what was stored around the moment of arming is visible long before the
-# first re-check, and what is stored later meets a sleeping word that has long been visible itself and rings. Hence
-# the first re-check finds all there could be to find, and going on rarely costs nothing: an idle process wakes ten
-# times a second.
+# Intervals of the re-check of the rings during a sleep, first and last. The socket is the signal; a re-check finds only
+# what both fences (ring.py) missed. A store leaves its core within microseconds, so the first re-check finds all there
+# can be: earlier stores are visible by then, later ones see the sleep word and signal. So an idle process need wake
+# only ten times a second.
 _FIRST_RECHECK: Final = 0.001
 _LAST_RECHECK: Final = 0.1
 
 
 class ShmTransport(Transport):
-    """Made with the node's Waker. `ring_bytes` (a power of two) is the room for frames in each direction of each pair;
-    `directory` is where the listening socket's own directory is made."""
+    """Carriers to processes of this user on this host.
+
+    `ring_bytes` (a power of two) is the space for frames per direction and pair; `directory` holds the directory of the
+    listening socket.
+    """
 
     scheme = SCHEME
 
@@ -242,17 +231,18 @@ class ShmTransport(Transport):
         self._geometry = SegmentGeometry(ring_bytes=ring_bytes)
         self._directory = directory
         self._descriptors = DescriptorSet()
-        self._lock = threading.Lock()  # over the next four
-        self._dials: set[ShmDial] = set()  # under way
+        self._lock = threading.Lock()  # guards the next four
+        self._dials: set[ShmDial] = set()  # in progress
         self._carriers: set[ShmCarrier] = set()
-        self._attached: tuple[ShmCarrier, ...] = ()  # those with a sink; replaced, never changed: poll reads it freely
+        # carriers with a sink; replaced, never changed, so poll reads it without the lock
+        self._attached: tuple[ShmCarrier, ...] = ()
         self._closed = False
         self._listener: ShmListener | None = None  # written by listen and close
-        self._acceptor: Acceptor | None = None  # written by listen, before the listener is there
-        self._armed = False  # the driving thread sleeps or is about to; it alone writes, senders read
-        self._nap = 0  # even number of the last sleep; the driving thread writes
-        self._recheck = _FIRST_RECHECK  # the driving thread writes
-        self._polls = 0  # since the descriptors were looked at; the driving thread writes
+        self._acceptor: Acceptor | None = None  # written by listen, before the listener exists
+        self._armed = False  # the driver sleeps or is about to; written by it, read by senders
+        self._nap = 0  # even number of the last sleep; written by the driver
+        self._recheck = _FIRST_RECHECK  # written by the driver
+        self._polls = 0  # since the descriptors were polled; written by the driver
         waker.watch(self._descriptors.fileno())
 
     # ------------------------------------------------------------------ making carriers
@@ -340,8 +330,8 @@ class ShmTransport(Transport):
             raise
 
     def _add(self, connection: socket.socket, segment: ShmSegment, peer: Peer, *, dialed: bool) -> ShmCarrier:
-        bell = WakeSocket(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
-        carrier = ShmCarrier(self, peer, dialed, segment, bell)
+        wake_socket = WakeSocket(connection, segment.words, sleep_word(segment.side), sleep_word(1 - segment.side))
+        carrier = ShmCarrier(self, peer, dialed, segment, wake_socket)
         with self._lock:
             closed = self._closed
             if not closed:
@@ -349,31 +339,29 @@ class ShmTransport(Transport):
         if closed:
             carrier.abort("the transport is closed")
             raise ConnectRefused(peer.address, "this side's transport is closed")
-        self._descriptors.add(bell.fileno(), carrier.answer_bell)
+        self._descriptors.add(wake_socket.fileno(), carrier.socket_ready)
         return carrier
 
-    # ------------------------------------------------------------------ what carriers ask (any thread)
+    # ------------------------------------------------------------------ for carriers (any thread)
     def attached(self, carrier: ShmCarrier) -> None:
-        """Drive it from now on. Again: it was handed over, and is driven already."""
         with self._lock:
             if carrier in self._carriers and carrier not in self._attached:
                 self._attached = (*self._attached, carrier)
-        self.poke()
+        self.wake_driver()
 
     def forget(self, carrier: ShmCarrier) -> None:
-        """It has ended."""
-        self.silence(carrier)
+        self.unwatch(carrier)
         with self._lock:
             self._carriers.discard(carrier)
             self._attached = tuple(each for each in self._attached if each is not carrier)
 
-    def silence(self, carrier: ShmCarrier) -> None:
-        """Its doorbell has hung up, which would be readable for ever."""
-        self._descriptors.remove(carrier.bell.fileno())
+    def unwatch(self, carrier: ShmCarrier) -> None:
+        """Stop watching a socket that the peer closed: it would stay readable for ever."""
+        self._descriptors.remove(carrier.wake_socket.fileno())
 
-    def poke(self) -> None:
-        """End the driving thread's sleep, if there is one. Who adds work does so before this looks at `_armed`, and
-        `arm` sets that before it looks for work: one of the two sees the other.
+    def wake_driver(self) -> None:
+        """End the driver's sleep. Callers add work before this reads `_armed`; `prepare_sleep` sets `_armed` before it
+        looks for work: one sees the other.
         """
         if self._armed:
             self._waker.wake()
@@ -416,7 +404,7 @@ class ShmTransport(Transport):
         carriers = self._attached
         for carrier in carriers:
             carrier.fall_asleep(self._nap)
-        fence()  # see doorbell.py: the look below must not overtake the words just stored
+        fence()  # the look below must not overtake the stores above: see ring.py
         if all(carrier.may_sleep() for carrier in carriers):
             self._recheck = min(2 * self._recheck, _LAST_RECHECK)
             return True
@@ -431,7 +419,7 @@ class ShmTransport(Transport):
         recheck = time.monotonic() + self._recheck
         return recheck if candidates is None else min(recheck, candidates)
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ closing
     def close(self) -> None:
         with self._lock:
             if self._closed:

@@ -1,4 +1,4 @@
-"""TLS over TCP: two connections per peer, stdlib only. Also plain TCP that was authenticated when it was made."""
+"""TLS over TCP with two connections per peer; also plain TCP after TLS authentication."""
 
 from nexar.transport.tls.transport import TlsTransport
 

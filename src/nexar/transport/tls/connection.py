@@ -1,26 +1,18 @@
-"""What one connection still has to send, in the order in which it leaves. No I/O.
+"""One TCP connection of a carrier: its send queue, its receiver, and how the carrier ends.
 
-Law: what has begun is finished first. Then the lowest lane that has a frame; only when no lane has one, a chunk of the
-next payload, the payloads taking turns; and when nothing at all is left, the farewell.
+Sending order: an item that has begun is completed first; then the lowest lane with a frame; then one chunk of the next
+payload, in turns; FINISH last.
 
-How a carrier ends: once, for one reason, told to its sink at most once.
+A carrier ends once, for one reason, reported to its sink at most once:
 
-    open ──── send failed ────▶ broken ── the rest was taken in ──▶ lost ── told ──▶ over
-      ├────── stream ended, garbage ──────────────────────────────▶ lost ── told ──▶ over
-      └────── aborted, or both sides finished ───────────────────────── silently ──▶ over
+    open ──── send failed ────▶ broken ──── rest received ────▶ lost ── reported ──▶ over
+      ├────── end of stream, protocol violation ─────────────▶ lost ── reported ──▶ over
+      └────── aborted, or both sides finished ───────────────────── not reported ──▶ over
 
-*Broken* exists because a peer may have sent something before it went: the thread that noticed only leaves the reason,
-the driving thread takes in what has arrived, and then the carrier is lost for that reason.
+In `broken` the driver still receives what the peer sent before it failed.
 
-One of a carrier's two TCP connections, once it is authenticated.
-
-Everything that touches the channel or the outbox happens under the connection's lock; it is held for the time of a few
-system calls and never while a sink is called. Reading is done by the driving thread alone, writing by whoever sends.
-
-The receiving half of one connection: bytes in, calls of the sink out. Belongs to the driving thread.
-
-The sink is called with no lock held, and only while the carrier has not ended. What goes wrong while reading ends the
-carrier; what a sink raises passes through here, and ends it too.
+The connection's lock guards its channel and send queue. It is held for a few system calls and never during a sink call.
+Any thread sends; only the driver receives.
 """
 
 from __future__ import annotations
@@ -58,66 +50,60 @@ class _Payload:
 
 
 class SendQueue:
-    """Frames and payloads waiting for one connection. Guarded by that connection's lock."""
+    """Frames and payloads waiting for one connection. That connection's lock guards it."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        """Payloads leave in chunks of that size."""
         self._chunk_bytes = chunk_bytes
         self._lanes: tuple[deque[bytes], ...] = tuple(deque() for _ in Lane)
         self._bytes = [0] * len(Lane)
-        self._frames = 0  # in all lanes together
+        self._frames = 0  # in all lanes
         self._payloads: deque[_Payload] = deque()
-        self._begun: deque[memoryview] = deque()  # parts of the one frame or chunk that is on its way
+        self._begun: deque[memoryview] = deque()  # parts of the item being sent
         self._begun_lane = _NO_LANE
         self._begun_transfer: int | None = None
         self._close_notice: bytes | None = None
 
     @property
     def empty(self) -> bool:
-        """Nothing waits."""
         return not (self._begun or self._frames or self._payloads or self._close_notice)
 
     def queued_bytes(self, lane: int) -> int:
-        """Bytes of this lane's frames that were not taken yet."""
         return self._bytes[lane]
 
     def push(self, lane: int, frame: bytes | memoryview) -> None:
-        """A frame, behind those of its lane."""
         self._lanes[lane].append(frame)  # type: ignore[arg-type]
         self._bytes[lane] += len(frame)
         self._frames += 1
 
     def resume(self, lane: int, rest: memoryview) -> None:
-        """The rest of a frame whose beginning has left already; only when nothing waits."""
+        """Queue the rest of a partly sent frame. Only when the queue is empty."""
         self._begun.append(rest)
         self._begun_lane = lane
         self._bytes[lane] += len(rest)
 
     def push_payload(self, transfer: int, data: memoryview) -> None:
-        """A payload, which takes its turn among the others. ValueError if it is here already."""
+        """Raises ValueError if it is queued already."""
         if any(payload.transfer == transfer for payload in self._payloads):
             raise ValueError(f"payload {transfer} is being sent already")
         self._payloads.append(_Payload(transfer, data))
 
     def withdraw(self, transfer: int) -> None:
-        """Let the payload's memory go. A chunk that has begun must be finished, so its rest is copied."""
+        """Release the payload's memory; the rest of a chunk that has begun is copied."""
         self._payloads = deque(p for p in self._payloads if p.transfer != transfer)
         if self._begun_transfer == transfer:
             self._begun = deque(memoryview(bytes(part)) for part in self._begun)
             self._begun_transfer = None
 
     def send_close_notice(self, frame: bytes) -> None:
-        """The last frame: leaves when nothing else is left."""
         self._close_notice = frame
 
     def next(self) -> tuple[memoryview, bool] | None:
-        """What leaves next, and whether more of the same follows at once. None when empty."""
+        """Return the next bytes and whether more of the item follow; None when empty."""
         if not self._begun and not self._begin():
             return None
         return self._begun[0], len(self._begun) > 1
 
     def taken(self, count: int) -> None:
-        """`count` bytes of what `next` gave have left."""
         part = self._begun[0]
         if count < len(part):
             self._begun[0] = part[count:]
@@ -127,7 +113,6 @@ class SendQueue:
             self._bytes[self._begun_lane] -= count
 
     def clear(self) -> None:
-        """Forget everything; no memory of anybody is held any more."""
         for frames in self._lanes:
             frames.clear()
         self._bytes = [0] * len(Lane)
@@ -166,30 +151,28 @@ class SendQueue:
 
 
 class CarrierEnd:
-    """Written by any thread, under its lock; each step happens once."""
+    """The end of a carrier. Thread-safe; each step happens once."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._broken: CarrierLost | None = None
-        self._told = False
-        self.lost: CarrierLost | None = None
-        """Set: nothing more is delivered."""
+        self._reported = False
+        self.lost: CarrierLost | None = None  # once set, nothing more is delivered
 
     def lose(self, why: CarrierLost | None = None) -> CarrierLost:
-        """It is lost; whoever noticed first has said why."""
+        """The first reason counts."""
         with self._lock:
             if self.lost is None:
                 self.lost = self._broken or why or CarrierLost("closed", "the carrier has ended")
             return self.lost
 
     def lose_silently(self, why: CarrierLost) -> CarrierLost:
-        """It is over, and the sink is not to be told."""
         with self._lock:
-            self._told = True
+            self._reported = True
         return self.lose(why)
 
     def break_off(self, why: CarrierLost) -> tuple[CarrierLost, bool]:
-        """Nothing can be sent any more: the reason, and whether this is news."""
+        """Return the reason and whether it is new."""
         with self._lock:
             if self._broken is not None:
                 return self._broken, False
@@ -198,51 +181,48 @@ class CarrierEnd:
 
     @property
     def is_broken(self) -> bool:
-        """Nothing can be sent any more."""
         return self._broken is not None
 
-    def take_news(self) -> CarrierLost | None:
-        """What the sink must be told now, if anything; the next call says None."""
+    def take_report(self) -> CarrierLost | None:
+        """Return the loss to report to the sink, at most once."""
         with self._lock:
-            if self.lost is None or self._told:
+            if self.lost is None or self._reported:
                 return None
-            self._told = True
+            self._reported = True
             return self.lost
 
 
 class TlsConnection:
-    """A byte stream to the peer, with its queue. OSError from any method that sends: the stream is broken."""
+    """A byte stream to the peer. Methods that send raise OSError if it is broken."""
 
-    def __init__(self, channel: Channel, reader: FrameReader, reactor: Selector) -> None:
-        """`reader` may hold bytes that came along with the handshake."""
-        self._reactor = reactor
+    def __init__(self, channel: Channel, reader: FrameReader, selector: Selector) -> None:
+        self._selector = selector
         self.lock = Lock()
         self.channel = channel  # used under lock
         self.send_queue = SendQueue(channel.chunk_bytes)  # used under lock
-        self.reader = reader  # used by the driving thread only
+        self.reader = reader  # used by the driver only
         self.descriptor = channel.socket.fileno()
         self.bytes_sent = 0  # written under lock
         self.bytes_received = 0  # written by the driving thread
         self.frames_sent = 0  # written under lock
         self.ended: CarrierLost | None = None  # written under lock, once
         self._finished = False  # written under lock
-        self._watched = False  # written under lock: the reactor knows us
-        self._wants_write = False  # written under lock: the reactor was told to wait for room to write
+        self._watched = False  # written under lock: registered with the selector
+        self._wants_write = False  # written under lock: the selector waits for WRITABLE
 
     def watch(self, ready: Ready) -> None:
-        """From now on the driving thread calls `ready(events)` when the socket has news."""
+        """Let the driver call `ready(events)`."""
         with self.lock:
             if self.ended is None:
                 self._watched = True
-                self._reactor.add(self.descriptor, ready, self._events())
+                self._selector.add(self.descriptor, ready, self._events())
 
     @property
     def holds_input(self) -> bool:
-        """Bytes wait to be read that the socket does not show any more. (Half a frame in the reader waits for more.)"""
+        """Whether bytes wait that the socket no longer shows; half a frame does not count."""
         return self.channel.buffered
 
     def send(self, lane: int, frame: bytes) -> None:
-        """Send a frame now if nothing is waiting and the socket takes it, else later."""
         with self.lock:
             self._check()
             self.frames_sent += 1
@@ -261,14 +241,12 @@ class TlsConnection:
             self._want_write(True)
 
     def send_payload(self, transfer: int, data: memoryview) -> None:
-        """Queue a payload and send what the socket takes of it."""
         with self.lock:
             self._check()
             self.send_queue.push_payload(transfer, data)
             self._pump()
 
     def finish(self, farewell: bytes) -> None:
-        """Queue the last frame and send it if nothing is waiting. Idempotent."""
         with self.lock:
             if not self._finished:
                 self.check_open()
@@ -277,19 +255,18 @@ class TlsConnection:
                 self._pump()
 
     def pump(self) -> bool:
-        """Send what is queued, as far as the socket and the budget go; True if all is gone."""
+        """Send within the budget. Returns whether nothing is left."""
         with self.lock:
             return self.ended is not None or self._pump()
 
     @property
     def close_notice_sent(self) -> bool:
-        """This side has finished, and its last byte has left."""
         with self.lock:
             return self.ended is not None or (self._finished and self.send_queue.empty and self.channel.flush())
 
     def check_open(self) -> None:
-        """Raise CarrierLost if it was closed. Under lock."""
-        if self.ended is not None:  # a new object each time: one raised twice would carry the first one's frames along
+        """The caller holds the lock."""
+        if self.ended is not None:  # a new object each time: a second raise would extend the first traceback
             raise CarrierLost(self.ended.kind, self.ended.reason)
 
     def _check(self) -> None:
@@ -314,13 +291,13 @@ class TlsConnection:
         if wanted != self._wants_write:
             self._wants_write = wanted
             if self._watched:
-                self._reactor.change(self.descriptor, self._events())
+                self._selector.change(self.descriptor, self._events())
 
     def _events(self) -> int:
         return READABLE | (WRITABLE if self._wants_write else 0)
 
     def fill(self, limit: int | None) -> int:
-        """Read into the frame reader, up to `limit` bytes; how many came. EOFError, OSError as the channel."""
+        """Return the bytes read, at most `limit`. Raises EOFError, OSError."""
         room = self.reader.room()
         with self.lock:
             if self.ended is not None:
@@ -331,24 +308,24 @@ class TlsConnection:
         return count
 
     def close(self, why: CarrierLost) -> None:
-        """Close the socket and let all memory go; sending raises `why` from now on. Idempotent."""
+        """Idempotent."""
         with self.lock:
             if self.ended is not None:
                 return
             self.ended = why
             if self._watched:
-                self._reactor.remove(self.descriptor)
+                self._selector.remove(self.descriptor)
             self.channel.socket.close()
             self.channel.release()
             self.send_queue.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the descriptor and nothing else; the lock may be held by a thread that is not here."""
+        """In a forked child: no lock, which a thread of the parent may hold."""
         self.channel.socket.close()
 
 
 def carrier_lost_of(error: OSError | EOFError) -> CarrierLost:
-    """What the end of a stream says about the peer."""
+    """Translate the end of a stream."""
     if isinstance(error, EOFError):
         return CarrierLost("peer", "the peer closed the connection")
     if isinstance(error, ssl.SSLError):
@@ -364,10 +341,12 @@ _OURS: Final = frozenset({_CHUNK, _FINISH, int(FrameKind.HELLO)})
 
 
 class TlsReceiver:
-    """Takes in one connection of a carrier. Without an inbox no payload may come this way."""
+    """Receives on one connection and calls the sink while the carrier is open; driver only.
 
-    sink: Sink
-    """Set before anything is received, and looked up at every call: a sink may hand over to another."""
+    Errors while reading and exceptions of the sink end the carrier. Without an inbox payloads are violations.
+    """
+
+    sink: Sink  # set before anything is received; read at every call, because a sink may replace itself
 
     def __init__(self, connection: TlsConnection, ending: CarrierEnd, inbox: PayloadTable | None = None) -> None:
         self.connection = connection
@@ -378,7 +357,7 @@ class TlsReceiver:
         self._header_next = False  # a chunk has just ended
 
     def receive(self, carrier: Carrier) -> bool:
-        """Take in what has come, within the budget. True if anything has. What is left shows in `holds_input`."""
+        """Receive within the budget. Returns whether anything came."""
         received = 0
         channel = self.connection.channel
         while self._ending.lost is None and received < channel.burst_bytes:
@@ -390,7 +369,6 @@ class TlsReceiver:
 
     @property
     def holds_input(self) -> bool:
-        """Bytes have arrived that the socket does not show any more."""
         return self._ending.lost is None and self.connection.holds_input
 
     def _take(self, carrier: Carrier) -> int:
@@ -404,7 +382,7 @@ class TlsReceiver:
         return count
 
     def _fill(self) -> int:
-        # Behind a chunk another one is likely: its header is read alone, so that its body need not be copied.
+        # After a chunk another is likely: read only its header, so that its body need not be copied.
         limit = HEADER_BYTES if self._header_next else None
         self._header_next = False
         try:
@@ -413,14 +391,13 @@ class TlsReceiver:
             return self._end_of_stream(error)
 
     def _read_chunk(self, inbox: PayloadTable) -> tuple[int, int | None]:
-        """Read on into the payload's own memory, or into nowhere."""
         connection = self.connection
         try:
             with connection.lock:
                 if connection.ended is not None:
                     return 0, None
                 place = inbox.destination()
-                if place is None:  # the reader is empty now: its memory is a fine nowhere
+                if place is None:  # discard into the reader's memory: the reader is empty now
                     place = connection.reader.room()[: inbox.missing]
                 count = connection.channel.read_into(place)
                 complete = inbox.took(count)
@@ -432,7 +409,7 @@ class TlsReceiver:
 
     def _end_of_stream(self, error: EOFError | OSError) -> int:
         if isinstance(error, EOFError) and self.peer_finished and self.connection.close_notice_sent:
-            # The peer has all it wants and closed first. The other connection tells the same in a moment.
+            # The peer has everything and closed first. The other connection will show the same.
             self.connection.close(CarrierLost("closed", "both sides have finished"))
         else:
             self._ending.lose(carrier_lost_of(error))
@@ -455,9 +432,8 @@ class TlsReceiver:
             return None
 
     def _handle(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """Frames that are the carrier's own business."""
         if self.peer_finished:
-            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} behind the last one"))
+            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} after FINISH"))
         elif frame.kind == _FINISH:
             self.peer_finished = True
         elif frame.kind == _CHUNK and self._inbox is not None:
@@ -465,7 +441,7 @@ class TlsReceiver:
             if complete is not None:
                 self.sink.payload_arrived(carrier, complete)
         else:
-            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} where none may come"))
+            self._ending.lose(CarrierLost("misbehaved", f"a frame of kind {frame.kind} is not allowed here"))
 
     def _begin_chunk(self, inbox: PayloadTable, frame: Frame, body: memoryview) -> int | None:
         try:

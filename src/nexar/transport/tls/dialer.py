@@ -1,6 +1,6 @@
-"""A dial: both connections of a carrier, at each place of the peer, all side by side, by the thread that wants them.
+"""Dialing: both connections of a carrier, to all targets of the peer in parallel, in the calling thread.
 
-Nothing here is shared with other threads until the dial has succeeded; one descriptor tells that it is to end.
+Nothing is shared with other threads before success; a readable descriptor cancels the dial.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Found: TypeAlias = tuple[Peer, list[Channel]]
 CLOSED: Final = "this side's transport is closed"
 
 
-class _Ended(Exception):
-    """The transport was closed."""
+class _Ended(Exception): ...
 
 
 def dial_peer(
-    address: str, expected: Expected, deadline: float, believer: TlsIdentity, *, plain: bool, ending: int
+    address: str, expected: Expected, deadline: float, identity: TlsIdentity, *, plain: bool, ending: int
 ) -> Found:
-    """The peer and its two channels, control first. ConnectRefused, or TimeoutError at the deadline; ConnectRefused
-    too once the descriptor `ending` is readable.
+    """Return the peer and its two channels, control first.
+
+    Raises ConnectRefused on failure or when the descriptor `ending` is readable, TimeoutError at the deadline.
     """
     try:
-        course = _TlsDialMethod(expected, believer, plain=plain, ending=ending)
+        method = _TlsDialMethod(expected, identity, plain=plain, ending=ending)
         _, found = dial_in_parallel(
-            address, deadline, resolve, course, certificate_advice(expected, believer.credentials)
+            address, deadline, resolve, method, certificate_advice(expected, identity.credentials)
         )
     except _Ended as error:
         raise ConnectRefused(address, CLOSED) from error
@@ -54,21 +54,20 @@ def dial_peer(
 
 
 class _TlsDialMethod:
-    """See Course. Every socket of every attempt is in one poll."""
+    """A DialMethod. One poll holds the sockets of all attempts."""
 
-    def __init__(self, expected: Expected, believer: TlsIdentity, *, plain: bool, ending: int) -> None:
+    def __init__(self, expected: Expected, identity: TlsIdentity, *, plain: bool, ending: int) -> None:
         self._expected = expected
-        self._believer = believer
+        self._identity = identity
         self._plain = plain
         self._ending = ending
         self._poller = select.poll()
         self._poller.register(ending, select.POLLIN)
-        self._attempts: dict[int, _Attempt] = {}  # by descriptor, two each
+        self._attempts: dict[int, _Attempt] = {}  # by descriptor, two per attempt
         self._ended: deque[tuple[TlsTarget, Found | TargetFailed]] = deque()
 
-    def begin(self, place: TlsTarget) -> None:
-        """See Course."""
-        attempt = _Attempt(place, self._expected, self._believer, plain=self._plain)
+    def begin(self, target: TlsTarget) -> None:
+        attempt = _Attempt(target, self._expected, self._identity, plain=self._plain)
         try:
             waits = attempt.begin()
         except (HandshakeFailed, OSError) as error:
@@ -82,18 +81,15 @@ class _TlsDialMethod:
             self._poller.register(descriptor, events)
 
     def wait(self, timeout: float) -> tuple[TlsTarget, Found | TargetFailed] | None:
-        """See Course."""
         if not self._ended:
             for descriptor, _ in self._poller.poll(max(timeout, 0.0) * 1000):
                 self._resume(descriptor)
         return self._ended.popleft() if self._ended else None
 
-    def show(self, place: TlsTarget) -> str:
-        """See Course."""
-        return address_text(place[1])
+    def describe(self, target: TlsTarget) -> str:
+        return address_text(target[1])
 
-    def call_off(self) -> None:
-        """See Course."""
+    def cancel_all(self) -> None:
         for attempt in self._attempts.values():
             attempt.close()
         for _, outcome in self._ended:
@@ -119,7 +115,7 @@ class _TlsDialMethod:
         except (HandshakeFailed, OSError) as error:
             outcome = _failure(error)
         self._forget(attempt, close=isinstance(outcome, TargetFailed))
-        self._ended.append((attempt.place, outcome))
+        self._ended.append((attempt.target, outcome))
 
     def _forget(self, attempt: _Attempt, *, close: bool) -> None:
         for descriptor in attempt.descriptors:
@@ -133,68 +129,64 @@ class _TlsDialMethod:
 class _Attempt:
     """Both connections to one socket address."""
 
-    def __init__(self, place: TlsTarget, expected: Expected, believer: TlsIdentity, *, plain: bool) -> None:
-        self.place = place
+    def __init__(self, target: TlsTarget, expected: Expected, identity: TlsIdentity, *, plain: bool) -> None:
+        self.target = target
         self._expected = expected
-        self._believer = believer
+        self._identity = identity
         self._plain = plain
         self._token = os.urandom(TOKEN_BYTES)
-        self._sockets: list[socket.socket] = []  # closed if it comes to nothing
+        self._sockets: list[socket.socket] = []  # closed if the attempt fails
         self._begun: list[TlsChannel] = []
-        self._stories: dict[int, HandshakeSteps[Channel]] = {}
+        self._handshakes: dict[int, HandshakeSteps[Channel]] = {}
         self._settled: dict[int, Channel] = {}
 
     def begin(self) -> list[tuple[int, int]]:
-        """Set out; which descriptor waits for which events."""
+        """Return the events that each descriptor waits for."""
         for half in Half:
             self._begin(half)
-        return [(descriptor, next(story)) for descriptor, story in self._stories.items()]
+        return [(descriptor, next(handshake)) for descriptor, handshake in self._handshakes.items()]
 
     def resume(self, descriptor: int) -> int | None:
-        """It has what it waited for. What it waits for next; None: this half is done. HandshakeFailed."""
+        """Return the events to wait for, None when this half is done. Raises HandshakeFailed."""
         try:
-            return next(self._stories[descriptor])
+            return next(self._handshakes[descriptor])
         except StopIteration as end:
             self._settled[descriptor] = end.value
             return None
 
     @property
     def descriptors(self) -> list[int]:
-        """Of both halves."""
-        return list(self._stories)
+        return list(self._handshakes)
 
     def has_settled(self, descriptor: int) -> bool:
-        """Whether this half is done."""
         return descriptor in self._settled
 
     @property
     def is_whole(self) -> bool:
-        """Both halves are done."""
         return len(self._settled) == len(Half)
 
     def found(self) -> Found:
-        """Who is there, and the channels, control first. HandshakeFailed."""
+        """Return the peer and the channels, control first. Raises HandshakeFailed."""
         first, second = (channel.engine.getpeercert(True) for channel in self._begun)
         if first != second:
             raise HandshakeFailed("its two connections show different certificates", verification=True)
-        peer = self._believer.dialed_peer(self._expected, first, address_text(self.place[1]))
-        return peer, [self._settled[descriptor] for descriptor in self._stories]
+        peer = self._identity.dialed_peer(self._expected, first, address_text(self.target[1]))
+        return peer, [self._settled[descriptor] for descriptor in self._handshakes]
 
     def close(self) -> None:
-        """It comes to nothing. Idempotent."""
         for dialing in self._sockets:
             dialing.close()
 
     def _begin(self, half: Half) -> None:
-        context, name = self._believer.client(self._expected)
-        family, place = self.place
+        context, name = self._identity.client(self._expected)
+        family, target = self.target
         dialing = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.append(dialing)
-        begin_dial(dialing, place)
+        begin_dial(dialing, target)
         channel = TlsChannel(dialing, context, server_side=False, server_name=name)
         self._begun.append(channel)
-        check = partial(self._believer.check_dialed, self._expected)
-        self._stories[dialing.fileno()] = dial(channel, ConnectionHello(half, self._token, self._plain), check)
+        check = partial(self._identity.check_dialed, self._expected)
+        self._handshakes[dialing.fileno()] = dial(channel, ConnectionHello(half, self._token, self._plain), check)
 
 
 def _failure(error: HandshakeFailed | OSError) -> TargetFailed:

@@ -1,23 +1,14 @@
-"""The first frame each side sends on a connection, inside TLS: which half of which carrier this is.
+"""Authentication of one TCP connection, and which half of which carrier it is.
 
-The dialer draws a token and shows it on both connections; the listener answers each with the same, or with the reason
-why not. Only with that answer does the dialer know that its certificate was believed: in TLS 1.3 its own handshake is
-over before the other side has looked. It welcomes neither before it has both, so a dial that succeeded is a carrier at
-the listener too, however late one of the two came.
+The dialer sends a random token in the first frame (hello) of both connections. The listener answers once it has both
+hellos, so a successful dial is a carrier at the listener too. Only the answer proves to the dialer that its certificate
+was accepted: in TLS 1.3 its handshake ends before the listener has checked it.
 
-How a connection is authenticated, told as two stories: the dialer's and the listener's.
+`dial` and `answer` are generators that never block: they yield the events they wait for and return the channel of the
+carrier or raise HandshakeFailed.
 
-Each story is a generator. It never blocks: where it has to wait it yields the events it waits for, and whoever runs it
-(a loop with a deadline for a dial, the driving thread for an inbound connection) resumes it when the socket has them.
-It returns the channel over which the carrier goes on, or raises HandshakeFailed.
-
-Without encryption the TLS engine is shut down after the hellos: each side sends TLS's own "nothing follows" and goes on
-in plain on the same socket. The engine reads no byte beyond the peer's.
-
-What a node shows and whom it believes, made ready for handshakes; and the verdict on a certificate.
-
-One immutable value per (credentials, trust). Replacing the credentials of a live transport replaces this value: dials
-and handshakes that have begun go on with the old one.
+Without encryption both sides shut TLS down after the hellos and continue on the same socket. The engine reads no byte
+beyond the peer's close alert.
 """
 
 from __future__ import annotations
@@ -46,8 +37,7 @@ from nexar.wire.frame import HEADER_BYTES, Frame, FrameError, FrameKind, decode,
 from nexar.wire.text import foreign_line
 
 TOKEN_BYTES: Final = 16
-MAX_HELLO_BYTES: Final = 512
-"""Of its body. A stranger's hello commits no more memory than this."""
+MAX_HELLO_BYTES: Final = 512  # limit of the body, and so of the memory that an unverified peer gets
 _LAYOUT: Final = struct.Struct(f"<BBBx{TOKEN_BYTES}s")
 
 
@@ -59,31 +49,30 @@ class Half(IntEnum):
 
 
 class HelloAnswer(IntEnum):
-    """What the listener says. The dialer's own hello says WELCOME, for want of anything to refuse."""
+    """The listener's answer. A dialer's hello always says WELCOME."""
 
     WELCOME = 0
     REFUSED = 1
-    NOT_BELIEVED = 2  # refused for what the certificate says
+    NOT_BELIEVED = 2  # refused because of the certificate
 
 
 class HelloError(ValueError):
-    """A first frame that is none."""
+    """The first frame is not a hello."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionHello:
-    """See the module."""
+    """The first frame of each side."""
 
     half: Half
     token: bytes
-    plain: bool
-    """The sender means to go on without encryption."""
+    plain: bool  # the sender wants no encryption
     verdict: HelloAnswer = HelloAnswer.WELCOME
     reason: str = ""
 
 
 def encode_connection_hello(hello: ConnectionHello) -> bytes:
-    """The whole frame."""
+    """Return the whole frame."""
     reason = hello.reason.encode()[: MAX_HELLO_BYTES - _LAYOUT.size]
     body = _LAYOUT.pack(hello.half, hello.verdict, hello.plain, hello.token) + reason
     return encode(Frame(kind=FrameKind.HELLO, body=len(body))) + body
@@ -98,7 +87,7 @@ def decode_connection_hello(frame: Frame, body: bytes | memoryview) -> Connectio
     try:
         return ConnectionHello(Half(half), token, bool(plain), HelloAnswer(verdict), reason)
     except ValueError as error:
-        raise HelloError(f"a hello that means nothing: {error}") from error
+        raise HelloError(f"invalid hello: {error}") from error
 
 
 Result = TypeVar("Result")
@@ -106,10 +95,9 @@ HandshakeSteps: TypeAlias = Generator[int, None, Result]
 
 
 class HandshakeFailed(Exception):
-    """The connection is not to be used. `verification`: because of what a certificate says, or says not."""
+    """The connection cannot be used. `verification`: because of a certificate or its absence."""
 
     def __init__(self, reason: str, *, verification: bool = False) -> None:
-        """`reason`: a clause that fits behind a colon."""
         super().__init__(reason)
         self.reason = reason
         self.verification = verification
@@ -118,7 +106,7 @@ class HandshakeFailed(Exception):
 def dial(
     channel: TlsChannel, hello: ConnectionHello, check_certificate: Callable[[bytes | None], None]
 ) -> HandshakeSteps[Channel]:
-    """The dialer's story, from a socket that is still connecting."""
+    """The dialer's side, from a socket that is still connecting."""
     try:
         yield from _connected(channel)
         yield from _secured(channel)
@@ -134,16 +122,14 @@ def dial(
 def answer(
     channel: TlsChannel, judge: Callable[[ConnectionHello, bytes | None], ConnectionHello | None]
 ) -> HandshakeSteps[tuple[ConnectionHello, Channel]]:
-    """The listener's story. `judge` looks at hello and certificate and says what to answer; None: it cannot yet, and
-    is asked again when the story is resumed.
-    """
+    """The listener's side. `judge` returns the answer to a hello, or None to be asked again later."""
     try:
         yield from _secured(channel)
         hello = yield from _receive_hello(channel)
         while (verdict := judge(hello, channel.engine.getpeercert(True))) is None:
             yield READABLE
             if channel.receive():
-                raise HandshakeFailed("it went on before it was answered")
+                raise HandshakeFailed("it sent data before it got the answer")
         yield from _send(channel, verdict)
         if verdict.verdict != HelloAnswer.WELCOME:
             raise HandshakeFailed(verdict.reason, verification=verdict.verdict == HelloAnswer.NOT_BELIEVED)
@@ -163,7 +149,7 @@ def _secured(channel: TlsChannel) -> HandshakeSteps[None]:
     try:
         yield from _engine_done(channel, channel.engine.do_handshake)
     except ssl.SSLError:
-        channel.flush()  # the engine left an alert that tells the peer why
+        channel.flush()  # the engine queued an alert that tells the peer why
         raise
 
 
@@ -228,14 +214,14 @@ def _settled(channel: TlsChannel, *, plain: bool) -> HandshakeSteps[Channel]:
     return PlainChannel(channel.socket, channel.remainder())
 
 
+# parts of names of TLS alerts that reject our certificate
 _REFUSALS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
-"""Parts of the names of TLS alerts by which the other side says that it does not believe our certificate."""
 
 
 def explain(error: EOFError | OSError | FrameError | HelloError) -> HandshakeFailed:
-    """What went wrong, in words, and whether it is about certificates."""
+    """Describe the failure and whether it is about certificates."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return HandshakeFailed(f"its certificate is not believed: {error.verify_message}", verification=True)
+        return HandshakeFailed(f"its certificate was rejected: {error.verify_message}", verification=True)
     if isinstance(error, ssl.SSLError):
         return _explain_tls(error)
     if isinstance(error, EOFError):
@@ -249,15 +235,20 @@ def _explain_tls(error: ssl.SSLError) -> HandshakeFailed:
     name = error.reason or str(error)
     words = name.replace("_", " ").lower()
     if "ALERT" in name:
-        return HandshakeFailed(f"it refused us: {words}", verification=any(part in name for part in _REFUSALS))
+        return HandshakeFailed(
+            f"it rejected the handshake: {words}", verification=any(part in name for part in _REFUSALS)
+        )
     if name == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return HandshakeFailed("it has no certificate", verification=True)
-    return HandshakeFailed(f"it does not speak TLS as we do: {words}")
+    return HandshakeFailed(f"the TLS handshake failed: {words}")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Makes TLS contexts' verdicts complete: names, pins, clusters."""
+    """The TLS contexts of one (credentials, trust) and its checks of names, pins and clusters. Immutable.
+
+    Replacing the credentials of a transport replaces this object; handshakes in progress keep the old one.
+    """
 
     cluster: str | None
     server: ssl.SSLContext | None
@@ -268,7 +259,6 @@ class TlsIdentity:
 
     @classmethod
     def make(cls, credentials: Credentials | None, trust: Trust) -> TlsIdentity:
-        """Without credentials a node can dial, anonymously, and not listen."""
         return cls(
             cluster=credentials.cluster if credentials else None,
             server=server_context(credentials, trust) if credentials else None,
@@ -280,43 +270,41 @@ class TlsIdentity:
 
     @property
     def verifies(self) -> bool:
-        """Dials check the chain. Without authorities they cannot; then only a pinned key verifies the other side."""
+        """Whether dials check the chain. Without authorities only a pinned key verifies the peer."""
         return bool(self.trust.authorities)
 
     def client(self, expected: Expected) -> tuple[ssl.SSLContext, str | None]:
-        """Context and name for a dial. Whose node id or cluster is not known cannot be checked for its name."""
+        """Return context and server name; no name if node id or cluster is unknown."""
         if self.cluster is None or expected.node == UNKNOWN_NODE:
             return self._context(expected, named=False), None
         return self._context(expected, named=True), node_name(expected.node, self.cluster)
 
     def _context(self, expected: Expected, *, named: bool) -> ssl.SSLContext:
-        if expected.anonymous:  # so rare that its context is not worth keeping
+        if expected.anonymous:  # rare, so the context is not cached
             return client_context(None, self.trust, check_name=named)
         return self.named if named else self.unnamed
 
     def check_dialed(self, expected: Expected, certificate: bytes | None) -> None:
-        """Raises HandshakeFailed unless the other end is the one expected, as far as that can be known."""
+        """Raise HandshakeFailed unless the certificate is the expected one."""
         if certificate is None:
             raise HandshakeFailed("it showed no certificate", verification=True)
         try:
             if expected.fingerprint not in (None, certificate_fingerprint(certificate)):
                 raise HandshakeFailed("its key is not the pinned one", verification=True)
             if self.verifies or expected.fingerprint:
-                # A node that joins has no cluster yet: the pin decides.
+                # A joining node knows no cluster yet: the pin decides.
                 self._check_name(expected.node, certificate, self.cluster if self.verifies else None)
         except ForeignCertificate as error:
             raise HandshakeFailed(str(error), verification=True) from error
 
     def dialed_peer(self, expected: Expected, certificate: bytes | None, address: str) -> Peer:
-        """Who is at the other end of a dial that was checked. A pinned key is as good as a name: it was shown to be
-        the other side's own, and who expects it knows whose it is.
-        """
+        """A pinned key counts like a name: the handshake proved its possession."""
         if certificate is None or not (self.verifies or expected.fingerprint):
             return Peer(expected.node, certificate, verified=False, address=address)
         return Peer(identify(certificate).node, certificate, verified=True, address=address)
 
     def accepted_peer(self, certificate: bytes | None, address: str) -> Peer:
-        """Who has dialed us. TLS has verified the certificate if there is one. Raises HandshakeFailed."""
+        """TLS has verified the certificate, if any. Raises HandshakeFailed."""
         if certificate is None:
             return Peer(UNKNOWN_NODE, None, verified=False, address=address)
         try:

@@ -1,18 +1,4 @@
-"""Which descriptors of this transport have news, in one system call.
-
-The transport keeps its own list beside the Waker's: the Waker ends a sleep without saying why, and a thread that does
-not sleep must learn what there is to do for the price of one call, whatever the number of peers.
-
-TCP sockets as this transport needs them: made from addresses, tuned, with reasons in words.
-
-A TCP socket and what it does to bytes: TLS, or nothing.
-
-The TLS engine works on memory, not on the socket. So one system call brings several records and one takes several
-away, the engine never decides when to read, and after the engine is shut down not a byte of the stream behind it is
-lost: what it has not consumed lies in our buffer.
-
-Neither class locks anything. Both are used by one thread at a time, which their connection sees to.
-"""
+"""Sockets of the TLS transport: the selector, socket options, and channels that encrypt or pass bytes through."""
 
 from __future__ import annotations
 
@@ -34,101 +20,96 @@ from nexar.transport.address import format_address, parse_address
 from nexar.transport.base import Waker
 from nexar.wire.frame import MAX_CHUNK_BYTES
 
-Ready: TypeAlias = Callable[[int], bool]
-"""Called by the driving thread with the events of a descriptor; True if anything happened."""
+Ready: TypeAlias = Callable[[int], bool]  # called by the driver with a descriptor's events; True if anything happened
 
 READABLE: Final = select.POLLIN
 WRITABLE: Final = select.POLLOUT
 
 
 class Selector:
-    """Descriptors and what to call for them. Every method but `turn` may be called from any thread."""
+    """Callbacks by descriptor. Any thread may call every method but `turn`.
+
+    The Waker does not say which descriptor is ready; `turn` finds all work with one system call.
+    """
 
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
-        # epoll and poll number their events alike, and a timeout of 0 means the same to both.
+        # epoll and poll use the same event bits, and a timeout of 0 means the same to both.
         self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._ready: dict[int, Ready] = {}  # any thread, one step at a time
-        # Work that no descriptor shows: bytes that are in our memory already, ends to be told. Any thread appends.
+        self._ready: dict[int, Ready] = {}  # any thread; single dict operations
+        # Work that no descriptor shows: buffered bytes, ends to report. Any thread appends.
         self._again: deque[Callable[[], bool]] = deque()
 
     def add(self, descriptor: int, ready: Ready, events: int = READABLE) -> None:
-        """Watch a descriptor until it is removed."""
         self._ready[descriptor] = ready
         self._poller.register(descriptor, events)
         self._waker.watch(descriptor, readable=bool(events & READABLE), writable=bool(events & WRITABLE))
 
     def change(self, descriptor: int, events: int) -> None:
-        """Watch it for something else."""
         self._poller.modify(descriptor, events)
         self._waker.watch(descriptor, readable=bool(events & READABLE), writable=bool(events & WRITABLE))
 
     def remove(self, descriptor: int) -> None:
-        """Must be called before the descriptor is closed."""
+        """Call it before closing the descriptor."""
         self._waker.unwatch(descriptor)
         self._poller.unregister(descriptor)
         del self._ready[descriptor]
 
     def again(self, work: Callable[[], bool]) -> None:
-        """Have the driving thread call `work` at its next turn."""
+        """Let the driver call `work` at its next turn."""
         self._again.append(work)
         self._waker.wake()
 
     @property
     def has_more(self) -> bool:
-        """Something waits that no descriptor shows."""
         return bool(self._again)
 
     def turn(self) -> bool:
-        """Look once, without waiting, and call whoever has news. True if anything happened."""
+        """Call what is ready, without blocking. Returns whether anything happened."""
         happened = False
         for _ in range(len(self._again)):
             happened |= self._again.popleft()()
         for descriptor, events in self._poller.poll(0):
-            # Another thread may have closed it meanwhile, and even have opened a new one under the same number: that
-            # one then finds nothing to read, which is no harm.
+            # Another thread may have closed the descriptor and reused its number: the new owner finds nothing to read.
             ready = self._ready.get(descriptor)
             if ready is not None:
                 happened |= ready(events)
         return happened
 
     def close(self) -> None:
-        """Free the descriptor, if there is one. In a forked child this leaves the parent's registrations alone."""
+        """In a forked child the parent's registrations remain."""
         if isinstance(self._poller, select.epoll):
             self._poller.close()
 
 
 SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 
-# A frame waits behind whatever the two kernels hold of a payload that left before it. The sender's may hold little that
-# is unsent. The receiver's would grow to tens of megabytes under a reader slower than the wire; a fixed size prevents
-# that, but caps the speed at size / round trip, so only near peers get one, where that cap is above any speed we reach.
+# A frame waits behind the payload bytes that both kernels hold. Limiting unsent bytes bounds the sender's part. The
+# receiver's buffer would grow to tens of megabytes under a slow reader. A fixed size prevents that but caps the speed
+# at size / round trip, so only near peers get one, where the cap exceeds any speed we reach.
 _UNSENT_BYTES: Final = 128 << 10
 _UNREAD_BYTES: Final = 1 << 20
-# A connection on which no frame waits may hold a whole payload unsent: each time it asks for more, somebody must wake.
+# Without frames that wait, a connection may hold a whole payload unsent: each refill costs a wakeup.
 _UNSENT_BULK_BYTES: Final = 2 << 20
-_TOP_SPEED: Final = 2e9
-"""Bytes per second."""
+_TOP_SPEED: Final = 2e9  # bytes per second
 _LARGEST_BUFFER: Final = Path("/proc/sys/net/core/rmem_max")
-_ROUND_TRIP: Final = struct.Struct("=68xI")
-"""tcpi_rtt, in microseconds, in Linux's tcp_info."""
-_RETRY: Final = (44, 1000)
-"""TCP_RTO_MAX_MS of Linux 6.15, which Python does not name, and a second, the least it takes."""
+_ROUND_TRIP: Final = struct.Struct("=68xI")  # tcpi_rtt (microseconds) in Linux's tcp_info
+_RETRY: Final = (44, 1000)  # TCP_RTO_MAX_MS of Linux 6.15, which Python does not name, and its minimum of one second
 _RETRY_AS_USUAL: Final = 120_000
 _BACKLOG: Final = 1024
+# an idle connection to a vanished host ends after 30 s
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""A host that vanished is noticed after 30 s on an idle connection, where nobody noticed earlier."""
 
 
 def resolve(text: str) -> list[tuple[int, SocketAddress]]:
-    """Every (family, socket address) that `text` names. OSError if there is none."""
+    """Return every (family, socket address) of `text`. Raises OSError."""
     host, port = parse_address(text)
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
 
 
 def open_listener(text: str) -> socket.socket:
-    """A listening socket. An empty host, or `[::]`, takes both IPv4 and IPv6. OSError if it cannot."""
+    """Return a listening socket. An empty host or `[::]` accepts IPv4 and IPv6. Raises OSError."""
     host, port = parse_address(text)
     if host in ("", "::"):
         listener = _dual_stack(port)
@@ -147,7 +128,7 @@ def _dual_stack(port: int) -> socket.socket:
 
 
 def begin_dial(dialing: socket.socket, address: SocketAddress) -> None:
-    """Send a socket on its way to `address`: writable once it is there, or has failed. OSError if it cannot even go."""
+    """Start connecting; the socket becomes writable on success or failure. Raises OSError."""
     tune(dialing)
     request_fast_retry(dialing)
     number = dialing.connect_ex(address)
@@ -156,7 +137,7 @@ def begin_dial(dialing: socket.socket, address: SocketAddress) -> None:
 
 
 def tune(connection: socket.socket) -> None:
-    """Non-blocking, sending at once, with a short queue of unsent bytes."""
+    """Non-blocking, no Nagle, keepalive, few unsent bytes."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -167,7 +148,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def widen(connection: socket.socket) -> None:
-    """It carries large payloads and nothing else: let it take more of one at a time."""
+    """Allow more unsent bytes on a connection that carries only large payloads."""
     _limit_unsent(connection, _UNSENT_BULK_BYTES)
 
 
@@ -177,27 +158,27 @@ def _limit_unsent(connection: socket.socket, size_bytes: int) -> None:
 
 
 def request_fast_retry(connection: socket.socket) -> None:
-    """Repeat what was lost every second, while a connection is being made; those a listener accepts do as it does.
+    """Retransmit every second while connecting; accepted sockets inherit it. Older kernels keep their default.
 
-    TCP waits twice as long each time, so as not to drown a network in data. A handshake is a few packets, and where a
-    third is lost, several rounds of them have to come through. Kernels that cannot be told so go about it as usual.
+    TCP backs off exponentially for the sake of bulk data. A handshake is a few packets, and with a third lost it needs
+    several rounds.
     """
     _retry(connection, *_RETRY)
 
 
 def restore_retry(connection: socket.socket) -> None:
-    """It is made: from now on as usual."""
+    """Undo `request_fast_retry` after the handshake."""
     _retry(connection, _RETRY[0], _RETRY_AS_USUAL)
 
 
 def _retry(connection: socket.socket, option: int, milliseconds: int) -> None:
     if sys.platform == "linux":
-        with suppress(OSError):  # older than 6.15
+        with suppress(OSError):  # Linux before 6.15
             connection.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
 
 
 def limit_unread(connection: socket.socket) -> None:
-    """Keep the queue of received bytes short, if the peer is near enough for that to cost no speed."""
+    """Limit the receive buffer of a near peer, where that does not limit the speed."""
     if not (hasattr(socket, "TCP_INFO") and _LARGEST_BUFFER.exists()):
         return
     size = min(_UNREAD_BYTES, int(_LARGEST_BUFFER.read_text()))
@@ -208,24 +189,24 @@ def limit_unread(connection: socket.socket) -> None:
 
 
 def address_text(place: tuple[Any, ...]) -> str:
-    """The text of a socket address, of any family."""
+    """Return the text of a socket address of any family."""
     return format_address(str(place[0]), int(place[1]))
 
 
 def pending_error(connection: socket.socket) -> str | None:
-    """Why a dial failed; None if it did not."""
+    """Return why a dial failed, None if it did not."""
     number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return os.strerror(number) if number else None
 
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+# bytes per read and write, four full TLS records; measured: more costs cache misses, less system calls
 PIECE_BYTES: Final = 64 << 10
-"""Taken per read and per write: four full TLS records. Measured: more costs cache misses, less costs system calls."""
 
 
 class _Staging(local):
-    """Where sealed bytes lie between socket and engine: one per thread, because a fresh buffer per read costs more."""
+    """Buffer between socket and engine, one per thread: allocating one per read costs more."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(PIECE_BYTES))
@@ -236,40 +217,37 @@ _MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
 
 
 class Channel(Protocol):
-    """Bytes of one connection, in order, never blocking."""
+    """The bytes of one connection, in order. Never blocks, takes no locks; used by one thread at a time."""
 
     socket: socket.socket
-    exhausted: bool
-    """The last read took all there was: the next one would only find that out again, at the price of a system call."""
-    burst_bytes: int
-    """Sent, and taken in, in one go at most, so that whoever does it gets back to its other work."""
+    exhausted: bool  # the last read emptied the socket; another would waste a system call
+    burst_bytes: int  # limit per send and per receive, so that the caller returns to its other work
+    # size of payload chunks, between which frames are sent; each costs a header and a few system calls
     chunk_bytes: int
-    """Of a payload, between which frames may go. A choice: each chunk costs a header and a few system calls."""
 
     def read_into(self, view: memoryview) -> int:
-        """Bytes put into `view`; 0: none for now. EOFError when the peer has closed; OSError when it is broken."""
+        """Return the bytes read, 0 if none. Raises EOFError at the end of the stream, OSError."""
 
     def write(self, data: memoryview, *, more: bool = False) -> int:
-        """How much of `data` was taken. `more`: something follows at once, so nothing need leave yet."""
+        """Return how much was taken. `more`: more follows at once."""
 
     def flush(self) -> bool:
-        """Try to send what was taken; True when nothing is left."""
+        """Returns whether nothing is left to send."""
 
     @property
     def buffered(self) -> bool:
-        """Something may be readable although the socket is not."""
+        """Whether data may be readable although the socket is not."""
 
     def release(self) -> None:
-        """Free its memory; nothing is read or written any more. Not left to the garbage collector, which counts objects
-        and not bytes: connections that come and go quickly would pile up.
-        """
+        """Free its memory now: the garbage collector counts objects, not bytes."""
 
 
 class TlsChannel:
     """Bytes through TLS.
 
-    A burst takes a quarter of a millisecond. (With 1 MiB a small message beside a transfer took 3 ms instead of 1, and
-    one in a hundred 10.) A frame waits for one chunk at most: half a millisecond at a gigabyte per second.
+    The engine works on memory: one system call moves several records, and bytes after the end of TLS stay in our
+    buffer. A burst takes 0.25 ms. (With 1 MiB a small message beside a transfer took 3 ms instead of 1, one in a
+    hundred 10.) A frame waits for at most one chunk: 0.5 ms at 1 GB/s.
     """
 
     burst_bytes = 256 << 10
@@ -278,17 +256,16 @@ class TlsChannel:
     def __init__(
         self, connection: socket.socket, context: ssl.SSLContext, *, server_side: bool, server_name: str | None = None
     ) -> None:
-        """Takes the socket over; nothing is sent or read yet."""
         self.socket = connection
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self.engine = context.wrap_bio(self._incoming, self._outgoing, server_side, server_name)
         self.exhausted = False
-        self._unsent: memoryview | None = None  # sealed bytes the socket has not taken
-        self._dry = True  # the engine has nothing to give before more bytes come
+        self._unsent: memoryview | None = None  # encrypted bytes that the socket has not taken
+        self._engine_empty = True  # the engine needs more input
 
     def receive(self) -> bool:
-        """Fetch what the socket has; False if that is nothing. EOFError at its end."""
+        """Returns False if the socket has nothing. Raises EOFError."""
         staging = _staging.view
         try:
             count = self.socket.recv_into(staging)
@@ -298,12 +275,11 @@ class TlsChannel:
             raise EOFError
         self._incoming.write(staging[:count])
         self.exhausted = count < PIECE_BYTES
-        self._dry = False
+        self._engine_empty = False
         return True
 
     def read_into(self, view: memoryview) -> int:
-        """See Channel.read_into."""
-        if not self._dry and (count := self._open(view)):
+        if not self._engine_empty and (count := self._open(view)):
             return count
         return self._open(view) if self.receive() else 0
 
@@ -311,16 +287,16 @@ class TlsChannel:
         read, incoming, size, got = self.engine.read, self._incoming, len(view), 0
         try:
             while got < size:
-                count: int = read(size - got, view[got:])  # type: ignore[assignment]  # typeshed forgets this form
+                count: int = read(size - got, view[got:])  # type: ignore[assignment]  # typeshed lacks this overload
                 if not count:
                     return self._end_of_stream(got)
                 got += count
-                # Exceptions are slow: look first whether the next read would only say "want more".
+                # Avoid a slow exception: check whether the next read would only raise "want read".
                 if not incoming.pending and not self.engine.pending():
-                    self._dry = True
+                    self._engine_empty = True
                     break
         except ssl.SSLWantReadError:
-            self._dry = True
+            self._engine_empty = True
         return got
 
     def _end_of_stream(self, got: int) -> int:
@@ -329,7 +305,6 @@ class TlsChannel:
         return got
 
     def write(self, data: memoryview, *, more: bool = False) -> int:
-        """See Channel.write."""
         if self._unsent is not None and not self.flush():
             return 0
         taken = self.engine.write(data[:PIECE_BYTES])
@@ -338,7 +313,6 @@ class TlsChannel:
         return taken
 
     def flush(self) -> bool:
-        """See Channel.flush."""
         if self._unsent is None:
             if not self._outgoing.pending:
                 return True
@@ -352,41 +326,34 @@ class TlsChannel:
 
     @property
     def buffered(self) -> bool:
-        """See Channel.buffered."""
-        return not self._dry
+        return not self._engine_empty
 
     @property
     def holds_output(self) -> bool:
-        """Sealed bytes wait for the socket."""
         return self._unsent is not None or self._outgoing.pending > 0
 
     def release(self) -> None:
-        """See Channel.release."""
         del self.engine
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._unsent = None
 
     def remainder(self) -> bytes:
-        """After TLS was shut down: bytes of the plain stream that came along."""
+        """Return the plain bytes received after the end of TLS."""
         return self._incoming.read()
 
 
 class PlainChannel:
-    """Bytes as they are: large payloads, which no frame waits behind. What is left to save is turns of the thread that
-    drives, which cost it the core of whoever computes.
-    """
+    """Bytes unchanged, for large payloads only. Large bursts save wakeups of the driver."""
 
     burst_bytes = 1 << 20
     chunk_bytes = MAX_CHUNK_BYTES
 
     def __init__(self, connection: socket.socket, first: bytes = b"") -> None:
-        """`first`: bytes of the stream that were read already."""
         self.socket = connection
         self.exhausted = False
         self._first = memoryview(first)
 
     def read_into(self, view: memoryview) -> int:
-        """See Channel.read_into."""
         if self._first:
             return self._replay(view)
         try:
@@ -405,21 +372,17 @@ class PlainChannel:
         return count
 
     def write(self, data: memoryview, *, more: bool = False) -> int:
-        """See Channel.write."""
         try:
             return self.socket.send(data, _MSG_MORE if more else 0)
         except BlockingIOError:
             return 0
 
     def flush(self) -> bool:
-        """See Channel.flush."""
         return True
 
     @property
     def buffered(self) -> bool:
-        """See Channel.buffered."""
         return len(self._first) > 0
 
     def release(self) -> None:
-        """See Channel.release."""
         self._first = memoryview(b"")

@@ -1,7 +1,4 @@
-"""Dials under way, each in the thread of its caller, and how closing the transport ends them.
-
-TLS over TCP as a transport: one listener, any number of carriers, driven by one thread at a time.
-"""
+"""The TLS transport, and the dials in progress that closing it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from nexar.wire.frame import FIRST_BUFFER_BYTES, UNVERIFIED_BUFFER_BYTES, FrameR
 
 
 class PendingDials:
-    """Every method may be called from any thread."""
+    """The dials in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -44,10 +41,8 @@ class PendingDials:
         self._ended = False  # under _lock
 
     @contextmanager
-    def one_more(self, address: str) -> Iterator[int]:
-        """Dial inside. Gives a descriptor that becomes readable when the dial is to end; ConnectRefused if none may
-        begin any more.
-        """
+    def register(self, address: str) -> Iterator[int]:
+        """Yield a descriptor that becomes readable when the dial must end. Raises ConnectRefused after `end`."""
         reading, writing = os.pipe()
         try:
             self._enter(address, reading, writing)
@@ -57,16 +52,14 @@ class PendingDials:
             os.close(reading)
 
     def end(self) -> None:
-        """Those under way are to end, and none begins any more. Idempotent."""
         with self._lock:
             self._ended = True
             pipes, self._pipes = self._pipes, {}
             for writing in pipes:
-                os.write(writing, b"\0")  # closing alone would not do: a forked child may have a copy
+                os.write(writing, b"\0")  # closing is not enough: a forked child may hold a copy
                 os.close(writing)
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors."""
         for writing, reading in self._pipes.items():
             os.close(writing)
             os.close(reading)
@@ -85,19 +78,19 @@ class PendingDials:
             os.close(writing)
 
 
+# Seconds an inbound connection has until its carrier is complete. Where a third of the packets is lost, TCP needs many
+# seconds for the second connection. A connection that never authenticates is displaced when room is short.
 HANDSHAKE_TIMEOUT: Final = 30.0
-"""Seconds an inbound connection has until its carrier is made. Its other half may come late: a network that loses a
-third of its packets makes TCP try for several seconds, and then wait longer each time. Who does not mean to come in
-holds a place for that long at most, and gives it up to the next who knocks when places are short."""
 
 _log = logging.getLogger(__name__)
-_warned = Lock()  # taken by the first transport of the process that does not encrypt, never given back
+_warned = Lock()  # taken once, by the first unencrypted transport of the process
 
 
 class TlsTransport(Transport):
-    """See Transport. `encrypt=False`: authenticated by TLS when connecting, then plain TCP; for trusted networks. Such
-    a transport calls itself `tcp`, and so do its carriers. `plain_too`: at the same port it also takes those who dial
-    for such a carrier, and dials for one where that is asked for (`Expected.plain`).
+    """TLS over TCP.
+
+    `encrypt=False`: plain TCP after TLS authentication, for trusted networks; the scheme is then `tcp`. `plain_too`:
+    accepts both on one port and dials plain where `Expected.plain` asks for it.
     """
 
     scheme = "tls"
@@ -113,12 +106,12 @@ class TlsTransport(Transport):
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         max_pending: int = 256,
     ) -> None:
-        """Without credentials it can only dial, as a candidate that shows no certificate."""
-        self._reactor = Selector(waker)
-        self._believer = TlsIdentity.make(credentials, trust)  # replaced whole, by replace_credentials
+        """Without credentials it can only dial."""
+        self._selector = Selector(waker)
+        self._identity = TlsIdentity.make(credentials, trust)  # replaced as a whole by replace_credentials
         self.scheme = "tls" if encrypt else "tcp"
         self._plain = not encrypt
-        self._takes = frozenset((self._plain, self._plain or plain_too))
+        self._plain_modes = frozenset((self._plain, self._plain or plain_too))
         self._handshake_timeout = handshake_timeout
         self._max_pending = max_pending
         self._listener: TlsListener | None = None  # written by listen and close
@@ -126,18 +119,17 @@ class TlsTransport(Transport):
         self._closed = False  # written under _lock
         self._lock = Lock()
         self._dials = PendingDials()
-        # Held while driving, so that a close waits for the turn to end; reentrant, because a sink may close.
+        # Held while driving, so that close waits for the driver; reentrant, because a sink may close.
         self._driving = RLock()
-        if True in self._takes:
+        if True in self._plain_modes:
             _warn_once()
 
     def replace_credentials(self, credentials: Credentials, trust: Trust) -> None:
-        """From now on show and believe these. Carriers that exist are not touched."""
-        self._believer = TlsIdentity.make(credentials, trust)
+        self._identity = TlsIdentity.make(credentials, trust)
 
     def listen(self, address: str, acceptor: Acceptor) -> str:
-        """See Transport.listen. `[::]:port` or `:port` take IPv4 and IPv6."""
-        if self._believer.server is None or self._listener is not None or self._closed:
+        """`[::]:port` and `:port` accept IPv4 and IPv6."""
+        if self._identity.server is None or self._listener is not None or self._closed:
             raise UsageError("a transport listens once, with credentials, before it is closed")
 
         def accepted(peer: Peer, control: Channel, data: Channel) -> None:
@@ -152,44 +144,40 @@ class TlsTransport(Transport):
         self.address = address_text(listening.getsockname())
         self._listener = TlsListener(
             listening,
-            self._reactor,
-            lambda: self._believer,
+            self._selector,
+            lambda: self._identity,
             acceptor,
             accepted,
-            takes=self._takes,
+            plain_modes=self._plain_modes,
             handshake_timeout=self._handshake_timeout,
             max_pending=self._max_pending,
         )
         return self.address
 
     def connect(self, address: str, expected: Expected, deadline: float) -> Carrier:
-        """See Transport.connect. Node 0 in `expected`: whoever is there, as far as chain and pin allow."""
-        believer, plain = self._believer, self._plain or expected.plain
-        if plain not in self._takes:
-            raise ConnectRefused(address, "this side does not go on without encryption")
-        with self._dials.one_more(address) as ending:
-            peer, (control, data) = dial_peer(address, expected, deadline, believer, plain=plain, ending=ending)
+        """Node 0 in `expected` is any node that chain and pin allow."""
+        identity, plain = self._identity, self._plain or expected.plain
+        if plain not in self._plain_modes:
+            raise ConnectRefused(address, "this node does not allow unencrypted connections")
+        with self._dials.register(address) as ending:
+            peer, (control, data) = dial_peer(address, expected, deadline, identity, plain=plain, ending=ending)
         return self._make_carrier(peer, control, data, dialed=True)
 
     def poll(self) -> bool:
-        """See Transport.poll."""
         with self._driving:
             if self._closed:
                 return False
             if self._listener is not None:
                 self._listener.expire()
-            return self._reactor.turn()
+            return self._selector.turn()
 
     def prepare_sleep(self) -> bool:
-        """See Transport.arm."""
-        return not self._reactor.has_more
+        return not self._selector.has_more
 
     def due(self) -> float | None:
-        """See Transport.due."""
         return self._listener.due() if self._listener is not None else None
 
     def close(self) -> None:
-        """See Transport.close."""
         self._dials.end()
         with self._driving:
             with self._lock:
@@ -203,17 +191,17 @@ class TlsTransport(Transport):
                 self._listener.close()
                 self._listener = None
             self.address = None
-            self._reactor.close()
+            self._selector.close()
 
     def abandon(self) -> None:
-        """See Transport.abandon. Takes no lock: a thread that held it may not exist here."""
+        """Takes no lock: a thread that does not exist here may hold it."""
         self._closed = True
         self._dials.abandon()
         for carrier in list(self._carriers):
             carrier.abandon()
         if self._listener is not None:
             self._listener.abandon()
-        self._reactor.close()
+        self._selector.close()
 
     def _make_carrier(self, peer: Peer, control: Channel, data: Channel, *, dialed: bool) -> TlsCarrier:
         limit_unread(data.socket)
@@ -225,8 +213,10 @@ class TlsTransport(Transport):
         if isinstance(data, PlainChannel):
             scheme = "tcp"
             widen(data.socket)
-        first, second = (TlsConnection(channel, FrameReader(judge, size), self._reactor) for channel in (control, data))
-        carrier = TlsCarrier(peer, first, second, self._reactor, scheme=scheme, dialed=dialed, forget=self._forget)
+        first, second = (
+            TlsConnection(channel, FrameReader(judge, size), self._selector) for channel in (control, data)
+        )
+        carrier = TlsCarrier(peer, first, second, self._selector, scheme=scheme, dialed=dialed, forget=self._forget)
         with self._lock:
             closed = self._closed
             self._carriers.add(carrier)
@@ -239,8 +229,7 @@ class TlsTransport(Transport):
             self._carriers.discard(carrier)
 
 
-PlainTransport = partial(TlsTransport, encrypt=False)
-"""Makes the transport of the scheme `tcp`."""
+PlainTransport = partial(TlsTransport, encrypt=False)  # makes the transport of the scheme `tcp`
 
 
 def _warn_once() -> None:

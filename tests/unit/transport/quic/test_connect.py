@@ -21,13 +21,13 @@ def test_an_empty_host_is_every_interface() -> None:
 
 
 def test_a_name_is_resolved_in_the_family_of_the_socket() -> None:
-    assert resolve("localhost:5", beside="0.0.0.0") == [("127.0.0.1", 5)]
+    assert resolve("localhost:5", local_host="0.0.0.0") == [("127.0.0.1", 5)]
 
 
 def test_a_name_gives_every_address_it_stands_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET6, 0, 0, "", ("::1", 5, 0, 0)), (socket.AF_INET, 0, 0, "", ("127.0.0.1", 5))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found * 2)
-    assert resolve("somewhere:5", beside="::") == [("::1", 5), ("127.0.0.1", 5)]
+    assert resolve("somewhere:5", local_host="::") == [("::1", 5), ("127.0.0.1", 5)]
 
 
 def test_what_is_no_address_is_refused() -> None:
@@ -70,11 +70,11 @@ def test_a_node_that_appears_while_it_is_dialed_is_found(scene):
 
 def test_an_attempt_that_was_done_when_it_is_called_off_is_hung_up(scene):
     one, two = scene.node(1), scene.node(2)
-    course = QuicDialMethod(one.transport._endpoint, one.transport._identity, Expected(2))
-    course.begin(two.native_address)
-    (dial,) = course._dials
+    method = QuicDialMethod(one.transport._endpoint, one.transport._identity, Expected(2))
+    method.begin(two.native_address)
+    (dial,) = method._dials
     scene.drive(lambda: dial.done and two.door.carriers)
-    course.call_off()
+    method.cancel_all()
     scene.drive(lambda: two.door.sinks[0].lost)
     assert "another address answered first" in two.door.sinks[0].lost[0].reason
 

@@ -62,7 +62,7 @@ class PaperReceiver:
     def finish_announced(self, streams):
         self.announced = streams
 
-    def stream_over(self):
+    def stream_ended(self):
         self.over += 1
 
     def misbehaved(self, reason):

@@ -91,19 +91,19 @@ def test_what_a_process_sent_before_it_died_is_delivered_first(tmp_path: Path) -
 def test_a_byte_is_written_once_for_each_sleep_and_never_to_one_who_is_awake() -> None:
     ours, theirs = socket.socketpair()
     words = memoryview(bytearray(64)).cast("Q")
-    bell = WakeSocket(ours, words, 0, 1)
+    wake_socket = WakeSocket(ours, words, 0, 1)
     for _ in range(5):
-        bell.ring(2)
-    bell.ring(4)
+        wake_socket.ring(2)
+    wake_socket.ring(4)
     assert theirs.recv(100) == b"\x01\x01"
-    bell.wake_peer()
+    wake_socket.wake_peer()
     words[1] = 6
-    bell.wake_peer()
-    bell.wake_peer()
+    wake_socket.wake_peer()
+    wake_socket.wake_peer()
     assert theirs.recv(100) == b"\x01"
     words.release()
-    bell.wake_peer()
-    bell.close(None)
+    wake_socket.wake_peer()
+    wake_socket.close(None)
     assert theirs.recv(100) == b""
     theirs.close()
 

@@ -37,10 +37,10 @@ def run(*stories: HandshakeSteps[object]) -> list[object]:
     """Run stories side by side to their ends: what each returned or raised."""
     results: dict[int, object] = {}
     while len(results) < len(stories):
-        for number, story in enumerate(stories):
+        for number, handshake in enumerate(stories):
             if number not in results:
                 try:
-                    next(story)
+                    next(handshake)
                 except StopIteration as end:
                     results[number] = end.value
                 except HandshakeFailed as failure:

@@ -15,23 +15,23 @@ def test_who_notices_first_decides_why() -> None:
 
 def test_the_sink_is_told_once() -> None:
     ending = CarrierEnd()
-    assert ending.take_news() is None
+    assert ending.take_report() is None
     ending.lose(PEER)
-    assert ending.take_news() is PEER
-    assert ending.take_news() is None
+    assert ending.take_report() is PEER
+    assert ending.take_report() is None
 
 
 def test_a_silent_end_is_never_told() -> None:
     ending = CarrierEnd()
     assert ending.lose_silently(OURS) is OURS
-    assert ending.take_news() is None
+    assert ending.take_report() is None
 
 
 def test_an_abort_silences_a_loss_that_was_not_told_yet() -> None:
     ending = CarrierEnd()
     ending.lose(PEER)
     assert ending.lose_silently(OURS) is PEER
-    assert ending.take_news() is None
+    assert ending.take_report() is None
 
 
 def test_a_broken_carrier_is_not_lost_before_the_rest_was_taken_in_and_then_for_the_same_reason() -> None:
@@ -41,7 +41,7 @@ def test_a_broken_carrier_is_not_lost_before_the_rest_was_taken_in_and_then_for_
     assert ending.is_broken
     assert ending.lost is None
     assert ending.lose(OURS) is PEER
-    assert ending.take_news() is PEER
+    assert ending.take_report() is PEER
 
 
 def test_breaking_after_the_loss_repeats_its_reason() -> None:

@@ -91,7 +91,7 @@ def test_a_half_that_goes_on_before_it_was_answered_is_refused(nodes: list[Node]
     with lone_half(server) as secured:
         secured.sendall(b"anything")
         wait_for(lambda: server.refused, "the refusal")
-    assert server.refused[0][1] == "it went on before it was answered"
+    assert server.refused[0][1] == "it sent data before it got the answer"
 
 
 def test_a_dialer_that_is_believed_no_longer_when_its_second_half_comes_is_refused_and_told(

@@ -353,7 +353,7 @@ def is_to_end(descriptor: int) -> bool:
 
 def test_a_dial_goes_on_until_all_are_ended():
     dials = PendingDials()
-    with dials.one_more("here:1") as one, dials.one_more("there:1") as two:
+    with dials.register("here:1") as one, dials.register("there:1") as two:
         assert not is_to_end(one)
         assert not is_to_end(two)
         dials.end()
@@ -364,7 +364,7 @@ def test_a_dial_goes_on_until_all_are_ended():
 
 def test_one_that_is_over_is_not_ended():
     dials = PendingDials()
-    with dials.one_more("here:1") as one:
+    with dials.register("here:1") as one:
         assert one >= 0
     dials.end()
 
@@ -372,14 +372,14 @@ def test_one_that_is_over_is_not_ended():
 def test_none_begins_after_the_end():
     dials = PendingDials()
     dials.end()
-    with pytest.raises(ConnectRefused, match=r"cannot connect to here:1: .* closed"), dials.one_more("here:1"):
+    with pytest.raises(ConnectRefused, match=r"cannot connect to here:1: .* closed"), dials.register("here:1"):
         pass
 
 
 def test_a_forked_child_does_not_keep_a_dial_of_its_parent_from_ending():
     dials = PendingDials()
     reading, writing = os.pipe()
-    with dials.one_more("here:1") as one:
+    with dials.register("here:1") as one:
         child = os.fork()
         if child == 0:
             os.close(writing)
@@ -394,7 +394,7 @@ def test_a_forked_child_does_not_keep_a_dial_of_its_parent_from_ending():
 
 def test_a_forked_child_can_let_go():
     dials = PendingDials()
-    with dials.one_more("here:1") as one:
+    with dials.register("here:1") as one:
         child = os.fork()
         if child == 0:
             dials.abandon()

@@ -718,8 +718,6 @@ def test_a_link_behind_a_silent_one_is_closed_politely(pair: Pair) -> None:
     links: list[Link] = [silent, pair.to_right]  # type: ignore[list-item]
     terms = {"close_timeout": 1, "longest": 60}
     begin = threading.Thread(target=close_all, args=(pair.left.progress, links), kwargs=terms)
-        target=close_all, args=(pair.left.progress, links), kwargs={"close_timeout": 1, "longest": 60}
-    )
     begin.start()
     begin.join()
     assert silent.aborted is not None

@@ -1,5 +1,5 @@
-# Everything a developer types. Each target does its own set-up, so a fresh clone needs no other command.
-# Another interpreter beside the usual one:  make test PYTHON=python3.13 VENV=.venv313
+# Developer commands. Each target does its own set-up, so a fresh clone needs no other command.
+# With another interpreter:  make test PYTHON=python3.13 VENV=.venv313
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
@@ -21,10 +21,10 @@ has_native := $(bin)/python -c 'import nexar_native.quic' 2>/dev/null
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## make the virtual environment; build nexar-native when cargo is there
+setup: ## make the virtual environment; build nexar-native if cargo is installed
 	@setup/all.sh
 
-demo: setup ## four ranks compute together, lose one and go on; a new one joins; then what each transport does
+demo: setup ## run examples: four ranks, the loss of one, a joining rank, and each transport
 	@$(bin)/nexar run -n 4 examples/first_cluster.py
 	@echo
 	@$(bin)/nexar run -n 4 examples/first_all_reduce.py
@@ -45,20 +45,20 @@ test-rust: setup ## run the Rust tests of native/, with the Python of the enviro
 	@if cargo --version >/dev/null 2>&1 && [ -f native/Cargo.toml ]; then set -x; PYO3_PYTHON=$(abspath $(bin)/python) cargo test --quiet --locked --no-default-features --manifest-path native/Cargo.toml; \
 	else echo "Rust not tested: no cargo on PATH, or no crate"; fi
 
-test-cuda: ## the tests of devices on a GPU, with a Python that has torch and what nexar needs: PYTHON=python3
+test-cuda: ## run the device tests on a GPU; PYTHON must have torch and nexar's dependencies
 	PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest tests/devices tests/unit/arrays/test_devices.py $(PYTEST_ARGS)
 
-test-torch: ## run the tests of the torch backend, in .venv-torch (a gigabyte is fetched); TORCH=2.13.0 VENV=.venv-torch-2.13 for another
+test-torch: ## run the torch backend's tests in .venv-torch (fetches 1 GB); other versions: TORCH=2.13.0 VENV=.venv-torch-2.13
 	@VENV=$(torch_venv) setup/torch_environment.sh
 	$(torch_venv)/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
-lint: setup ## formatting, lint rules, import rules, licences and sources of packages; Rust too when cargo is there
+lint: setup ## check format, lint rules, import rules, package licences and sources; Rust too if cargo is installed
 	@setup/lint.sh
 
-types: setup ## mypy --strict on src
+types: setup ## run mypy --strict on src
 	$(bin)/mypy
 
-format: setup ## rewrite the sources in the common format
+format: setup ## format the sources
 	$(bin)/ruff format .
 	$(bin)/ruff check --fix-only --quiet .
 	@if command -v cargo >/dev/null && [ -f native/Cargo.toml ]; then cargo fmt --manifest-path native/Cargo.toml; fi
@@ -66,22 +66,22 @@ format: setup ## rewrite the sources in the common format
 bench: setup ## measure the transports
 	@$(bin)/python benchmarks/transport.py $(BENCH_ARGS)
 
-bench-peers: ## gloo, Open MPI and MPICH for nexar bench --against, in .venv-peers (2 GB)
+bench-peers: ## install Gloo, Open MPI and MPICH for nexar bench --against, in .venv-peers (2 GB)
 	@setup/bench_peers.sh
 
-fuzz: setup ## hostile input, for as long as it takes
+fuzz: setup ## fuzz with hostile input, without a time limit
 	$(bin)/python -m pytest tests/hostile --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 
-simulate: setup ## whole clusters in virtual time, by seed: SEEDS=0:10000 NODES=5..50; prints the seeds that break a law
+simulate: setup ## simulate clusters in virtual time: SEEDS=0:10000 NODES=5..50; prints the seeds that violate a law
 	@$(bin)/python -m nexar.testing.simulator --seeds $(SEEDS) --nodes $(NODES)
 
-soak: setup ## real processes that come and are killed all the time: MINUTES=20; SOAK_ARGS="--seed 7" has the same luck again
+soak: setup ## soak test with processes that join and are killed: MINUTES=20; SOAK_ARGS="--seed 7" repeats a run
 	@$(bin)/python -m nexar.testing.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
-docs: ## the documentation as a site, in site/, strictly checked; its tools are in .venv-docs
+docs: ## build the documentation site into site/, with strict checks; tools are in .venv-docs
 	@setup/docs.sh
 
-# Compiled code names its source files in panics; the compiler leaves out where they lie on this machine.
+# Compiled code names its source files in panics; remapping removes the paths of this machine.
 cargo_sources := $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 remapped := --remap-path-prefix=$(cargo_sources)=crates --remap-path-prefix=$(CURDIR)=.
 wheels: setup ## build the wheels of both packages into dist/, each with its SBOM, without paths of this machine
@@ -90,12 +90,12 @@ wheels: setup ## build the wheels of both packages into dist/, each with its SBO
 	else echo "nexar-native not built: no cargo on PATH"; fi
 	$(bin)/python setup/wheels.py dist/*.whl
 
-lock: ## write setup/requirements/*.txt anew; LOCK_ARGS=--upgrade takes the newest versions
+lock: ## write setup/requirements/*.txt; LOCK_ARGS=--upgrade takes the newest versions
 	@setup/lock.sh $(LOCK_ARGS)
 
-audit: ## known vulnerabilities of all that is locked; asks advisory databases over the network
+audit: ## report known vulnerabilities of locked packages; queries advisory databases
 	@setup/audit.sh
 
-clean: ## remove what the other targets made
+clean: ## remove everything the other targets made
 	rm -rf $(VENV) $(torch_venv) .venv-peers .venv-docs .venv-lock .venv-audit site dist build native/target .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests native -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,11 @@
-"""What does the pool of receive buffers save, and what does each profile keep?
+"""Measures what the receive buffer pool saves, and what each profile keeps.
 
     python benchmarks/buffer_pool.py
     python benchmarks/buffer_pool.py --rounds 20
 
-Messages that come before their receive wait in pooled memory. The first table takes buffers as such messages do: a
-burst is taken, each buffer is filled once, as a payload fills it, and all are released. The second sends before the
-other rank receives, two ranks as threads: what the setting `buffer_profile` does to a real exchange. `none` keeps no
-memory at all. Hit rates by size of buffer; medians; profiles take turns. Prints, asserts nothing.
+Messages that arrive before their receive wait in pooled memory. The first table takes a burst of buffers, fills each
+once and releases all. The second sends before the other rank receives, with two ranks as threads, for each
+`buffer_profile`. `none` keeps no memory. Medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Load(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Of each buffer."""
         return [size for count, size in self.burst for _ in range(count)]
 
 
@@ -57,7 +55,7 @@ LOADS = (
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
@@ -67,7 +65,7 @@ def main() -> None:
 
 
 def bursts(rounds: int) -> Table:
-    """The pool by itself."""
+    """The pool alone."""
     table = Table("burst", "profile", title="taken, filled and released", pad_edge=False)
     for heading in ("ms for a burst", "hit rate", "by size", "kept after it, MiB"):
         table.add_column(heading, justify="right")
@@ -84,7 +82,7 @@ def bursts(rounds: int) -> Table:
 
 
 def burst(pool: BufferPool, load: Load) -> None:
-    """As long as all of it is there at once, nothing can be used twice."""
+    """Takes all buffers before it releases one, so none is used twice."""
     leases = [pool.take(size) for size in load.sizes]
     for lease in leases:
         np.frombuffer(lease.view, np.uint8)[:] = 1
@@ -93,7 +91,7 @@ def burst(pool: BufferPool, load: Load) -> None:
 
 
 def exchanges(rounds: int) -> Table:
-    """Sent first, received then."""
+    """Messages sent before they are received."""
     table = Table("messages", "profile", title="sent before they are received, two threads", pad_edge=False)
     for heading in ("GB/s", "hit rate", "by size"):
         table.add_column(heading, justify="right")
@@ -112,7 +110,7 @@ def exchanges(rounds: int) -> Table:
 
 
 def exchange(ranks: Any, pool: ThreadPoolExecutor, count: int, size: int) -> None:
-    """The second rank asks for the first message when the last one was sent."""
+    """The second rank receives the first message when the last one was sent."""
     data = np.ones(size, np.uint8)
     into = np.empty_like(data)
 
@@ -131,7 +129,7 @@ def exchange(ranks: Any, pool: ThreadPoolExecutor, count: int, size: int) -> Non
 
 
 def in_turns(candidates: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """The median of each. The first round is not counted: no profile has anything then."""
+    """The median of each. The first round is ignored: all pools are empty then."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds + 1):
         for name, candidate in candidates.items():
@@ -142,13 +140,13 @@ def in_turns(candidates: Mapping[str, Callable[[], None]], rounds: int) -> dict[
 
 
 def by_size(stats: PoolStats) -> str:
-    """Of the tiers that were used."""
+    """Hit rates of the tiers used."""
     used = [tier for tier in stats.tiers if tier.hits or tier.misses]
     return ", ".join(f"{show(tier.size_bytes)} {tier.hit_rate:.0%}" for tier in used)
 
 
 def show(size: int) -> str:
-    """A whole number of one unit."""
+    """As a whole number of one unit."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
 
 

@@ -1,4 +1,4 @@
-"""What is measured: each transport alone (raw) and through a Link, beside plain and TLS sockets."""
+"""The transports to measure: each one alone (raw) and through a Link, beside plain and TLS sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCE = "TLS"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One line of the tables."""
+    """One row of the tables."""
 
     transport: str
     layer: str
@@ -26,11 +26,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As it stands in the tables."""
         return f"{self.transport} {self.layer}"
 
     def terms(self, timeout: float = 30.0) -> ConnectionTerms:
-        """For the processes."""
+        """Settings for the processes."""
         return ConnectionTerms(schemes=self.scheme.split("+"), assembly=self.assembly, timeout=timeout)
 
     def missing(self) -> str | None:

@@ -1,11 +1,11 @@
-"""What does it cost to compress a gradient, how much less travels, and how far off is the result?
+"""Measures time, traffic and error of gradient compression.
 
     python benchmarks/compression.py
     python benchmarks/compression.py --count 25000000 --ranks 8 --repetitions 5
 
-Seconds of one thread to compress and to add one piece, beside NumPy's `partition` of the same array in the same run;
-then bytes that a rank sends, as `comm.stats()` counts them, and the error of one call without a residual, relative to
-the length of the exact sum. Ranks are threads, on smaller arrays. Prints, asserts nothing.
+First the seconds of one thread to compress and to add one piece, beside NumPy's `partition` of the same array. Then the
+bytes that a rank sends according to `comm.stats()`, and the error of one call without a residual, relative to the norm
+of the exact sum, with ranks as threads on smaller arrays.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ COMPRESSORS: list[nexar.Compressor] = [
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     options = parse()
     Console().print(times(options))
     Console().print(traffic(options))
 
 
 def times(options: argparse.Namespace) -> Table:
-    """Of one rank's own work."""
+    """The work of one rank."""
     count, array = options.count, gradient(options.count, 0)
     table = Table(title=f"float32[{count:,}], seconds of one thread (times np.partition)", pad_edge=False)
     for heading in ("", "compress", "add one piece"):
@@ -53,7 +53,7 @@ def times(options: argparse.Namespace) -> Table:
 
 
 def times_of(compressor: nexar.Compressor, array: NDArray[Any], repetitions: int) -> list[float]:
-    """To compress it, and to add what comes of that."""
+    """To compress it, and to add the result."""
     count, total = len(array), np.zeros_like(array)
     piece = compressor.compress(array, terms(count))
     return [
@@ -63,7 +63,7 @@ def times_of(compressor: nexar.Compressor, array: NDArray[Any], repetitions: int
 
 
 def traffic(options: argparse.Namespace) -> Table:
-    """Of all ranks together."""
+    """Traffic and error of all ranks."""
     count, ranks = min(options.count, 1_000_000), options.ranks
     table = Table(title=f"float32[{count:,}] on {ranks} ranks", pad_edge=False)
     for heading in ("", "MB that a rank sends", "of all_reduce", "error of one call"):
@@ -81,7 +81,7 @@ def traffic(options: argparse.Namespace) -> Table:
 
 
 def reducing(compressor: nexar.Compressor, arrays: list[NDArray[Any]]) -> Callable[[nexar.Communicator], NDArray[Any]]:
-    """One call."""
+    """A task of one call."""
 
     def task(comm: nexar.Communicator) -> NDArray[Any]:
         found: NDArray[Any] = comm.all_reduce_compressed(arrays[comm.rank].copy(), compressor)
@@ -93,31 +93,31 @@ def reducing(compressor: nexar.Compressor, arrays: list[NDArray[Any]]) -> Callab
 def run(
     world: list[nexar.Communicator], pool: ThreadPoolExecutor, task: Callable[[nexar.Communicator], NDArray[Any]]
 ) -> tuple[float, NDArray[Any]]:
-    """What the busiest rank sent, and the result."""
+    """Bytes sent by the busiest rank, and the result."""
     before = [sent_by(comm) for comm in world]
     results = list(pool.map(task, world))
     return max(sent_by(comm) - sent for comm, sent in zip(world, before, strict=True)), results[0]
 
 
 def sent_by(comm: nexar.Communicator) -> float:
-    """Bytes of payloads so far."""
+    """Payload bytes so far."""
     return float(sum(link["bytes_sent"] for link in comm.stats()["links"].values()))
 
 
 def gradient(count: int, seed: int) -> NDArray[Any]:
-    """As gradients are: around nought, a few much larger than most."""
+    """Like gradients: centered at zero, a few values much larger than most."""
     random = np.random.default_rng(seed)
     drawn = random.standard_normal(count, np.float32)
     return drawn * np.abs(random.standard_normal(count, np.float32))
 
 
 def terms(count: int) -> Terms:
-    """Of a call on its own: nothing is kept from one to the next."""
+    """Terms without state between calls."""
     return Terms(count, np.dtype(np.float32), 1, feedback=False)
 
 
 def median(task: Callable[[], object], repetitions: int) -> float:
-    """Of the processor time of this thread, so that a busy machine hardly shows."""
+    """Of the CPU time of this thread, which other load hardly affects."""
     found = []
     for _ in range(repetitions):
         begin = time.thread_time()
@@ -127,7 +127,7 @@ def median(task: Callable[[], object], repetitions: int) -> float:
 
 
 def parse() -> argparse.Namespace:
-    """What is asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="time, traffic and error of compressed gradients")
     parser.add_argument("--count", type=int, default=25_000_000, help="elements")
     parser.add_argument("--ranks", type=int, default=4)

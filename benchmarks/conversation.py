@@ -1,7 +1,7 @@
-"""What two processes say to each other while they are measured: the same questions for every kind of line.
+"""The message exchange of a transport benchmark, the same for every kind of connection.
 
-The left side asks and measures, the right side answers. Nothing is decided beforehand but the sizes: the left side
-marks its last question, so both sides need not agree on a number of rounds.
+The left side asks and measures, the right side answers. They agree only on sizes: the left side marks its last message,
+so no number of rounds is fixed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ ROUND_TRIP, ONE_WAY, BOTH_WAYS = "round trip", "one way", "both ways"
 
 
 class Talker(Protocol):
-    """One end of a line, ready to be measured. `outgoing` and `incoming` are used again for every message."""
+    """One end of a connection. `outgoing` and `incoming` are reused for every message."""
 
     outgoing: memoryview
     incoming: memoryview
 
     def prepare(self, size: int) -> None:
-        """Messages have this size from now on."""
+        """Sets the message size."""
 
     def expect(self) -> None:
-        """A message will come: be ready for it, where that helps."""
+        """Prepares for a message."""
 
     def say(self) -> None:
-        """Send `outgoing`."""
+        """Sends `outgoing`."""
 
     def hear(self) -> None:
-        """Wait until the expected message is in `incoming`."""
+        """Blocks until the expected message is in `incoming`."""
 
     def stream(self, size: int, out: int, into: int) -> None:
-        """Send `out` large messages while receiving `into`; return when ours have arrived there, and theirs here."""
+        """Sends `out` large messages and receives `into`; blocks until all have arrived on both sides."""
 
 
 def ask(node: Any, line: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """The left side: go through the plan, measure."""
+    """The left side: measures everything in the plan."""
     talker = _make_talker(node, line, plan)
     return [_measure(talker, kind, size, plan) for kind, size in plan["questions"]]
 
 
 def answer(node: Any, line: Any, plan: dict[str, Any]) -> None:
-    """The right side."""
+    """The right side: answers."""
     talker = _make_talker(node, line, plan)
     for kind, size in plan["questions"]:
         if kind == ROUND_TRIP:
@@ -74,7 +74,7 @@ def _measure(talker: Talker, kind: str, size: int, plan: dict[str, Any]) -> dict
 
 
 def _counts(size: int, plan: dict[str, Any]) -> tuple[int, int]:
-    """How many messages to warm up with, and how many to measure."""
+    """Number of messages to warm up with, and to measure."""
     count = max(4, plan["stream_bytes"] // size)
     return max(2, count // 4), count
 
@@ -83,10 +83,10 @@ def _counts(size: int, plan: dict[str, Any]) -> tuple[int, int]:
 
 
 def _round_trips(talker: Talker, size: int, plan: dict[str, Any]) -> dict[str, float]:
-    """For `seconds` from `begin` on; before and after that the same goes on unmeasured, so that others have company."""
+    """Measures for `seconds` from `begin` on. It continues before and after, so that other pairs always compete."""
     talker.prepare(size)
     talker.outgoing[0] = GOES_ON
-    _ping(talker)  # the other side may still be on its way
+    _ping(talker)  # the other side may still be connecting
     begin = plan["begin"] or time.monotonic() + plan["warm_up"]
     _ping_until(talker, begin)
     times = _ping_until(talker, time.monotonic() + plan["seconds"])
@@ -128,7 +128,7 @@ def _echo(talker: Talker, size: int) -> None:
     talker.prepare(size)
     for mark in _heard(talker):
         if mark != LAST:
-            talker.expect()  # before the answer, so that the next question finds its place
+            talker.expect()  # before the answer, so that the next message finds its receive
         talker.say()
 
 

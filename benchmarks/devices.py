@@ -1,11 +1,10 @@
-"""What does a collective on a CUDA tensor cost, beside one on a host array of the same size?
+"""Measures collectives on CUDA tensors beside host arrays of the same size.
 
     python benchmarks/devices.py                # needs torch and a GPU
 
-`copies` is what staging takes: out of the device and back into it, through pinned memory that is used again;
-`tensor.cpu()` beside it makes memory anew, as one would by hand. Then two ranks, processes of one host that share the
-GPU: `all_reduce` until the result is on the device, and 200 tensors, one by one and in buckets. Medians of the slower
-rank; candidates take turns. Prints, asserts nothing.
+`copies`: staging out of the device and back through reused pinned memory, beside `tensor.cpu()`, which allocates. Then
+two processes that share the GPU: `all_reduce` until the result is on the device, and 200 tensors, one by one and
+bucketed. Medians of the slower rank, interleaved.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ ROUNDS = 30
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     try:
-        import torch  # noqa: PLC0415 - who has none is told so
+        import torch  # noqa: PLC0415 - reported if missing
     except ImportError:
         sys.exit("torch is not installed in this environment")
     if not torch.cuda.is_available():
@@ -49,12 +48,12 @@ def main() -> None:
 
 
 def slower(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[str]]:
-    """Of two ranks, line by line, in milliseconds."""
+    """The slower of two ranks, line by line, in milliseconds."""
     return [[f"{max(pair) * 1e3:.3f}" for pair in zip(*lines, strict=True)] for lines in zip(*ranks, strict=True)]
 
 
 def copies(torch: Any) -> Table:
-    """Of one rank, without a collective."""
+    """Copies of one rank, without a collective."""
     table = Table("bytes", "staged, both ways", "by hand, both ways", title="copies, ms", pad_edge=False)
     for size in SIZES:
         tensor = torch.ones(size // 4, device="cuda")
@@ -73,7 +72,7 @@ def copies(torch: Any) -> Table:
 
 
 def collectives(comm: Any) -> list[list[float]]:
-    """By size: of a CUDA tensor, and of a host array."""
+    """For each size: a CUDA tensor and a host array."""
     import torch  # noqa: PLC0415
 
     found = []
@@ -84,13 +83,13 @@ def collectives(comm: Any) -> list[list[float]]:
 
 
 def reduce(comm: Any, array: Any, torch: Any) -> None:
-    """Until the result is where it belongs."""
+    """Waits until the result is on the device."""
     comm.all_reduce(array)
     torch.cuda.current_stream().synchronize()
 
 
 def many(comm: Any) -> list[list[float]]:
-    """Of CUDA tensors, and of host arrays."""
+    """CUDA tensors, then host arrays."""
     import torch  # noqa: PLC0415
 
     tensors = [torch.ones(1 << 14, device="cuda") for _ in range(200)]
@@ -109,7 +108,7 @@ def many(comm: Any) -> list[list[float]]:
 
 
 def medians(candidates: Sequence[Callable[[], None]], rounds: int = 100) -> list[float]:
-    """Of each, in turns, after two rounds that do not count. As many on each rank."""
+    """The median of each, interleaved, after two rounds of warm-up. Equal counts on all ranks."""
     found: list[list[float]] = [[] for _ in candidates]
     for _ in range(rounds + 2):
         for candidate, taken in zip(candidates, found, strict=True):

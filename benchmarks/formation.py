@@ -1,9 +1,9 @@
-"""How long it takes from `nexar run -n N` until every rank has passed its first barrier.
+"""Measures the time from `nexar run -n N` until every rank has passed its first barrier.
 
     python benchmarks/formation.py [--repeat 5] [--sizes 1,4,32]
 
-The clock is the system's monotonic one, which all processes of a host share. It starts before the command does, so
-starting Python, importing and the end of the last rank's barrier are all in it; the end of the processes is not.
+The clock is CLOCK_MONOTONIC, shared by all processes of a host. It includes starting Python and imports, but not the
+end of the processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 120.0
 
 
 def measure(size: int, script: Path) -> tuple[float, float, float]:
-    """Seconds until all ranks had a communicator, until all had passed the barrier, and of CPU for everything."""
+    """Seconds until all ranks had a communicator, until all had passed the barrier, and of CPU in total."""
     before, began = _cpu_seconds(), time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-m", "nexar", "run", "-n", str(size), str(script)],
@@ -45,7 +45,7 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Print the table."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--sizes", default="1,4,32")

@@ -1,4 +1,4 @@
-"""Conversation over a Link: what every user of nexar gets, ordering, tags, credit and deadlines included."""
+"""Benchmark talker over a Link, with ordering, tags, credit and deadlines."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from nexar.links.operation import Operation
 from nexar.testing.bare_nodes import LinkedNode
 from nexar.wire.frame import Space
 
-PATIENCE = 60.0
-WINDOW = 2  # large messages on the way at once: while one is being granted, the other flows
+TIMEOUT = 60.0
+WINDOW = 2  # large messages in flight: while one is granted, the other flows
 
 
 class PlainSidecarNode(LinkedNode):
-    """Large payloads take plain TCP."""
+    """Sends large payloads over plain TCP."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, sidecar="tcp", **settings)
 
 
 class EncryptedSidecarNode(LinkedNode):
-    """Large payloads take TLS over TCP."""
+    """Sends large payloads over TLS."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, sidecar="tls", **settings)
 
 
 class LinkTalker:
-    """See Talker."""
+    """Implements Talker."""
 
     def __init__(self, node: LinkedNode, link: Link) -> None:
         self._link = link
@@ -41,30 +41,26 @@ class LinkTalker:
         self._peer = link.peer
 
     def prepare(self, size: int) -> None:
-        """See Talker."""
         self.outgoing, self.incoming = memoryview(bytearray(size)), memoryview(bytearray(size))
-        self._deadline = time.monotonic() + PATIENCE
+        self._deadline = time.monotonic() + TIMEOUT
 
     def expect(self) -> None:
-        """See Talker."""
         self._receive = self._post(self.incoming)
 
     def say(self) -> None:
-        """See Talker. A send that is not done at once (no credit left) is waited for with the answer."""
+        """A send that is not done at once (no credit) completes while waiting for the answer."""
         self._sent = self._link.post_send(0, self.outgoing)
 
     def hear(self) -> None:
-        """See Talker."""
         self._wait([self._receive], self._deadline)
 
     def stream(self, size: int, out: int, into: int) -> None:
-        """See Talker."""
         data = touched(size)
         places = [touched(size, 1 + number) for number in range(WINDOW)] if into else []
         sends: deque[Operation] = deque()
         receives: deque[Operation] = deque()
         posted_out = posted_in = 0
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while posted_in < into or posted_out < out or sends or receives:
             while posted_in < into and len(receives) < WINDOW:
                 receives.append(self._post(places[posted_in % WINDOW]))

@@ -1,7 +1,6 @@
-"""Memory that is measured with: written to beforehand, and used again and again.
+"""Memory for benchmarks, written before use and reused.
 
-Untouched memory costs a page fault for every 4 KiB when written, and nothing at all when read.
-Neither is a carrier's doing.
+Untouched memory costs a page fault per 4 KiB when written and nothing when read; neither should be measured.
 """
 
 from __future__ import annotations
@@ -11,5 +10,5 @@ from functools import cache
 
 @cache
 def touched(size: int, number: int = 0) -> memoryview:
-    """The same memory for the same question."""
+    """The same memory for the same arguments."""
     return memoryview(bytearray([number + 1]) * size)

@@ -1,4 +1,4 @@
-"""Conversation over `nexar_native.quic` directly: one stream of one connection, no frames, no carriers."""
+"""Benchmark talker over `nexar_native.quic`: one stream of one connection, no frames, no carriers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nexar_native import quic
 from nexar.links.progress import DEFAULT_SPIN
 from nexar.security.certificates import Credentials, Trust, node_name
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 _ACKNOWLEDGEMENT = b"all of it"
 
 
 class NativeNode:
-    """See Assembly. Its line is a stream."""
+    """Implements PeerSetup. Its line is a stream."""
 
     def __init__(
         self,
@@ -36,12 +36,11 @@ class NativeNode:
         self.completions = quic.Completions(self._endpoint)
 
     def addresses_for(self, peer: int) -> dict[str, str]:
-        """See Assembly."""
         host, port = self._endpoint.address
         return {"native": f"{host} {port}"}
 
     def connect(self, peer: int, addresses: Mapping[str, str], timeout: float) -> quic.Stream:
-        """See Assembly. A stream is announced by its first byte."""
+        """The first byte announces the stream to the peer."""
         host, port = addresses["native"].split()
         self._connection = self._endpoint.connect((host, int(port)), node_name(peer, self._cluster), timeout)
         stream = self._connection.open_bi()
@@ -49,7 +48,6 @@ class NativeNode:
         return stream
 
     def accept(self, timeout: float) -> quic.Stream:
-        """See Assembly."""
         self._connection = self._done(self._accepting, timeout)
         stream: quic.Stream = self._done(self._connection.post_accept_bi(), timeout)
         self._done(stream.post_read(bytearray(1)), timeout)
@@ -61,34 +59,29 @@ class NativeNode:
         return operation.result()
 
     def close(self) -> None:
-        """See Assembly."""
         self._endpoint.close()
 
 
 class NativeTalker:
-    """See Talker."""
+    """Implements Talker."""
 
     def __init__(self, node: NativeNode, stream: quic.Stream) -> None:
         self._stream, self._completions, self._spin = stream, node.completions, node.spin
 
     def prepare(self, size: int) -> None:
-        """See Talker."""
         self.outgoing, self.incoming = memoryview(bytearray(size)), memoryview(bytearray(size))
 
     def expect(self) -> None:
-        """See Talker."""
         self._reading = self._read(self.incoming)
 
     def say(self) -> None:
-        """See Talker."""
         self._stream.write(self.outgoing)
 
     def hear(self) -> None:
-        """See Talker."""
         self._wait_for(self._reading)
 
     def stream(self, size: int, out: int, into: int) -> None:
-        """See Talker. One read at a time is posted, ahead of its data, and one write."""
+        """One read, posted ahead of its data, and one write at a time."""
         data, place = touched(size), touched(size, 1)
         reading = self._read(place) if into else None
         writing = self._write(data) if out else None
@@ -105,7 +98,7 @@ class NativeTalker:
         self._agree_on_the_end()
 
     def _agree_on_the_end(self) -> None:
-        """Both say that they have everything."""
+        """Both sides confirm that they have received everything."""
         last = self._read(memoryview(bytearray(len(_ACKNOWLEDGEMENT))))
         self._stream.write(_ACKNOWLEDGEMENT)
         self._wait_for(last)
@@ -117,7 +110,7 @@ class NativeTalker:
         return self._stream.post_write(data, self._completions)
 
     def _wait_for(self, *operations: quic.Operation | None) -> None:
-        """Until one of them is done."""
+        """Blocks until one of them is done."""
         while not any(operation and operation.done for operation in operations):
-            if not self._completions.wait(PATIENCE, spin=self._spin)[0]:
+            if not self._completions.wait(TIMEOUT, spin=self._spin)[0]:
                 raise TimeoutError("the peer said nothing")

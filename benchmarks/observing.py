@@ -1,13 +1,12 @@
-"""What does it cost a call that somebody watches?
+"""Measures what observation costs a call.
 
     python benchmarks/observing.py
     python benchmarks/observing.py --ranks 4 --transports quic --rounds 200
 
-An 8-byte all_reduce on clusters that differ in nothing but what is watched: nothing at all (members tell the seed
-nothing either), bulletins to the seed (always on), metrics that are scraped all the time, a trace. All clusters stand
-at the same time and take turns, block by block, so that what disturbs the machine disturbs all alike; those whose turn
-it is not wait on a pipe. The cost is the median, over all rounds, of a block's time per call less that of the first
-cluster's block beside it. Prints, asserts nothing.
+An 8-byte all_reduce on clusters that differ only in what is observed: nothing (no status reports either), status
+reports to the seed (the default), metrics under constant scraping, a trace. The clusters exist at the same time and
+take turns, block by block, so that other load affects all alike; idle ones wait on a pipe. The cost is the median
+difference to the first cluster's block of the same round.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from nexar.cluster import seed_session
 from nexar.observe import metrics
 
 NEVER = 1e9
-KINDS = ("nothing", "bulletins", "metrics", "trace")
+KINDS = ("nothing", "status reports", "metrics", "trace")
 
 
-def rank_main(line: Connection, ticket: str, kind: str, settings: dict[str, Any]) -> None:
-    """One rank: makes as many calls as it is told to, and says how long they took."""
+def rank_main(pipe: Connection, ticket: str, kind: str, settings: dict[str, Any]) -> None:
+    """One rank: makes as many calls as requested and returns their mean time."""
     if kind == "nothing":
         seed_session.STATUS_INTERVAL = NEVER  # type: ignore[misc]
     scraped: list[str] = []
@@ -45,17 +44,17 @@ def rank_main(line: Connection, ticket: str, kind: str, settings: dict[str, Any]
         scraped = _remember_addresses()
     with nexar.connect(ticket, **settings) as comm, _scraping(scraped):
         number = np.ones(1)
-        line.send(comm.rank)
-        while count := line.recv():
+        pipe.send(comm.rank)
+        while count := pipe.recv():
             comm.barrier()
             began = time.perf_counter()
             for _ in range(count):
                 comm.all_reduce(number, op="max")
-            line.send((time.perf_counter() - began) / count)
+            pipe.send((time.perf_counter() - began) / count)
 
 
 def _remember_addresses() -> list[str]:
-    """Where this process serves its metrics, once it does."""
+    """Collects the URLs at which this process serves metrics."""
     found: list[str] = []
     opened = metrics.open_metrics
 
@@ -91,7 +90,7 @@ def _scraping(urls: list[str]) -> Iterator[None]:
 
 
 class Cluster:
-    """The ranks of one kind, waiting for orders."""
+    """The ranks of one kind."""
 
     def __init__(self, stack: ExitStack, kind: str, options: argparse.Namespace) -> None:
         context = multiprocessing.get_context("spawn")
@@ -101,31 +100,31 @@ class Cluster:
             settings["metrics_port"] = 0
         if kind == "trace":
             settings["trace_dir"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="nexar-observing-"))
-        self._lines: list[Connection] = []
+        self._pipes: list[Connection] = []
         for _ in range(options.ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=rank_main, args=(theirs, seed.ticket, kind, settings))
             process.start()
             stack.callback(process.join)
-            self._lines.append(ours)
-        for line in self._lines:
-            line.recv()
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            pipe.recv()
         stack.callback(self._end)
 
     def _end(self) -> None:
-        for line in self._lines:
-            line.send(0)
+        for pipe in self._pipes:
+            pipe.send(0)
 
     def block(self, calls: int) -> float:
-        """Seconds per call, on the slowest rank."""
-        for line in self._lines:
-            line.send(calls)
-        slowest: float = max(line.recv() for line in self._lines)
+        """Seconds per call on the slowest rank."""
+        for pipe in self._pipes:
+            pipe.send(calls)
+        slowest: float = max(pipe.recv() for pipe in self._pipes)
         return slowest
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     options = parse()
     with ExitStack() as stack:
         clusters = {kind: Cluster(stack, kind, options) for kind in KINDS}
@@ -140,7 +139,7 @@ def main() -> None:
 
 
 def show(found: dict[str, list[float]], options: argparse.Namespace) -> None:
-    """One line for each kind."""
+    """One row per kind."""
     title = f"8-byte all_reduce, {options.ranks} ranks, {options.transports}: {options.rounds} x {options.calls} calls"
     table = Table(title=title, pad_edge=False)
     for heading in ("watched", "median", "best", "cost, median", "cost, best"):
@@ -154,7 +153,7 @@ def show(found: dict[str, list[float]], options: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command pipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--transports", default="shm,tls")

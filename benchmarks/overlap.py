@@ -1,9 +1,9 @@
-"""How much of a transfer is hidden behind other work?   python benchmarks/overlap.py [--mtu 1500]   (root; needs `ip`)
+"""Measures how much of a transfer overlaps with other work.   python benchmarks/overlap.py [--mtu 1500]   (root; needs
+`ip`)
 
-Two hosts (network namespaces on this machine), an all_reduce of 16 MB that was started, and beside it either a wait as
-long as the transfer (`time.sleep`, standing for an accelerator) or NumPy work of that length. Hidden is what the two
-took less than one after the other, as a share of the shorter one. Both hosts share this machine's cores, so NumPy work
-competes with the transfer.
+Two hosts (network namespaces) run a non-blocking all_reduce of 16 MB, and meanwhile either sleep for the transfer's
+duration, like an accelerator, or compute with NumPy for that long. Hidden is the time saved against running both in
+sequence, as a share of the shorter one. Both hosts share this machine's cores, so NumPy competes with the transfer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 15
 
 
 def main() -> None:
-    """The parent: two hosts, a seed, and a rank on each."""
+    """Starts two hosts, a seed, and a rank on each."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mtu", type=int, default=1500)
     options.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def rank() -> None:
-    """One rank: measures each by itself, then both at once, taking turns."""
+    """One rank: measures each alone, then both at once, interleaved."""
     with nexar.init() as comm:
         x = np.ones(COUNT, np.float32)
         alone = median(_timed(comm, x, lambda: None) for _ in range(ROUNDS))

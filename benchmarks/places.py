@@ -1,4 +1,4 @@
-"""Where it is measured: on the loopback interface, and between two network namespaces."""
+"""Where transports are measured: on loopback, and between two network namespaces."""
 
 from __future__ import annotations
 

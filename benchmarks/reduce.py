@@ -1,11 +1,10 @@
-"""How fast are reductions, beside NumPy's own arithmetic on the same arrays in the same run?
+"""Measures reductions beside NumPy's arithmetic on the same arrays.
 
     python benchmarks/reduce.py
     python benchmarks/reduce.py --op max --size 1048576 --inputs 4 --repetitions 15
 
-GB/s of the result: its bytes by the processor time of one thread, so that a busy machine hardly shows. `combine` is of
-two arrays, `fold` of as many as asked for; NumPy's column is the ufunc called once for two, and once for each further
-array. Medians; candidates take turns. Prints, asserts nothing.
+GB/s: bytes of the result by CPU time of one thread, which other load hardly affects. `combine` takes two arrays, `fold`
+as many as requested. NumPy calls the ufunc once per further array. Medians of interleaved runs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ UFUNCS = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     options = parse()
     table = Table(title=f"{options.op}, {options.size / 1e6:g} MB, GB/s of the result", pad_edge=False)
     several = f"{options.inputs} arrays"
@@ -50,7 +49,7 @@ def main() -> None:
 
 
 def measure(dtype: np.dtype[Any], options: argparse.Namespace) -> list[str]:
-    """One row: medians, and in parentheses how many times as fast as NumPy."""
+    """One row: medians, and in parentheses the factor to NumPy."""
     reduction, ufunc = reduction_of(options.op), UFUNCS[options.op]
     try:
         check(reduction, dtype)
@@ -84,17 +83,17 @@ def measure(dtype: np.dtype[Any], options: argparse.Namespace) -> list[str]:
 
 
 def numbers(dtype: np.dtype[Any], count: int, seed: int) -> Array:
-    """As gradients are: around nought. Of whole numbers, small ones."""
+    """Like gradients: centered at zero; small integers for integer types."""
     drawn = np.random.default_rng(seed).standard_normal(count, np.float32)
     return drawn.astype(dtype) if dtype.kind in "fVc" else (drawn * 3).astype(np.int8).astype(dtype)
 
 
 def in_turns(candidates: list[Callable[[], None]], repetitions: int) -> list[float]:
-    """The median time of each, all of them once in every round; the first round warms up."""
+    """The median time of each, interleaved; the first round warms up."""
     times: list[list[float]] = [[] for _ in candidates]
     turn = list(zip(candidates, times, strict=True))
     for _ in range(repetitions + 1):
-        turn.reverse()  # what the cache holds of the one before helps both neighbours
+        turn.reverse()  # the cache contents of the previous candidate help both neighbours
         for candidate, found in turn:
             begin = time.thread_time()
             candidate()
@@ -103,7 +102,7 @@ def in_turns(candidates: list[Callable[[], None]], repetitions: int) -> list[flo
 
 
 def parse() -> argparse.Namespace:
-    """What is asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="GB/s of reductions, beside NumPy's own")
     parser.add_argument("--op", choices=sorted(UFUNCS), default="sum")
     parser.add_argument("--size", type=int, default=4 << 20, help="bytes of one array")

@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs."""
+"""Results of the transport benchmark as tables and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOUR_RANKS = "round trip, four ranks"
 
 
 class Row(NamedTuple):
-    """One line of a table."""
+    """One row of a table."""
 
     transport: str
     layer: str
@@ -30,12 +30,10 @@ class Question(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Microseconds for round trips, gigabytes per second for the rest."""
         return "µs" if self.kind in (ROUND_TRIP, FOUR_RANKS) else "GB/s"
 
     @property
     def title(self) -> str:
-        """Above the column."""
         kind = self.kind.removeprefix(ROUND_TRIP).removeprefix(", ")
         return f"{show_size(self.size)}\n{kind}" if kind else show_size(self.size)
 
@@ -47,7 +45,6 @@ class Results:
         self._samples: dict[tuple[str, Row, Question], list[dict[str, Any]]] = {}
 
     def add(self, place: str, row: Row, sample: dict[str, Any]) -> None:
-        """One measurement of one session."""
         question = Question(sample["kind"], sample["size"])
         self._samples.setdefault((place, row, question), []).append(sample)
 
@@ -57,7 +54,7 @@ class Results:
         return statistics.median(sample["value"] for sample in samples) if samples else None
 
     def table(self, place: str, rows: Sequence[Row], questions: Sequence[Question]) -> Table:
-        """In parentheses: how many times as good as TLS sockets."""
+        """In parentheses: the factor to TLS sockets."""
         table = Table(pad_edge=False)
         for heading in ("transport", "layer", "unit"):
             table.add_column(heading)
@@ -81,7 +78,7 @@ class Results:
         return f"{text} ({reference / figure if time else figure / reference:.2f}×)"
 
     def save(self, path: Path, facts: dict[str, Any]) -> None:
-        """Everything, with every sample."""
+        """With every sample."""
         rows = [
             {"place": place, **row._asdict(), **question._asdict(), "unit": question.unit}
             | {"median": self.figure(place, row, question), "samples": samples}

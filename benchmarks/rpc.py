@@ -1,7 +1,7 @@
-"""How quick is a remote call, and how soon does each error come?   python benchmarks/rpc.py [--transport shm,tls]
+"""Measures remote calls and how soon errors arrive.   python benchmarks/rpc.py [--transport shm,tls]
 
-Two processes on this host. Sequential calls of a function that adds two numbers, by one thread and by eight; calls that
-are started, 64 in flight; then each failure, from its cause to the error at the caller.
+Two processes on this host: sequential calls of an addition, by one thread and by eight; 64 non-blocking calls in
+flight; then each failure, from its cause to the error at the caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDS = 20
 
 
 def main() -> None:
-    """The parent."""
+    """The parent process."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--transport", default="", help="those of the setting `transports`; default: all there are")
     options.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -43,21 +43,21 @@ def main() -> None:
 
 
 def rank(transports: tuple[str, ...]) -> None:
-    """Rank 1 serves, rank 0 asks. The last question ends rank 1, which is one of the things to measure."""
+    """Rank 1 serves, rank 0 calls. The last measurement kills rank 1."""
     settings = {"transports": transports} if transports else {}
     with nexar.init(recovery_policy="manual", **settings) as comm:
         if comm.rank == 1:
             serve(comm)
         comm.barrier()
         if comm.rank == 1:
-            threading.Event().wait()  # nobody waits in nexar: its own thread drives
+            threading.Event().wait()  # no thread waits in nexar: its progress thread drives
         remote = comm.on(1)
         for name, figures in measured(comm, remote):
             print(f"{name:34} {figures}", flush=True)
 
 
 def serve(comm: nexar.Communicator) -> None:
-    """What can be called."""
+    """Registers the functions."""
 
     @comm.serve
     def add(x: float, y: float) -> float:
@@ -86,7 +86,7 @@ def serve(comm: nexar.Communicator) -> None:
 
 
 def measured(comm: nexar.Communicator, remote: Any) -> Any:
-    """Name and figures of each question."""
+    """Name and figures of each measurement."""
     yield "one thread", in_turn(remote.add)
     yield "one thread, async def", in_turn(remote.add_async)
     yield f"{THREADS} threads", in_threads(remote.add)
@@ -104,7 +104,7 @@ def measured(comm: nexar.Communicator, remote: Any) -> Any:
 
 
 def in_turn(call: Callable[..., Any], calls: int = CALLS) -> str:
-    """One call after the other."""
+    """Sequential calls."""
     for number in range(calls // 10):
         call(number, 1)
     return per_call([timed(partial(call, 1, 2)) for _ in range(calls)])
@@ -118,14 +118,14 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def per_call(times: list[float]) -> str:
-    """Of calls one after the other."""
+    """Figures of sequential calls."""
     times.sort()
     p99 = times[len(times) * 99 // 100]
     return f"{len(times) / sum(times):7.0f} calls/s   p50 {median(times) * 1e6:6.0f} µs   p99 {p99 * 1e6:6.0f} µs"
 
 
 def in_threads(call: Callable[..., Any]) -> str:
-    """Several threads of the caller, each one call after the other."""
+    """Sequential calls of several threads."""
     threads = [threading.Thread(target=in_turn, args=(call, CALLS // 4)) for _ in range(THREADS)]
     begin = time.perf_counter()
     for thread in threads:
@@ -136,7 +136,7 @@ def in_threads(call: Callable[..., Any]) -> str:
 
 
 def in_flight(comm: nexar.Communicator) -> str:
-    """Started, and waited for together."""
+    """Non-blocking calls."""
     begin = time.perf_counter()
     for _ in range(CALLS // IN_FLIGHT):
         nexar.wait_all([comm.start.on(1).add(1, number) for number in range(IN_FLIGHT)])
@@ -172,7 +172,7 @@ def late_cancels(comm: nexar.Communicator) -> str:
 
 
 def late_overload(comm: nexar.Communicator) -> str:
-    """With every place taken, from the call to the error."""
+    """From the call to the error while all slots are taken."""
     held = [comm.start.on(1).hold(60.0) for _ in range(comm.config.rpc_concurrency)]
     figures = late(partial(comm.on(1).add, 1, 2), lambda _, begin: begin)
     for each in held:
@@ -181,7 +181,7 @@ def late_overload(comm: nexar.Communicator) -> str:
 
 
 def of_errors(name: str, times: list[float]) -> str:
-    """The middle and the worst."""
+    """Median and maximum."""
     return f"{name}: median {median(times) * 1e3:6.2f} ms   worst {max(times) * 1e3:6.2f} ms"
 
 

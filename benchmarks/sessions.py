@@ -1,4 +1,4 @@
-"""One session: two processes (or two threads) connect, go through a plan, and are gone."""
+"""One benchmark session: two processes or threads connect, work through a plan, and end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_session(candidate: Candidate, places: tuple[HostSpec, HostSpec], plan: d
 
 
 def run_two_at_once(candidate: Candidate, places: tuple[HostSpec, HostSpec], plan: dict[str, Any]) -> list[Sample]:
-    """The 8-byte round trip of two pairs at the same time: four ranks, which outnumber two cores."""
+    """The 8-byte round trip of two pairs at once: four ranks, more than two cores."""
     begin = time.monotonic() + _STARTING
     told = {**plan, "talker": candidate.talker, "questions": [[ROUND_TRIP, 8]], "begin": begin}
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def run_two_at_once(candidate: Candidate, places: tuple[HostSpec, HostSpec], pla
 
 
 def _run_in_threads(plan: dict[str, Any]) -> list[Sample]:
-    """Two ranks of one process, on the memory transport: they share an interpreter, and so its lock."""
+    """Two ranks of one process over the memory transport; they share the GIL."""
     authority = Authority.create("benchmark")
     trust = Trust(authority.certificate_pem)
     network = MemoryNetwork()

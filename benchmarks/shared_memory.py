@@ -1,8 +1,8 @@
-"""How fast is an all_reduce through the arena? Beside it, in the same run: the least that NumPy does with such memory.
+"""Measures all_reduce through the shared region, beside a minimal NumPy implementation on shared memory.
 
     python benchmarks/shared_memory.py [ranks] [--sizes 8,65536] [--slot-bytes 1048576] [--pin]
 
-The reference knows no errors, no deadlines, no sleeping and no transports: it spins on flags for ever.
+The reference has no errors, deadlines, sleeping or transports: it spins on flags.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nexar.transport.sleeper import PollSleeper
 
 SIZES = (8, 1024, 65536, 1 << 20, 16 << 20, 64 << 20)
 BLOCKS = 5
-PATIENCE = 60.0
+TIMEOUT = 60.0
 REFERENCE_CHUNK = 1 << 20
 
 
@@ -46,33 +46,31 @@ class Node:
         self.progress = Progress(self.sleeper, [self.transport])
 
     def connect(self, rank: int, address: str) -> None:
-        """Dial."""
-        self.carrier_accepted(self.transport.connect(address, Expected(rank + 1), time.monotonic() + PATIENCE))
+        self.carrier_accepted(self.transport.connect(address, Expected(rank + 1), time.monotonic() + TIMEOUT))
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """See Acceptor."""
         assert isinstance(carrier, ShmCarrier)
         carrier.attach(self)
         self.carriers[carrier.peer.node - 1] = carrier
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """See Acceptor."""
+        pass
 
     def frame_arrived(self, *_: Any) -> None:
-        """See Sink."""
+        pass
 
     def payload_arrived(self, *_: Any) -> None:
-        """See Sink."""
+        pass
 
     def carrier_finished(self, *_: Any) -> None:
-        """See Sink."""
+        pass
 
     def carrier_lost(self, *_: Any) -> None:
-        """See Sink."""
+        pass
 
 
 class Members:
-    """Nobody disagrees here."""
+    """Callbacks of the region; none occurs in a correct run."""
 
     def awaited(self, index: int) -> Any:
         raise InternalError(f"rank {index} is missing")
@@ -85,7 +83,7 @@ class Members:
 
 
 class Reference:
-    """Chunk by chunk: copy in, add my share, copy out; flags in memory."""
+    """Per chunk: copy in, add this rank's share, copy out; flags in memory."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -105,55 +103,60 @@ class Reference:
         self._round += 1
         slots = self._slots[self._round & 1]
         slots[rank][:count] = row
-        self._meet(0)
+        self._synchronise(0)
         bounds = [count * each // size for each in range(size + 1)]
         mine = row[bounds[rank] : bounds[rank + 1]]
         for each in range(size):
             if each != rank:
                 np.add(mine, slots[each][bounds[rank] : bounds[rank + 1]], mine)
         slots[rank][bounds[rank] : bounds[rank + 1]] = mine
-        self._meet(1)
+        self._synchronise(1)
         for each in range(size):
             row[bounds[each] : bounds[each + 1]] = slots[each][bounds[each] : bounds[each + 1]]
 
-    def _meet(self, which: int) -> None:
+    def _synchronise(self, which: int) -> None:
         flags = self._flags[which]
         flags[self._rank, 0] = self._round
         for flag in flags:
-            looks = 0
+            spins = 0
             while flag[0] < self._round:
-                looks += 1
-                if looks > 50:
+                spins += 1
+                if spins > 50:
                     os.sched_yield()
 
 
 class Runner:
-    """One rank: measures one of the two, as often as told."""
+    """One rank: measures both implementations."""
 
-    def __init__(self, rank: int, size: int, arena: SharedRegion, progress: Progress, reference: Reference) -> None:
+    def __init__(self, rank: int, size: int, region: SharedRegion, progress: Progress, reference: Reference) -> None:
         self._rank, self._size = rank, size
-        self._region, self._progress, self._reference = arena, progress, reference
+        self._region, self._progress, self._reference = region, progress, reference
         self._sum = reduction_of("sum")
         self._sequence = 0
 
     def ours(self, array: Any) -> None:
-        """As a blocking verb calls it."""
-        arena = self._region
+        """As a blocking call does it."""
+        region = self._region
         self._sequence += 1
         fingerprint = Fingerprint(OperationCode.ALL_REDUCE, 11, len(array), 0, 1)
-        slip = arena.reserve()
-        arena.announce(self._sequence, fingerprint)
-        operation = arena.all_reduce(slip, array, self._sum, announcement=(self._sequence, fingerprint), spin=True)
+        order_number = region.reserve()
+        region.announce(self._sequence, fingerprint)
+        operation = region.all_reduce(
+            order_number, array, self._sum, announcement=(self._sequence, fingerprint), spin=True
+        )
         if not operation.done or operation.error is not None:
-            self._progress.wait((operation,), time.monotonic() + PATIENCE)
+            self._progress.wait((operation,), time.monotonic() + TIMEOUT)
 
     def measure(self, size_bytes: int) -> dict[str, list[float]]:
-        """Blocks of both in turn; seconds of each call."""
+        """Interleaved blocks of both; seconds of each call."""
         runs = 400 if size_bytes <= 65536 else 40 if size_bytes <= 1 << 20 else 3
-        found: dict[str, list[float]] = {"arena": [], "reference": []}
-        ways: dict[str, Callable[[Any], None]] = {"arena": self.ours, "reference": self._reference.all_reduce}
+        found: dict[str, list[float]] = {"region": [], "reference": []}
+        implementations: dict[str, Callable[[Any], None]] = {
+            "region": self.ours,
+            "reference": self._reference.all_reduce,
+        }
         for _ in range(BLOCKS):
-            for name, run in ways.items():
+            for name, run in implementations.items():
                 found[name] += self._block(run, size_bytes, runs)
         return found
 
@@ -188,20 +191,20 @@ def rank_main(rank: int, size: int, shared: mmap.mmap, line: Connection, options
         line.recv()
     else:
         memory = open_memory(line.recv(), size)
-    nudges = [node.carriers[each].bell.nudge if each != rank else lambda: None for each in range(size)]
-    arena = SharedRegion(node.progress, memory, rank, Members(), nudges)
+    wake_calls = [node.carriers[each].wake_peer if each != rank else lambda: None for each in range(size)]
+    region = SharedRegion(node.progress, memory, rank, Members(), wake_calls)
     line.send("ready")
     line.recv()
-    runner = Runner(rank, size, arena, node.progress, Reference(shared, rank, size))
+    runner = Runner(rank, size, region, node.progress, Reference(shared, rank, size))
     for size_bytes in options.sizes:
         line.send(runner.measure(size_bytes))
     line.recv()
-    arena.close()
+    region.close()
     node.progress.close()
 
 
 def show(size_bytes: int, size: int, found: dict[str, list[float]]) -> str:
-    """One line for each."""
+    """One line for each implementation."""
     lines = []
     for name, times in found.items():
         times.sort()
@@ -212,7 +215,7 @@ def show(size_bytes: int, size: int, found: dict[str, list[float]]) -> str:
 
 
 def main() -> None:
-    """Start the ranks, introduce them, and print what rank 0 measures."""
+    """Starts and connects the ranks, and prints rank 0's measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ranks", nargs="?", type=int, default=2)
     parser.add_argument("--sizes", type=lambda text: [int(each) for each in text.split(",")], default=SIZES)

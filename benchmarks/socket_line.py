@@ -1,7 +1,7 @@
-"""The reference: blocking stdlib sockets, as one writes them by hand. Plain TCP, or TLS with two certificates.
+"""Reference talker over blocking stdlib sockets, plain TCP or mutual TLS.
 
-Nagle off, one `sendall` per message, `recv_into` straight into the destination. A TLS socket must not be read and
-written by two threads at once, so data in both directions at once uses two connections, one for each.
+TCP_NODELAY, one `sendall` per message, `recv_into` into the destination. Two threads must not use a TLS socket at once,
+so each direction has its own connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ACKNOWLEDGEMENT = b"all of it"
 
 
 class SocketLine:
-    """Two connections to the same peer. Large data goes out on one, comes in on the other, small use the first."""
+    """Two connections to one peer, one for each direction of large data; small messages use the first."""
 
     def __init__(self, first: socket.socket, second: socket.socket, *, dialed: bool) -> None:
         self.first = first
@@ -31,7 +31,7 @@ class SocketLine:
 
 
 class SocketNode:
-    """See Assembly. The scheme is `plain` or `tls`."""
+    """Implements PeerSetup. The scheme is `plain` or `tls`."""
 
     def __init__(self, credentials: Credentials, trust: Trust, schemes: Sequence[str], *, host: str, **_: Any) -> None:
         self._secure = list(schemes) == ["tls"]
@@ -41,12 +41,10 @@ class SocketNode:
         self._open: list[socket.socket] = [self._listener]
 
     def addresses_for(self, peer: int) -> dict[str, str]:
-        """See Assembly."""
         host, port = self._listener.getsockname()[:2]
         return {"sockets": f"{host} {port}"}
 
     def connect(self, peer: int, addresses: Mapping[str, str], timeout: float) -> SocketLine:
-        """See Assembly."""
         host, port = addresses["sockets"].split()
         name = node_name(peer, self._credentials.cluster)
         plain = [socket.create_connection((host, int(port)), timeout) for _ in range(2)]
@@ -55,7 +53,6 @@ class SocketNode:
         return SocketLine(first, second, dialed=True)
 
     def accept(self, timeout: float) -> SocketLine:
-        """See Assembly."""
         self._listener.settimeout(timeout)
         context = server_context(self._credentials, self._trust)
         plain = [self._listener.accept()[0] for _ in range(2)]
@@ -69,34 +66,29 @@ class SocketNode:
         return kept
 
     def close(self) -> None:
-        """See Assembly."""
         for kept in self._open:
             kept.close()
 
 
 class SocketTalker:
-    """See Talker."""
+    """Implements Talker."""
 
     def __init__(self, node: SocketNode, line: SocketLine) -> None:
         self._state = line
 
     def prepare(self, size: int) -> None:
-        """See Talker."""
         self.outgoing, self.incoming = memoryview(bytearray(size)), memoryview(bytearray(size))
 
     def expect(self) -> None:
-        """See Talker. The kernel is always ready."""
+        """Nothing to do: the kernel buffers."""
 
     def say(self) -> None:
-        """See Talker."""
         self._state.first.sendall(self.outgoing)
 
     def hear(self) -> None:
-        """See Talker."""
         fill(self._state.first, self.incoming)
 
     def stream(self, size: int, out: int, into: int) -> None:
-        """See Talker."""
         data, place = touched(size), touched(size, 1)
         if not into:
             return self._send(data, out)
@@ -119,7 +111,7 @@ class SocketTalker:
 
 
 def fill(connection: socket.socket, place: memoryview) -> None:
-    """Receive exactly that much."""
+    """Receives exactly `len(place)` bytes."""
     filled = 0
     while filled < len(place):
         received = connection.recv_into(place[filled:])

@@ -1,9 +1,9 @@
-"""What does torch cost on the way to us, and who is quicker?     .venv-torch/bin/python benchmarks/torch_backend.py
+"""Measures the torch backend beside Gloo.     .venv-torch/bin/python benchmarks/torch_backend.py
 
-Ranks on this host reduce tensors of 8 bytes to 64 MB in three ways, in turns and in the same processes: by nexar
-itself, through torch with the backend nexar, and through torch with Gloo. Then DDP trains a small transformer with
-either backend. Times are medians of what rank 0 saw; `--ranks 4` changes how many there are, and `--hosts 2` puts half
-of them on another host (network namespaces on this machine; root). NEXAR_* variables are passed on.
+Ranks of this host reduce tensors of 8 bytes to 64 MB in three ways, interleaved in the same processes: with nexar
+alone, through torch with nexar, and through torch with Gloo. Then DDP trains a small transformer with each backend.
+Times are medians on rank 0. `--ranks 4` sets the number of ranks; `--hosts 2` puts half of them on another host
+(network namespaces; root). NEXAR_* variables are passed on.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Call = Callable[[], object]
 
 
 def main() -> None:
-    """Start the ranks; or be one."""
+    """Starts the ranks, or runs one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hosts", type=int, default=1)
@@ -119,7 +119,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float
 
 
 def _in_turns(ways: list[Call], repeats: int, rounds: int) -> list[float]:
-    """Seconds of one call, for each way: the median of its turns. The first turn of each is not counted."""
+    """The median seconds per call for each way. The first round is ignored."""
     times: list[list[float]] = [[] for _ in ways]
     for turn in range(rounds + 1):
         for way, found in zip(ways, times, strict=True):

@@ -1,10 +1,10 @@
-"""How fast is each transport, alone and through a Link, beside plain TCP and TLS sockets in the same run?
+"""Measures each transport, alone and through a Link, beside plain TCP and TLS sockets.
 
     python benchmarks/transport.py --quick
     python benchmarks/transport.py --transports quic,TLS --places loopback,mtu9000 --repetitions 5 --json figures.json
 
-Every figure is the median over repetitions, between which the order of the candidates is turned round. A round trip is
-the median of many. Prints, asserts nothing. All of it takes a quarter of an hour, `--quick` less than a minute.
+Each figure is the median over repetitions, which alternate the order of candidates; a round trip is the median of many.
+Takes 15 minutes, with `--quick` less than one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGEST_SMALL = 64 << 10
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     options = parse()
     bench = Bench(options, Console(width=max(132, Console().width)))
     for place in options.places:
@@ -42,7 +42,7 @@ def main() -> None:
         else:
             bench.console.print(f"not measured {places.NAMES[place]}: {reason}")
         if options.json:
-            bench.results.save(options.json, facts(options))  # after each place: a long run may be cut short
+            bench.results.save(options.json, facts(options))  # after each place: a long run may be interrupted
 
 
 class Bench:
@@ -60,7 +60,7 @@ class Bench:
         self._candidates = [candidate for candidate in wanted(options) if self._can(candidate)]
 
     def _make_plan(self, *, quick: bool) -> dict[str, Any]:
-        """What a session is asked, and for how long."""
+        """The questions of a session, and their durations."""
         seconds, warm_up, stream_bytes = (0.2, 0.1, 128 << 20) if quick else (0.5, 0.2, 256 << 20)
         lengths = {"seconds": seconds, "warm_up": warm_up, "stream_bytes": stream_bytes, "begin": None}
         return {**lengths, "questions": [*self._round_trips, *self._throughput]}
@@ -93,7 +93,7 @@ class Bench:
             self.results.add(place, Row(candidate.transport, candidate.layer), sample)
 
     def show(self, place: str) -> None:
-        """Two tables: round trips, throughput."""
+        """Two tables: round trips and throughput."""
         rows = [Row(candidate.transport, candidate.layer) for candidate in self._candidates]
         four = [Question(FOUR_RANKS, 8)] if self._four_ranks and place == places.LOOPBACK else []
         tables = (("Round trip in µs", [*self._round_trips, *four]), ("Throughput in GB/s", self._throughput))
@@ -104,13 +104,13 @@ class Bench:
 
 
 def wanted(options: argparse.Namespace) -> list[Candidate]:
-    """What was asked for, and always the reference."""
+    """The selected candidates, and always the reference."""
     asked = [c for c in ALL if c.transport in options.transports and c.layer in options.layers]
     return [c for c in ALL if c in asked or (c.transport, c.layer) == (REFERENCE, SOCKETS)]
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(dict.fromkeys(candidate.transport for candidate in ALL))
     layers = list(dict.fromkeys(candidate.layer for candidate in ALL))
@@ -132,7 +132,7 @@ def parse() -> argparse.Namespace:
 
 
 def words(allowed: list[str]) -> Any:
-    """A comma-separated choice."""
+    """A parser for comma-separated choices."""
 
     def parse_words(text: str) -> list[str]:
         given = text.split(",")
@@ -150,14 +150,14 @@ def sizes(text: str) -> list[int]:
 
 
 def progress(text: str) -> None:
-    """What is going on, on a terminal only."""
+    """Shows progress, on a terminal only."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()
 
 
 def facts(options: argparse.Namespace) -> dict[str, Any]:
-    """What a reader of the file must know."""
+    """The circumstances of the measurement."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything `make setup` does, one at a time: two makes at once on one environment would trip over each other.
+# All steps of `make setup`, under a lock: two runs on one environment would disturb each other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export VENV=${VENV:-.venv}
 if command -v flock >/dev/null; then
-    exec 9<setup # a folder can be locked, and is there anyway
+    exec 9<setup # any existing file or folder can be locked
     flock 9
 fi
 setup/environment.sh
-# As pip does for a package that is not editable: where Python may not write bytecode, every rank would compile anew.
+# As pip does for packages that are not editable. Otherwise, where Python may not write bytecode, every rank compiles.
 "$VENV/bin/python" -m compileall -q src
 setup/system.sh
 if [ -n "${NO_NATIVE:-}" ]; then

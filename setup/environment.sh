@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the virtual environment: nexar editable with its development tools, as setup/requirements/dev.txt names them.
-# Does nothing when pyproject.toml, that file and the interpreter are those of the last time.
+# Make the virtual environment: nexar, editable, with the development tools locked in setup/requirements/dev.txt.
+# Does nothing if pyproject.toml, that file and the interpreter have not changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -23,10 +23,10 @@ if [ -x "$venv/bin/python" ] && [ "$made" = "$wanted" ]; then exit 0; fi
 
 echo "setup: making $venv with $("$python" --version) (packages are fetched: about half a minute)"
 clear=()
-# Packages of one interpreter are of no use to another. Only an environment is ever cleared, never a folder given by mistake.
+# Packages of another interpreter are useless. Only an environment is cleared, never a folder given by mistake.
 if [ -f "$venv/pyvenv.cfg" ] && [ "${made#"$interpreter "}" = "$made" ]; then clear=(--clear); fi
 "$python" -m venv ${clear[@]+"${clear[@]}"} "$venv"
-# Only files with a known hash, and only wheels: building a package would run and fetch what nobody has locked.
+# Only files with a known hash, and only wheels: building a package would fetch and run code that is not locked.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement $locked
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 printf '%s\n' "$wanted" >"$stamp"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a change must pass before its tests matter. Runs everything and fails at the end, so one round shows all there is.
+# Run all static checks. Fails at the end, so that one run shows all errors.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin

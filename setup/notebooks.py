@@ -1,7 +1,7 @@
-"""Run the notebooks of the documentation in a real Jupyter kernel, and compare what they show with what is stored.
+"""Runs the documentation's notebooks in a Jupyter kernel, and compares their output with the stored output.
 
-.venv-docs/bin/python setup/notebooks.py            fails if one raises or shows something else
-.venv-docs/bin/python setup/notebooks.py --write    stores what they show
+.venv-docs/bin/python setup/notebooks.py            fails if a cell raises or the output differs .venv-docs/bin/python
+setup/notebooks.py --write    stores the output
 """
 
 import sys
@@ -14,19 +14,19 @@ FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[str]:
-    """The text below each cell. A kernel may send it in any number of pieces."""
+    """The output text of each cell. A kernel may send it in any number of pieces."""
     return ["".join(output.text for output in cell.get("outputs", ())) for cell in notebook.cells]
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
-    """A copy with what its cells show now, in a fresh kernel. Raises what a cell raises, with the cell."""
+    """A copy with the output of a fresh kernel. Raises what a cell raises."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=60, kernel_name="python3", record_timing=False).execute()
     return notebook
 
 
 def main() -> None:
-    """All of them."""
+    """Runs all notebooks."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         ran = execute(path)
         same = shown(ran) == shown(nbformat.read(path, as_version=4))

@@ -1,7 +1,7 @@
-"""A build hook: the wheel of nexar says what it is and what it needs, as a CycloneDX document in .dist-info/sboms/.
+"""Build hook that adds a CycloneDX SBOM to the wheel, in .dist-info/sboms/.
 
-The wheel bundles nothing of others. So the document has nexar, and the packages that it asks for, with the versions
-that it accepts. It depends on pyproject.toml alone, so two builds of one source have the same bytes.
+The wheel bundles no other packages, so the document lists nexar and its requirements with accepted versions. It depends
+on pyproject.toml alone, so builds are reproducible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Sbom(BuildHookInterface):
     """Adds the document to every wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """See hatchling. `version` is of the kind of wheel: there is nothing to say of an editable one."""
+        """Implements hatchling's hook. `version` is the kind of wheel; an editable one gets no document."""
         if self.target_name != "wheel" or version != "standard":
             return
         path = Path(self.directory) / NAME
@@ -30,12 +30,12 @@ class Sbom(BuildHookInterface):
         build_data["sbom_files"].append(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """It is in the wheel now."""
+        """Removes the temporary file."""
         (Path(self.directory) / NAME).unlink(missing_ok=True)
 
 
 def document(core: Any) -> dict[str, Any]:
-    """Of a package with this metadata."""
+    """The document for a package with this metadata."""
     needs = [_component(Requirement(text)) for text in core.dependencies]
     me = {
         "type": "library",

@@ -1,12 +1,11 @@
-"""What mkdocs does with the documents besides: they are written for GitHub and for tests, and stay as they are.
+"""mkdocs hooks that adapt the documents, which are written for GitHub and for tests.
 
-- ```` ```python hello.py ```` is a block with a title; lists begin and nest as they do on GitHub; so do anchors.
-- A notebook is a page: its texts, its code and what that showed.
-- A file of the repository that a document links to (an example, say) is a page too, with its text; a folder of
-  documents, a list of them.
-- `folder/*` in the navigation stands for all pages of a folder that are not named otherwise.
+- ```` ```python hello.py ```` becomes a block with a title; lists and anchors work as on GitHub.
+- A notebook becomes a page with its text, code and output.
+- A linked file of the repository becomes a page; a folder of documents becomes a list.
+- `folder/*` in the navigation means all pages of a folder that are not listed.
 
-The functions that rewrite are pure, and tested without mkdocs.
+The rewriting functions are pure and tested without mkdocs.
 """
 
 import json
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FOREIGN = "repository"  # the folder of the site that holds files from outside docs/
-FOLDERS = ("docs/explain/decisions",)  # those of which there is a list
+FOREIGN = "repository"  # folder of the site for files from outside docs/
+FOLDERS = ("docs/explain/decisions",)  # folders that get a list
 
 _FENCE = re.compile(r"^(```+)(\w*) ?([^\n]*)$")
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
@@ -26,12 +25,12 @@ _ITEM = re.compile(r"^( *)(?:[-*]|\d+\.) ")
 
 
 def slug(heading: str, separator: str = "-") -> str:
-    """The anchor of a heading, as GitHub makes it."""
+    """The anchor of a heading, as on GitHub."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
 
 
 def render(markdown: str) -> str:
-    """The same document for mkdocs: titles of blocks, lists. Links are left alone."""
+    """The document for mkdocs: block titles and lists. Links stay."""
     return "\n".join(_rendered(markdown.split("\n")))
 
 
@@ -51,7 +50,7 @@ def _rendered(lines: list[str]) -> Iterator[str]:
 
 
 def _item(line: str, before: str) -> Iterator[str]:
-    """A list needs an empty line before it, and four spaces for each level."""
+    """A list needs an empty line before it, and four spaces per level."""
     found = _ITEM.match(line)
     if found and before.strip() and not before.startswith(" ") and not _ITEM.match(before):
         yield ""
@@ -64,12 +63,12 @@ def links(markdown: str) -> list[str]:
 
 
 def relink(markdown: str, change: Callable[[str], str]) -> str:
-    """With other paths."""
+    """Replaces the link paths."""
     return _LINK.sub(lambda found: found[1] + change(found[2]) + found[3], markdown)
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository is in the site, both as paths with `/`."""
+    """The path in the site of a file of the repository."""
     if path.startswith("docs/") and (ROOT / path).is_dir():
         path = f"{path}/index.md"
     if path.startswith("docs/"):
@@ -78,7 +77,7 @@ def place_of(path: str) -> str:
 
 
 def moved(link: str, document: str) -> str:
-    """A link of a document of the repository, for the place that both have in the site."""
+    """A link of a document, translated to paths in the site."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(document), link))
     return posixpath.relpath(place_of(target), posixpath.dirname(place_of(document)))
 
@@ -90,14 +89,14 @@ def foreign_page(path: str) -> str:
 
 
 def folder_page(folder: Path) -> str:
-    """The list of a folder's documents, by their headings."""
+    """The list of a folder's documents by heading."""
     documents = [(each, each.read_text().partition("\n")[0].lstrip("# ")) for each in sorted(folder.glob("*.md"))]
     title = folder.name.capitalize()
     return "\n".join([f"# {title}", "", *(f"- [{heading}]({each.name})" for each, heading in documents), ""])
 
 
 def expand(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The navigation with `folder/*` put as pages."""
+    """The navigation with `folder/*` replaced by pages."""
     named = set(_named(nav))
     return [each for entry in nav for each in _expanded(entry, [page for page in pages if page not in named])]
 
@@ -137,7 +136,7 @@ def _language(path: str) -> str:
 
 
 def reached(documents: dict[str, str]) -> dict[str, str]:
-    """Pages of all files outside docs/ that are linked to, by path; also those that only these lead to."""
+    """Pages of all files outside docs/ that are linked to, directly or indirectly, by path."""
     found: dict[str, str] = {}
     waiting = dict(documents)
     while waiting:
@@ -151,18 +150,18 @@ def reached(documents: dict[str, str]) -> dict[str, str]:
     return found
 
 
-# -- what mkdocs calls -------------------------------------------------------------------------------------------------
+# -- mkdocs hooks ------------------------------------------------------------------------------------------------------
 
 
 def on_config(config: Any) -> Any:
-    """Anchors as on GitHub."""
+    """Sets anchors as on GitHub."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Notebooks, folders, and what is linked to outside; then the navigation can be whole."""
-    from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415 - only the site's environment has it
+    """Adds notebooks, folders and linked files, then expands the navigation."""
+    from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415 - installed only in .venv-docs
 
     for each in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(each)
@@ -174,14 +173,14 @@ def on_files(files: Any, config: Any) -> Any:
     documents = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
     for path, text in reached(documents).items():
         page = File.generated(config, place_of(path), content=text, inclusion=InclusionLevel.NOT_IN_NAV)
-        page.edit_uri = path  # remembered for its links
+        page.edit_uri = path  # used for its links
         files.append(page)
     config.nav = expand(config.nav, sorted(file.src_uri for file in files.documentation_pages()))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links first: they are those of where the document lies in the repository."""
+    """Adapts links first: they are relative to the document's place in the repository."""
     uri = page.file.src_uri
     document = page.file.edit_uri if uri.startswith(f"{FOREIGN}/") else f"docs/{uri}"
     return render(relink(markdown, lambda link: moved(link, document)))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The system packages that some tests use: tools for network namespaces, and a browser. Only those tests need them, so
-# nothing here is fatal. Says what it installs before it does; NO_SYSTEM_PACKAGES=1 installs nothing.
+# Install the system packages that some tests use: tools for network namespaces, and a browser. Only those tests need them,
+# so no failure here is fatal. Prints what it installs; NO_SYSTEM_PACKAGES=1 installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stamp=${VENV:-.venv}/.nexar-system
@@ -15,7 +15,7 @@ have chromium || have chromium-browser || have google-chrome || browser="$browse
 have chromedriver || browser="$browser chromium-driver"
 missing=$network$browser
 [ -n "$missing" ] || exit 0
-[ "$(cat "$stamp" 2>/dev/null)" != "$missing ${NO_SYSTEM_PACKAGES:-}" ] || exit 0 # said, or tried in vain, already
+[ "$(cat "$stamp" 2>/dev/null)" != "$missing ${NO_SYSTEM_PACKAGES:-}" ] || exit 0 # reported or tried before
 printf '%s\n' "$missing ${NO_SYSTEM_PACKAGES:-}" >"$stamp"
 
 skip() {
@@ -29,7 +29,7 @@ skip() {
 
 echo "setup: installing these system packages with apt-get:$missing (NO_SYSTEM_PACKAGES=1 leaves the system alone)"
 export DEBIAN_FRONTEND=noninteractive
-# Apart: where one of them is not to be had (Ubuntu has no chromium for apt-get), the others are.
+# Separately, so that one missing package (Ubuntu has no chromium for apt-get) does not prevent the others.
 # shellcheck disable=SC2086  # one word per package
 install() { apt-get -qq install --yes --no-install-recommends $1 >/dev/null 2>&1 || echo "setup: apt-get could not install$1"; }
 apt-get -qq update >/dev/null 2>&1 || skip "apt-get update failed"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Install torch into an environment that is there:  VENV=.venv-torch TORCH=2.15.0 setup/torch.sh
-# PyPI's torch for x86-64 Linux wants several gigabytes of CUDA libraries, of which work on the CPU uses none: without a
-# GPU, stand-ins take their place. TORCH_CUDA=1 installs them all. Does nothing when it is what it was last time.
-# What torch needs is locked with its hashes (setup/requirements/torch.txt), and so is the usual version of torch itself
-# (torch_wheel.txt). Another one is fetched without a hash, and so is, with TORCH_CUDA=1, what a version asks for.
+# Install torch into an existing environment:  VENV=.venv-torch TORCH=2.15.0 setup/torch.sh
+# PyPI's torch for x86-64 Linux requires several gigabytes of CUDA libraries, which the CPU does not use: stubs replace them
+# unless TORCH_CUDA=1. Does nothing if nothing has changed.
+# The dependencies of torch (setup/requirements/torch.txt) and its default version (torch_wheel.txt) are locked with hashes.
+# Other versions, and the CUDA libraries, are fetched without a hash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$VENV

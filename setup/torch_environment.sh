@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The environment of the torch backend's tests, apart from the usual one because torch is large: nexar as `make setup`
-# makes it, torch, and what PyTorch's own tests of backends import.
+# Make the environment of the torch backend's tests, a separate one because torch is large: nexar as in `make setup`, torch,
+# and what PyTorch's own backend tests import.
 #   setup/torch_environment.sh                                    .venv-torch, with the newest torch
 #   VENV=.venv-torch-2.13 TORCH=2.13.0 setup/torch_environment.sh  another one beside it
 set -euo pipefail

@@ -1,7 +1,7 @@
-"""Remove the paths of the building machine from wheels, and check that none is left.
+"""Removes the build machine's paths from wheels, and checks that none is left.
 
-Maturin names the directory of the crate in its SBOM. `make wheels` calls this with the wheels that it built; the paths
-in compiled code are removed by the compiler (see there).
+Maturin writes the crate's directory into its SBOM. `make wheels` calls this with the built wheels and makes the
+compiler remap paths in compiled code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DOWNLOAD = re.compile(r'\?download_url=file://[^"#]*')
 
 
 def main(wheels: Sequence[str]) -> int:
-    """Rewrite each wheel, then print every machine path in it; 0 if there is none."""
+    """Rewrites each wheel, then prints every remaining machine path; 0 if there is none."""
     faults = []
     for wheel in map(Path, wheels):
         strip_paths(wheel)
@@ -35,14 +35,14 @@ def main(wheels: Sequence[str]) -> int:
 
 
 def places() -> list[Path]:
-    """Directories of this machine that a build may name: the source, the home directory, cargo's, the interpreter's."""
+    """Directories of this machine that a build may name."""
     cargo = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     found = {ROOT, Path.home(), cargo.resolve(), Path(sys.prefix), Path(sys.base_prefix)}
     return sorted(place for place in found if len(place.parts) > 1 and place != Path("/usr"))
 
 
 def machine_paths(wheel: Path, among: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Each file of a wheel that contains one of these directories or a file address, with what it contains."""
+    """(file, directory or file URL that it contains) for each match in the wheel."""
     wanted = [*(f"{place}/".encode() for place in among), b"file://"]
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -52,7 +52,7 @@ def machine_paths(wheel: Path, among: Sequence[Path]) -> Iterator[tuple[str, str
 
 
 def strip_paths(wheel: Path) -> None:
-    """Rewrite the SBOMs of a wheel without file addresses, and its RECORD to match. Other files stay as they are."""
+    """Rewrites the wheel's SBOMs without file URLs, and RECORD to match."""
     with zipfile.ZipFile(wheel) as archive:
         files = [(info, archive.read(info)) for info in archive.infolist()]
     changed = {info.filename: stripped(data) for info, data in files if _SBOM.fullmatch(info.filename)}
@@ -65,7 +65,7 @@ def strip_paths(wheel: Path) -> None:
 
 
 def stripped(sbom: bytes) -> bytes:
-    """A CycloneDX document that refers to local packages by name and version alone."""
+    """A CycloneDX document that names local packages only by name and version."""
     text = _REFERENCE.sub("", sbom.decode())
     return _DOWNLOAD.sub("", text).encode()
 
@@ -78,7 +78,7 @@ def _record(data: bytes, changed: dict[str, bytes]) -> bytes:
 
 
 def _row(row: list[str], changed: dict[str, bytes]) -> list[str]:
-    """Path, hash and size of a file, as the wheel format has them."""
+    """Path, hash and size of a file in the wheel format."""
     content = changed.get(row[0])
     if content is None:
         return row

@@ -1,6 +1,6 @@
-"""A rank of torch.distributed with Gloo that measures: `python gloo.py SOCKET RANK SIZE STORE`.
+"""Measures torch.distributed with Gloo, as one rank: `python gloo.py SOCKET RANK SIZE STORE`.
 
-Runs in an environment that `make bench-peers` has made; what it does with an order is nexar's own code, on PYTHONPATH.
+Runs in the environment of `make bench-peers`, with nexar's benchmark code on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPERATIONS = {
 
 
 class Gloo:
-    """Gloo, as a system to be measured."""
+    """Gloo as a system to measure."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -54,7 +54,7 @@ class Gloo:
         shares = list(source.chunk(self.size)) if order.measure == "scatter" and at_root else None
 
         def reduce():
-            # Gloo reduces in place and spoils the other ranks' arrays; ours leaves them as they are.
+            # Gloo reduces in place and overwrites the other ranks' arrays; nexar preserves them.
             target.copy_(source)
             dist.reduce(target, dst=root, op=op)
 
@@ -97,7 +97,7 @@ class Gloo:
 
 
 def tensor(array):
-    """The same memory, as torch sees it."""
+    """The same memory as a tensor."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:
@@ -107,14 +107,14 @@ def tensor(array):
 
 
 def operation(name):
-    """The operation of torch that has this name here."""
+    """The torch operation of this name."""
     if name not in OPERATIONS:
         raise Unsupported(f"Gloo does not reduce by {name}")
     return OPERATIONS[name]
 
 
 def main() -> None:
-    """Be one rank."""
+    """Runs one rank."""
     path, rank, size, store = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))

@@ -1,6 +1,6 @@
-"""A rank of an MPI library that measures: `mpiexec -n N python mpi.py SOCKET`.
+"""Measures an MPI library, as one rank: `mpiexec -n N python mpi.py SOCKET`.
 
-Runs in an environment that `make bench-peers` has made; what it does with an order is nexar's own code, on PYTHONPATH.
+Runs in the environment of `make bench-peers`, with nexar's benchmark code on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPERATIONS = {
 
 
 class Mpi:
-    """An MPI library, as a system to be measured."""
+    """An MPI library as a system to measure."""
 
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD

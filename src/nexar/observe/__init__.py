@@ -1,1 +1,1 @@
-"""What you look at: how ranks that hang or failed came apart."""
+"""Metrics, the status page, and the analysis of dumps and traces."""

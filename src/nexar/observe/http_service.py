@@ -1,10 +1,9 @@
-"""A small read-only HTTP service in a thread of its own: what is shown to browsers and scrapers.
+"""A small read-only HTTP service with its own threads.
 
-What it is to withstand, since anybody who reaches the port may speak: a request has one deadline for all of its head,
-whatever pace its bytes come at, and a size that it may not exceed; there are only so many conversations at once, and
-for who comes beyond that the one is hung up on that has kept silent for longest: whoever wants an answer asks at once.
-A browser that a foreign page sends here by a name of its own gets nothing: the Host header must be an address, or a
-name of this host. No body is ever read, no file ever opened, and a connection carries one answer.
+Anybody may connect, so everything is bounded. A request's head has one deadline, however slowly it arrives, and a
+maximum size. When all connections are in use, a new one replaces the oldest that has not sent a request. The Host
+header must be an address or a name of this host, which defeats DNS rebinding. No body is read, no file opened, and a
+connection carries one response.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 8 << 10
 MAX_CONNECTIONS: Final = 32
 REQUEST_TIMEOUT: Final = 5.0
-"""Seconds for the head of a request, and again for the answer."""
+"""Seconds for the request's head, and again for the response."""
 _END: Final = b"\r\n\r\n"
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -46,25 +45,26 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 class HttpResponse(NamedTuple):
-    """What is sent back."""
+    """The response to one request."""
 
     body: bytes
     kind: str = TEXT
     status: HTTPStatus = HTTPStatus.OK
     location: str = ""
-    """Where it is instead, relative to what was asked for."""
+    """Redirect target, relative to the requested path."""
 
 
 Respond: TypeAlias = Callable[[str, Mapping[str, str]], HttpResponse]
-"""From a path (without its query) and the headers (names in lower case) to an answer. Called by several threads at
-once; what it raises is logged, and the other side told that it failed."""
+"""Maps a path without query and the headers (lower-case names) to a response. Called by several threads; exceptions are
+logged and answered with status 500.
+"""
 
 
 class HttpService:
-    """Open from its making on. Close it, or leave its `with` block. In a forked child it is closed by itself."""
+    """Serves from construction until `close()`. A forked child closes its copy."""
 
     def __init__(self, host: str, port: int, respond: Respond, *, name: str, remedy: str = "take another") -> None:
-        """Port 0: any. UsageError, with the remedy, if it cannot listen there."""
+        """Port 0: any. Raises UsageError with the remedy."""
         self._respond = respond
         self._name = name
         self._names: Final = frozenset({host.lower(), "localhost", socket.gethostname().lower()})
@@ -72,9 +72,9 @@ class HttpService:
         found = self._listener.getsockname()
         self.host: Final[str] = found[0]
         self.port: Final[int] = found[1]
-        self._room = threading.Semaphore(MAX_CONNECTIONS)
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
-        self._talks: dict[threading.Thread, _Connection] = {}  # under the lock; the oldest first
+        self._clients: dict[threading.Thread, _Connection] = {}  # guarded by the lock; oldest first
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name=f"nexar-{name}", daemon=True)
         _services.add(self)
@@ -82,30 +82,29 @@ class HttpService:
 
     @property
     def url(self) -> str:
-        """Where it is, without a path."""
         return f"http://{format_address(self.host, self.port)}"
 
     def close(self) -> None:
-        """Nobody is answered any more when this returns. Idempotent."""
+        """Blocks until no request is being answered. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
         _close_socket(self._listener)
         self._thread.join()
         with self._lock:
-            talks = dict(self._talks)
-        for talk in talks.values():
-            _close_socket(talk.connection)
-        for thread in talks:
+            clients = dict(self._clients)
+        for client in clients.values():
+            _close_socket(client.connection)
+        for thread in clients:
             thread.join()
         self._listener.close()
 
     def abandon(self) -> None:
-        """In a forked child, which has none of the threads."""
+        """For a forked child, which has none of the threads."""
         self._closed.set()
         self._listener.close()
-        for talk in list(self._talks.values()):
-            talk.connection.close()
+        for client in list(self._clients.values()):
+            client.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,75 +112,74 @@ class HttpService:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- the threads -------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # no descriptor is left, say: others may give some back
+            except OSError as error:  # for example no descriptor is left: other threads may free some
                 if not self._closed.wait(0.2):
-                    _log.warning("the %s could not take a connection: %s", self._name, error)
+                    _log.warning("the %s could not accept a connection: %s", self._name, error)
                 continue
-            if not self._make_room():
+            if not self._take_slot():
                 connection.close()
                 continue
-            talk = _Connection(connection)
-            thread = threading.Thread(target=self._talk, args=(talk,), name=f"nexar-{self._name}-talk", daemon=True)
+            client = _Connection(connection)
+            thread = threading.Thread(
+                target=self._serve_client, args=(client,), name=f"nexar-{self._name}-talk", daemon=True
+            )
             with self._lock:
-                self._talks[thread] = talk
+                self._clients[thread] = client
             try:
                 thread.start()
-            except RuntimeError as error:  # no thread is to be had now: the next one may be
+            except RuntimeError as error:  # no thread can start now; a later one may
                 _log.warning("the %s could not answer a connection: %s", self._name, error)
                 connection.close()
-                self._ended(thread)
+                self._client_ended(thread)
 
-    def _make_room(self) -> bool:
-        """For one more. False: everybody is being answered."""
-        if self._room.acquire(blocking=False):
+    def _take_slot(self) -> bool:
+        """Makes room for one more connection. False if all have sent a request."""
+        if self._slots.acquire(blocking=False):
             return True
         with self._lock:
-            silent = next((talk for talk in self._talks.values() if not talk.has_asked), None)
+            silent = next((client for client in self._clients.values() if not client.has_request), None)
             if silent is None:
                 return False
             _close_socket(silent.connection)
-        return self._room.acquire(timeout=REQUEST_TIMEOUT)  # its thread is on its way out
+        return self._slots.acquire(timeout=REQUEST_TIMEOUT)  # its thread is ending
 
-    def _talk(self, talk: _Connection) -> None:
-        def asked() -> None:
+    def _serve_client(self, client: _Connection) -> None:
+        def on_request() -> None:
             with self._lock:
-                talk.has_asked = True
+                client.has_request = True
 
         try:
-            with talk.connection:
-                _RequestHandler(talk.connection, self._respond, self._names, asked)
-        except OSError as gone:  # it hung up, or took too long
-            _log.debug("a reader of the %s went away: %s", self._name, gone)
+            with client.connection:
+                _RequestHandler(client.connection, self._respond, self._names, on_request)
+        except OSError as gone:  # the client hung up or took too long
+            _log.debug("a client of the %s disconnected: %s", self._name, gone)
         finally:
-            self._ended(threading.current_thread())
+            self._client_ended(threading.current_thread())
 
-    def _ended(self, thread: threading.Thread) -> None:
+    def _client_ended(self, thread: threading.Thread) -> None:
         with self._lock:
-            self._talks.pop(thread, None)
-        self._room.release()
+            self._clients.pop(thread, None)
+        self._slots.release()
 
 
 class _Connection:
-    """One connection, for the service."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection: Final = connection
-        self.has_asked = False  # written by its thread, read by who makes room: both under the lock
+        self.has_request = False  # written by the connection's thread, read by the accepting one, under the lock
 
 
 class ServedPage:
-    """What is shown by a service of its own, from its making on. Close it, or leave its `with` block."""
+    """Base of objects that own a service."""
 
     _service: HttpService
 
     def close(self) -> None:
-        """Idempotent."""
         self._service.close()
 
     def __enter__(self) -> Self:
@@ -192,19 +190,19 @@ class ServedPage:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """One request and its answer. The head is read here, all of it by one deadline; the library takes it apart."""
+    """One request and its response. The head is read here, by one deadline; the library parses it."""
 
     def __init__(
-        self, connection: socket.socket, respond: Respond, names: frozenset[str], asked: Callable[[], None]
+        self, connection: socket.socket, respond: Respond, names: frozenset[str], on_request: Callable[[], None]
     ) -> None:
-        """`names`: under which this host may be asked for. `asked` is told that the head is there."""
+        """`names`: allowed in the Host header. `on_request` is called when the head has arrived."""
         self.connection = self.request = connection
         self.close_connection = True
         self.command = self.requestline = ""
         self.request_version = "HTTP/1.0"
         self._respond = respond
         self._names = names
-        self._asked = asked
+        self._on_request = on_request
         self.wfile: Any = io.BytesIO()
         self.handle()
         connection.settimeout(REQUEST_TIMEOUT)
@@ -213,23 +211,23 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         head = _read_head(self.connection, time.monotonic() + REQUEST_TIMEOUT)
-        self._asked()
+        self._on_request()
         if head is None:
             return self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         self.rfile: Any = io.BytesIO(head)
         self.raw_requestline = self.rfile.readline()
         if not self.parse_request():
-            return None  # what is wrong with it was said
+            return None  # parse_request has sent the error
         if self.command not in ("GET", "HEAD"):
-            return self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this is read-only: GET and HEAD")
+            return self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "read-only: use GET or HEAD")
         headers = {name.lower(): text for name, text in self.headers.items()}
         if not _is_host(headers.get("host"), self._names):
-            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "ask by an address or by the name of this host")
-        self.request_version = "HTTP/1.0"  # also of who named none: it gets headers nevertheless
+            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "use an address or the name of this host")
+        self.request_version = "HTTP/1.0"  # a client that names no version gets headers too
         try:
             answer = self._respond(self.path.partition("?")[0], headers)
-        except Exception:  # noqa: BLE001 - a fault of ours must not cost who reads next its answer
-            _log.exception("no answer to a reader")
+        except Exception:  # noqa: BLE001 - an error of ours must not end the service
+            _log.exception("a request failed")
             return self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
         return self._send(answer)
 
@@ -249,19 +247,19 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As plain text, which repeats nothing of what was asked. The library says its errors by this too."""
+        """Sends plain text that repeats nothing of the request. The library calls it too."""
         self.request_version = "HTTP/1.0"
         status = HTTPStatus(code)
         ours = (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.MISDIRECTED_REQUEST)
-        told = message if status in ours and message else status.phrase
-        self._send(HttpResponse(f"{status.value} {told}\n".encode(), TEXT, status))
+        reason = message if status in ours and message else status.phrase
+        self._send(HttpResponse(f"{status.value} {reason}\n".encode(), TEXT, status))
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name for it
-        """Nobody wants a line for each request."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's parameter name
+        """Requests are not logged."""
 
 
-def check_place(host: str, port: int, *, name: str, remedy: str) -> None:
-    """UsageError, as for a Service, if none could listen there now: for who starts those that will."""
+def check_listen(host: str, port: int, *, name: str, remedy: str) -> None:
+    """Raises UsageError if an HttpService could not listen there now."""
     _listen(host, port, name, remedy).close()
 
 
@@ -275,10 +273,11 @@ def _listen(host: str, port: int, name: str, remedy: str) -> socket.socket:
 
 
 def _is_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether a Host header can be of who reached this host as itself. A name in the DNS that leads here is whoever's
-    owns the name: a page of theirs would read the answer as its own. An address, a browser takes from nobody's DNS.
+    """Whether the Host header is an address or a name of this host.
+
+    Any other DNS name belongs to its registrant, whose page could read the response as same-origin.
     """
-    if header is None:  # no browser leaves it out
+    if header is None:  # every browser sends it
         return True
     host = header.strip().lower()
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].removesuffix(".")
@@ -290,7 +289,7 @@ def _is_host(header: str | None, names: frozenset[str]) -> bool:
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:
-    """Up to the empty line. None: it is too long. OSError at the deadline, or when the other side hangs up."""
+    """Reads up to the empty line; None if it is too long. Raises OSError at the deadline or if the peer hangs up."""
     head = b""
     while _END not in head:
         if len(head) > MAX_HEAD_BYTES:
@@ -298,10 +297,10 @@ def _read_head(connection: socket.socket, deadline: float) -> bytes | None:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(MAX_HEAD_BYTES)
         if not piece:
-            raise ConnectionError("it hung up")
+            raise ConnectionError("the client hung up")
         head += piece
         if time.monotonic() >= deadline:
-            raise TimeoutError("it took too long")
+            raise TimeoutError("the client took too long")
     return head[: head.index(_END) + len(_END)]
 
 
@@ -309,7 +308,7 @@ def _close_socket(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended by itself
+        return  # already closed by the peer
 
 
 _services: Final[WeakSet[HttpService]] = WeakSet()

@@ -1,9 +1,6 @@
-"""What a board says to people: one line for each rank, with rates, and who keeps the others waiting. Pure.
+"""The status board as one line per rank, with rates, the straggler, and text. Pure.
 
-A rate is the difference between the last two bulletins of a node, which come a second apart. So it does not depend on
-who looks, or how often.
-
-What a line of an overview says in words: the same in a terminal and on the page. Pure.
+A rate is the difference of a node's last two status reports, so it does not depend on how often the board is read.
 """
 
 from __future__ import annotations
@@ -16,32 +13,31 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nexar.types import NodeId, Rank, format_node, format_seconds
 from nexar.wire.status import State, StatusPage, StatusReport, StatusRow
 
-_SHARE: Final = 0.4  # of all lateness: who has more of it is the straggler
-_LATE: Final = 0.001  # seconds: below that nobody is
+_STRAGGLER_SHARE: Final = 0.4  # of all lateness: a rank with a larger share is the straggler
+_MIN_LATENESS: Final = 0.001  # seconds; a smaller lateness is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank, or who had one."""
+    """One member or former member."""
 
     rank: Rank
     former: bool
-    """It is no member any more: this was its rank."""
+    """`rank` is the one it had."""
     state: State
     cause: str
-    """Why it is gone."""
     node: str
     host: str
-    """Its name, or its id where the name is not known."""
+    """Its name, or its id."""
     pid: int
     epoch: int
     operation: str
-    """What it is in: `all_reduce #12`; empty: its own code."""
+    """For example `all_reduce #12`; empty: user code."""
     seconds: float
-    """It has been in that for so long."""
+    """In that call."""
     waiting_for: tuple[Rank, ...]
     awaited_by: int
-    """So many others wait for it."""
+    """Number of ranks."""
     finished: str
     calls: int
     call_bytes: int
@@ -51,44 +47,41 @@ class RankLine:
     bytes_received: int
     calls_rate: float
     call_bytes_rate: float
-    """Of the arrays of collectives."""
     sent_rate: float
-    """Bytes per second, through links."""
+    """Bytes per second over links."""
     received_rate: float
     carriers: dict[str, tuple[Rank, ...]]
-    """Which peers are connected by what: `shm` → ranks."""
+    """By carrier."""
     lateness: float
-    """Seconds: how late it comes to collectives, in the mean of what the others saw."""
+    """Seconds: the mean of what the other ranks measured."""
     share: float
     """Of all lateness."""
     heard: float | None
-    """Seconds since it last told of itself."""
+    """Seconds ago."""
     gone: float | None
-    """Seconds since it is gone."""
+    """Seconds ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it."""
+    """The board."""
 
     cluster: str
     epoch: int
-    """0: it has not formed."""
+    """0: the cluster has not formed."""
     size: int
     joined: int
     lines: tuple[RankLine, ...]
     straggler: Rank | None
-    """Who keeps the others waiting, if somebody does."""
 
     @property
     def title(self) -> str:
-        """`3 of 4 members, epoch 2`."""
         if not self.epoch:
-            return f"forming: {self.joined} of {self.size} members have come"
-        return f"{self.joined} of {self.size} members are here, epoch {self.epoch}"
+            return f"forming: {self.joined} of {self.size} members have joined"
+        return f"{self.joined} of {self.size} members are present, epoch {self.epoch}"
 
     def facts(self) -> dict[str, Any]:
-        """For programs."""
+        """As data for JSON."""
         return {
             "cluster": self.cluster,
             "epoch": self.epoch,
@@ -101,20 +94,20 @@ class Overview:
 
 
 class _Reading(NamedTuple):
-    """A bulletin, and when it was heard."""
+    """A status report and when it arrived."""
 
-    bulletin: StatusReport
+    report: StatusReport
     when: float
 
 
 class OverviewBuilder:
-    """Remembers what it saw before, for the rates. One thread at a time."""
+    """Remembers earlier reports for the rates. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._last: dict[NodeId, tuple[_Reading | None, _Reading]] = {}  # the two newest of each
+        self._last: dict[NodeId, tuple[_Reading | None, _Reading]] = {}  # the two newest of each node
 
     def see(self, board: StatusPage, now: float) -> Overview:
-        """A board, looked at now (any clock that runs evenly)."""
+        """`now`: of any monotonic clock."""
         self._last = {row.node: found for row in board.rows if (found := self._read(row, now)) is not None}
         awaited = Counter(rank for row in board.rows if not _is_gone(row) for rank in _awaited(row))
         late = _lateness(row.bulletin for row in board.rows if row.bulletin is not None and not _is_gone(row))
@@ -125,40 +118,40 @@ class OverviewBuilder:
         if row.bulletin is None or row.heard is None:
             return None
         before = self._last.get(row.node)
-        if before is not None and before[1].bulletin == row.bulletin:
+        if before is not None and before[1].report == row.bulletin:
             return before
         return (None if before is None else before[1]), _Reading(row.bulletin, now - row.heard)
 
     def _line(self, row: StatusRow, awaited_by: int, late: dict[Rank, tuple[float, float]]) -> RankLine:
-        bulletin = row.bulletin or StatusReport(row.rank, 0)
+        report = row.bulletin or StatusReport(row.rank, 0)
         gone = _is_gone(row)
         lateness, share = (0.0, 0.0) if gone else late.get(row.rank, (0.0, 0.0))
-        in_call = bool(bulletin.operation) and not gone
+        in_call = bool(report.operation) and not gone
         return RankLine(
             rank=row.rank,
             former=row.former,
             state=row.state,
             cause=row.cause,
             node=format_node(row.node),
-            host=bulletin.host or row.host,
-            pid=bulletin.pid,
-            epoch=bulletin.epoch,
-            operation=bulletin.operation if in_call else "",
+            host=report.host or row.host,
+            pid=report.pid,
+            epoch=report.epoch,
+            operation=report.operation if in_call else "",
             seconds=_seconds(row) if in_call else 0.0,
-            waiting_for=bulletin.waiting_for if in_call else (),
+            waiting_for=report.waiting_for if in_call else (),
             awaited_by=awaited_by,
-            finished=bulletin.finished,
-            calls=bulletin.calls,
-            call_bytes=bulletin.call_bytes,
-            seconds_waiting=bulletin.seconds_waiting,
-            errors=bulletin.errors,
-            bytes_sent=bulletin.bytes_sent,
-            bytes_received=bulletin.bytes_received,
+            finished=report.finished,
+            calls=report.calls,
+            call_bytes=report.call_bytes,
+            seconds_waiting=report.seconds_waiting,
+            errors=report.errors,
+            bytes_sent=report.bytes_sent,
+            bytes_received=report.bytes_received,
             calls_rate=self._rate(row, "calls"),
             call_bytes_rate=self._rate(row, "call_bytes"),
             sent_rate=self._rate(row, "bytes_sent"),
             received_rate=self._rate(row, "bytes_received"),
-            carriers=_ranks_by_carrier(bulletin),
+            carriers=_ranks_by_carrier(report),
             lateness=lateness,
             share=share,
             heard=row.heard,
@@ -166,15 +159,15 @@ class OverviewBuilder:
         )
 
     def _rate(self, row: StatusRow, name: str) -> float:
-        """0 where it is not known, and after the counters began anew."""
+        """0 if it is unknown or the counters restarted."""
         before, last = self._last.get(row.node, (None, None))
         if before is None or last is None or _is_gone(row) or row.state == "stuck" or last.when <= before.when:
             return 0.0
-        return float(max(0, getattr(last.bulletin, name) - getattr(before.bulletin, name)) / (last.when - before.when))
+        return float(max(0, getattr(last.report, name) - getattr(before.report, name)) / (last.when - before.when))
 
 
 def _seconds(row: StatusRow) -> float:
-    """In its call. Of one that goes on it is what the bulletin said: by now it is in another."""
+    """For a running rank the reported time: by now it may be in another call."""
     if row.bulletin is None:
         return 0.0
     return row.bulletin.began if row.state == "running" else row.bulletin.began + (row.heard or 0.0)
@@ -188,19 +181,19 @@ def _awaited(row: StatusRow) -> tuple[Rank, ...]:
     return () if row.bulletin is None else row.bulletin.waiting_for
 
 
-def _ranks_by_carrier(bulletin: StatusReport) -> dict[str, tuple[Rank, ...]]:
+def _ranks_by_carrier(report: StatusReport) -> dict[str, tuple[Rank, ...]]:
     found: dict[str, tuple[Rank, ...]] = {}
-    for peer in bulletin.peers:
+    for peer in report.peers:
         if peer.carriers:
             found[peer.carriers] = (*found.get(peer.carriers, ()), peer.rank)
     return found
 
 
-def _lateness(bulletins: Iterable[StatusReport]) -> dict[Rank, tuple[float, float]]:
-    """By rank: how late it came and its share of all lateness, in the mean over those who tell of it."""
+def _lateness(reports: Iterable[StatusReport]) -> dict[Rank, tuple[float, float]]:
+    """Rank → (mean lateness, share), averaged over the ranks that report it."""
     seen: dict[Rank, list[tuple[float, float]]] = {}
-    for bulletin in bulletins:
-        for each in bulletin.late:
+    for report in reports:
+        for each in report.late:
             seen.setdefault(each.rank, []).append((each.mean, each.share))
     return {
         rank: (sum(mean for mean, _ in each) / len(each), sum(share for _, share in each) / len(each))
@@ -210,18 +203,18 @@ def _lateness(bulletins: Iterable[StatusReport]) -> dict[Rank, tuple[float, floa
 
 def _straggler(late: dict[Rank, tuple[float, float]]) -> Rank | None:
     worst = max(late, key=lambda rank: late[rank][1], default=None)
-    if worst is None or late[worst][0] < _LATE or late[worst][1] < _SHARE:
+    if worst is None or late[worst][0] < _MIN_LATENESS or late[worst][1] < _STRAGGLER_SHARE:
         return None
     return worst
 
 
 Cells: TypeAlias = dict[str, str]
-"""By heading."""
+"""Text by heading."""
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def format_bytes(count: float) -> str:
-    """`1.5 MB`."""
+    """Example: `1.5 MB`."""
     for unit in _UNITS:
         if count < 999.5 or unit == _UNITS[-1]:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
@@ -230,7 +223,7 @@ def format_bytes(count: float) -> str:
 
 
 def cells_of(line: RankLine, *, rates: bool) -> Cells:
-    """One rank, as text: by heading. `rates`: per second, else since the start."""
+    """By heading. `rates`: per second, else totals."""
     out, back = (line.sent_rate, line.received_rate) if rates else (line.bytes_sent, line.bytes_received)
     reduced = line.call_bytes_rate if rates else line.call_bytes
     per = "/s" if rates else ""
@@ -261,7 +254,7 @@ def _doing(line: RankLine) -> str:
 
 
 def _carrier_cell(line: RankLine) -> str:
-    """The ranks only where there is more than one kind."""
+    """Lists ranks only if there are several kinds of carriers."""
     if len(line.carriers) == 1:
         return next(iter(line.carriers))
     return ", ".join(f"{kind}: {_ranks(ranks)}" for kind, ranks in sorted(line.carriers.items()))
@@ -272,7 +265,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def straggler_text(overview: Overview) -> str:
-    """One sentence on who keeps the others waiting."""
+    """One sentence about the straggler."""
     found = next((line for line in overview.lines if line.rank == overview.straggler and line.gone is None), None)
     if found is None:
         return f"rank {overview.straggler} kept the others waiting"

@@ -1,8 +1,7 @@
-"""The page of a cluster: what its seed's board shows, for browsers. Read-only, and only for who has the key.
+"""The read-only web page of a seed's status board, for clients with the key.
 
-The key is derived from the cluster's secret, so whoever has the ticket can make it, and whoever has the key cannot make
-the ticket. It is part of the address, or comes in a header: `Authorization: Bearer …`. What members say of themselves
-reaches the browser as JSON, and the page as text: never as markup.
+The key derives from the cluster's secret: the ticket yields the key, but not the reverse. It is part of the URL or an
+`Authorization: Bearer` header. Text from members is sent as JSON and displayed as text, never as markup.
 """
 
 from __future__ import annotations
@@ -34,63 +33,61 @@ _FILES: Final = {
     "page.css": ("page.css", "text/css; charset=utf-8"),
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-_LONGEST_KEY: Final = 128
+_MAX_KEY_LENGTH: Final = 128
 
 
 def page_key(secret: bytes) -> str:
-    """Of the cluster with this secret: 43 characters that may stand in an address."""
+    """43 URL-safe characters."""
     return base64.urlsafe_b64encode(hmac.digest(secret, _LABEL, "sha256")).decode().rstrip("=")
 
 
 class PageResponder:
-    """What the page answers. Any thread."""
+    """Answers the page's requests. Thread-safe."""
 
     def __init__(self, board: Callable[[], StatusPage], secret: bytes) -> None:
         """`board` is called by one thread at a time."""
         self.key: Final = page_key(secret)
         self._board = board
         self._lock = threading.Lock()
-        self._overview_builder = OverviewBuilder()  # under the lock
+        self._overview_builder = OverviewBuilder()  # guarded by the lock
         folder = files("nexar.observe") / "page_files"
-        self._elsewhere = HttpResponse(b"", TEXT, HTTPStatus.TEMPORARY_REDIRECT, f"{self.key}/")
-        """For who left out the last slash: without it a browser looks for the page's files beside the key."""
+        self._redirect = HttpResponse(b"", TEXT, HTTPStatus.TEMPORARY_REDIRECT, f"{self.key}/")
+        """Adds the last slash, without which relative URLs are wrong."""
         self._files = {path: HttpResponse((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
     def respond(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
-        """See service.Respond."""
         first, slash, rest = path.removeprefix("/").partition("/")
         if self._is_key(first):
-            return self._answer(rest) if slash else self._elsewhere
+            return self._answer(rest) if slash else self._redirect
         scheme, _, key = (headers.get("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and self._is_key(key.strip()):
             return self._answer(path.removeprefix("/"))
         return _REFUSED
 
     def _is_key(self, text: str) -> bool:
-        """Takes as long for a wrong one as for the right one."""
-        return len(text) <= _LONGEST_KEY and hmac.compare_digest(text.encode(), self.key.encode())
+        """In constant time."""
+        return len(text) <= _MAX_KEY_LENGTH and hmac.compare_digest(text.encode(), self.key.encode())
 
     def _answer(self, name: str) -> HttpResponse:
         if name == "board.json":
-            with self._lock:  # who watches the seed from elsewhere has one line to it
+            with self._lock:  # a board of a remote seed is read over one connection
                 overview = self._overview_builder.see(self._board(), time.monotonic())
             return HttpResponse(json.dumps(facts_of(overview), allow_nan=False).encode(), "application/json")
         return self._files.get(name, _MISSING)
 
 
 class StatusWebPage(ServedPage):
-    """Served from its making on. Close it, or leave its `with` block."""
+    """Serves the page. Its URL contains the key."""
 
     def __init__(self, board: Callable[[], StatusPage], secret: bytes, host: str, port: int) -> None:
-        """UsageError if it cannot listen there."""
-        display = PageResponder(board, secret)
-        self._service = HttpService(host, port, display.respond, name="page", remedy=_REMEDY)
-        self.url: Final = f"{self._service.url}/{display.key}/"
-        """With the key: a secret."""
+        """Raises UsageError if it cannot listen."""
+        responder = PageResponder(board, secret)
+        self._service = HttpService(host, port, responder.respond, name="page", remedy=_REMEDY)
+        self.url: Final = f"{self._service.url}/{responder.key}/"
 
 
 def facts_of(overview: Overview) -> dict[str, Any]:
-    """For programs, and in words for people."""
+    """The overview as JSON data, with its text."""
     facts = overview.facts()
     cells = [cells_of(line, rates=True) for line in overview.lines]
     for rank, words in zip(facts["ranks"], cells, strict=True):

@@ -1,9 +1,7 @@
-"""What ranks left in a directory, one file after the other: also where others have put other things beside it.
+"""Reads the files that ranks left in a directory, and finds ranks of the world.
 
-Which rank of the world a node had, for what tells of the ranks of other communicators. Pure.
-
-People know ranks of the world: logs, launchers and pages have those. A rank of a communicator that came of a split is
-another number for the same node, so whatever is shown names nodes by their rank in the world.
+All output names nodes by their rank in the world, as logs and launchers do; in a split communicator they have other
+numbers.
 """
 
 from __future__ import annotations
@@ -17,37 +15,37 @@ from typing import Generic, NamedTuple, TypeVar
 from nexar.security.storage import open_nonblocking
 from nexar.types import Rank
 
-WhatT = TypeVar("WhatT")
+ContentT = TypeVar("ContentT")
 
 
-class RankFile(NamedTuple, Generic[WhatT]):
-    """In a directory."""
+class RankFiles(NamedTuple, Generic[ContentT]):
+    """The files of a directory."""
 
-    read: tuple[WhatT, ...]
-    """In the order of names."""
+    read: tuple[ContentT, ...]
+    """Sorted by file name."""
     unreadable: dict[str, str]
-    """Files that are none, by name, and why."""
+    """File name → reason."""
 
 
 def read_rank_files(
-    directory: Path, suffix: str, decode: Callable[[bytes], WhatT], largest_bytes: int
-) -> RankFile[WhatT]:
-    """All files with this suffix, but not those of directories below. `decode` raises ValueError for what is none."""
-    read: list[WhatT] = []
+    directory: Path, suffix: str, decode: Callable[[bytes], ContentT], largest_bytes: int
+) -> RankFiles[ContentT]:
+    """Not in subdirectories. `decode` raises ValueError for other content."""
+    read: list[ContentT] = []
     unreadable: dict[str, str] = {}
     for path in sorted(directory.glob(f"*{suffix}")):
         try:
             read.append(decode(_content(path, largest_bytes)))
         except (OSError, ValueError) as error:
             unreadable[path.name] = str(error)
-    return RankFile(tuple(read), unreadable)
+    return RankFiles(tuple(read), unreadable)
 
 
 def _content(path: Path, largest_bytes: int) -> bytes:
     with open_nonblocking(path) as file:
-        status = os.fstat(file.fileno())  # of what is open: the name may have another file by now
+        status = os.fstat(file.fileno())  # of the open file: the name may belong to another one by now
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         if status.st_size > largest_bytes:
             raise ValueError(f"it is larger than {largest_bytes} bytes")
         return file.read()
@@ -65,8 +63,10 @@ class WorldNode(NamedTuple, Generic[NodeT]):
 
 
 def world_ranks(seen: Iterable[WorldNode[NodeT]], generation: int) -> dict[NodeT, Rank]:
-    """By node: its rank in the world at this generation of any communicator, as near as is known. A generation is the
-    epoch in which it was made, so what counts is the world's last one up to it; else the first one after it.
+    """Node → rank in the world at this generation of any communicator, as near as is known.
+
+    A generation is the epoch that made it. So the world's last generation up to this one counts, else the first one
+    after.
     """
 
     def nearness(each: WorldNode[NodeT]) -> tuple[bool, int]:

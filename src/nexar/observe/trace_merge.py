@@ -1,27 +1,19 @@
-"""The clocks of several hosts, brought together by what their ranks did. Pure.
+"""Merges the trace parts of all ranks into one trace for ui.perfetto.dev and chrome://tracing.
 
-Ranks of one host share a clock; those of two hosts have clocks that began at different moments, and run apart by some
-millionths. But where every rank needs something of every other, nobody ends before all have begun. So for ranks a and b
-of hosts A and B in such a call, with d as what B's clock is ahead then:
+A node is a process of the trace, a communicator a thread, a call a slice. A wait for the last rank is a slice inside
+the call, with an arrow from that rank. Ranks are ranks of the world.
+
+Clocks of two hosts are aligned by calls in which no rank ends before all have begun. For ranks a and b of hosts A and B
+in such a call, let d be how far B's clock is ahead:
 
     begin(b) - d ≤ end(a)    and    begin(a) ≤ end(b) - d    hence    begin(b) - end(a) ≤ d ≤ end(b) - begin(a)
 
-So each call gives a floor and a ceiling to d, and the line over time that leaves most room to both kinds is in the
-middle of what is possible. Where the clocks did not run evenly no line fits: then the run is halved, and each half has
-one of its own. Before the first such call and after the last, d is what it was then. Where two hosts had no such call
-in common, the clocks on their walls must do.
+The estimate of d is the line over time with the largest distance to all these bounds. If no line fits, the clocks ran
+unevenly: each half of the run gets its own line. Before the first and after the last such call, d is constant. Hosts
+without such a call are aligned by their wall clocks.
 
-All is taken for the moment in which b ends. That is right for the ceiling; and the floor is low where b stayed long, by
-so much more than what clocks run apart meanwhile.
-
-From the parts of all ranks to one trace, for ui.perfetto.dev and chrome://tracing. Pure.
-
-A node is a process of the trace, a communicator one of its threads, a call a slice. Each call says when every rank came
-to it; where that made others wait, the wait is a slice inside theirs, and an arrow leads from who came last to them.
-
-Ranks are told as the world has them, also in other communicators: a node is called as its process is.
-
-Parts of a trace in a directory, and the trace they make in a file.
+Bounds are placed at the end of b. That is exact for the upper bound; the lower one is loose by b's time in the call,
+far more than clocks drift meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ from nexar.observe.rank_files import WorldNode, read_rank_files, world_ranks
 from nexar.security.storage import private_file
 from nexar.types import NodeId, Rank
 
-MAX_SPREAD: Final = frozenset(
+SYNCHRONOUS_OPERATIONS: Final = frozenset(
     {
         OperationCode.BARRIER,
         OperationCode.ALL_REDUCE,
@@ -51,59 +43,56 @@ MAX_SPREAD: Final = frozenset(
         OperationCode.ALL_GATHER_OBJECT,
     }
 )
-"""Collectives in which nobody ends before all have begun."""
-STEEPEST: Final = 1e-3
-"""Seconds that two clocks run apart in one: more than crystals do, and than daemons slew."""
-_EVEN: Final = 1e-6  # seconds by which a line may miss what is possible: clocks are read one after the other
+"""Collectives in which no rank ends before all have begun."""
+MAX_DRIFT: Final = 1e-3
+"""Largest drift in seconds per second: more than crystals drift and daemons slew."""
+_TOLERANCE: Final = 1e-6  # seconds by which a line may violate the bounds: clocks are read one after the other
 
 Key: TypeAlias = tuple[int, int, int]
-"""Communicator, generation, sequence."""
+"""Communicator, generation, sequence number."""
 Point: TypeAlias = tuple[float, float]
-"""A time, and a height."""
+"""A time and a bound."""
 
 
 class CommonCall(NamedTuple):
-    """A call of both hosts."""
+    """Bounds from one call of both hosts, in the other host's time."""
 
     when: float
-    """By the other clock, as everything."""
     floor: float
-    """That clock is not less ahead."""
+    """The other clock is at least this far ahead."""
     ceiling: float
-    """Nor more."""
+    """The other clock is at most this far ahead."""
 
 
 class ClockSegment(NamedTuple):
-    """A part of the run in which the other clock ran evenly. All by that clock."""
+    """A part of the run with even drift, in the other host's time."""
 
     first: float
     last: float
     ahead: float
-    """At `first`."""
+    """Seconds ahead at `first`."""
     slope: float
-    """What is added in a second."""
+    """Seconds gained per second."""
 
 
 class HostClock:
-    """Of one host, from its ranks' point of view."""
+    """Converts times of one host to the common clock."""
 
-    def __init__(self, stretches: Sequence[ClockSegment]) -> None:
-        """One at least, in the order of time."""
-        self._stretches = stretches
-        self._lasts = [each.last for each in stretches[:-1]]
+    def __init__(self, segments: Sequence[ClockSegment]) -> None:
+        self._segments = segments
+        self._lasts = [each.last for each in segments[:-1]]
 
     def ahead(self, shown: float) -> float:
-        """Of the common clock, in seconds, when it shows this."""
-        first, last, ahead, slope = self._stretches[bisect_left(self._lasts, shown)]
+        """Seconds ahead of the common clock when this one shows `shown`."""
+        first, last, ahead, slope = self._segments[bisect_left(self._lasts, shown)]
         return ahead + slope * (min(max(shown, first), last) - first)
 
     def common(self, shown: float) -> float:
-        """What the common clock shows then."""
         return shown - self.ahead(shown)
 
 
 class _CallInterval(NamedTuple):
-    """Of the ranks of one host in one call: the first end, and the last beginning."""
+    """Of the ranks of one host in one call."""
 
     last_begin: float
     first_end: float
@@ -114,18 +103,18 @@ def clocks(parts: Sequence[TracePart]) -> dict[str, HostClock]:
     by_host: dict[str, list[TracePart]] = {}
     for part in parts:
         by_host.setdefault(part.host, []).append(part)
-    stays = {host: _call_intervals(each) for host, each in by_host.items()}
+    intervals = {host: _call_intervals(each) for host, each in by_host.items()}
     found: dict[str, HostClock] = {}
     for host, each in by_host.items():
         if host == parts[0].host:
-            found[host] = _even(0.0)
+            found[host] = _constant(0.0)
         else:
-            met = sorted(_common_calls(stays[parts[0].host], stays[host]))
-            found[host] = HostClock(fit(met)) if met else _even(_by_wall_clock(parts[0], each[0]))
+            shared = sorted(_common_calls(intervals[parts[0].host], intervals[host]))
+            found[host] = HostClock(fit(shared)) if shared else _constant(_by_wall_clock(parts[0], each[0]))
     return found
 
 
-def _even(ahead: float) -> HostClock:
+def _constant(ahead: float) -> HostClock:
     return HostClock([ClockSegment(0.0, 0.0, ahead, 0.0)])
 
 
@@ -143,38 +132,38 @@ def _call_intervals(parts: Iterable[TracePart]) -> dict[Key, _CallInterval]:
     found: dict[Key, _CallInterval] = {}
     for part in parts:
         for sequence, fingerprint, began, ended, _, outcome in part.calls:
-            if outcome or fingerprint[0] not in MAX_SPREAD:
+            if outcome or fingerprint[0] not in SYNCHRONOUS_OPERATIONS:
                 continue
             key = part.communicator, part.generation, sequence
-            stay = found.get(key, _CallInterval(began, ended))
-            found[key] = _CallInterval(max(stay.last_begin, began), min(stay.first_end, ended))
+            interval = found.get(key, _CallInterval(began, ended))
+            found[key] = _CallInterval(max(interval.last_begin, began), min(interval.first_end, ended))
     return found
 
 
-def fit(meetings: Sequence[CommonCall]) -> list[ClockSegment]:
-    """What fits them all, in the order of time, in which they are given; one at least."""
-    first, last = meetings[0].when, meetings[-1].when
-    floors = _upper_hull((each.when - first, each.floor) for each in meetings)
-    ceilings = _upper_hull((each.when - first, -each.ceiling) for each in meetings)  # upside down
+def fit(calls: Sequence[CommonCall]) -> list[ClockSegment]:
+    """Segments within all bounds. `calls` and result are in order of time."""
+    first, last = calls[0].when, calls[-1].when
+    floors = _upper_hull((each.when - first, each.floor) for each in calls)
+    ceilings = _upper_hull((each.when - first, -each.ceiling) for each in calls)  # negated
 
-    def room(slope: float) -> float:
-        """Between the lines of this slope that touch the floors and the ceilings; below 0: they have changed places."""
+    def margin(slope: float) -> float:
+        """Distance between the touching lines of this slope; below 0: they cross."""
         return -_highest(ceilings, -slope) - _highest(floors, slope)
 
-    slope = _best(room)
-    if room(slope) < -_EVEN and len(meetings) > 1:
-        half = len(meetings) // 2
-        return [*fit(meetings[:half]), *fit(meetings[half:])]
+    slope = _best_slope(margin)
+    if margin(slope) < -_TOLERANCE and len(calls) > 1:
+        half = len(calls) // 2
+        return [*fit(calls[:half]), *fit(calls[half:])]
     return [ClockSegment(first, last, (_highest(floors, slope) - _highest(ceilings, -slope)) / 2, slope)]
 
 
 def _highest(points: Iterable[Point], slope: float) -> float:
-    """At time 0, the line of this slope that no point is above."""
+    """At time 0, of the lowest line of this slope above all points."""
     return max(height - slope * when for when, height in points)
 
 
 def _upper_hull(points: Iterable[Point]) -> list[Point]:
-    """Of points in the order of time, those that a line from above can touch: of a long run a few."""
+    """The points that a line from above can touch: few even for a long run."""
     hull: list[Point] = []
     for when, height in points:
         while len(hull) > 1 and not _is_corner(hull[-2], hull[-1], (when, height)):
@@ -184,55 +173,53 @@ def _upper_hull(points: Iterable[Point]) -> list[Point]:
 
 
 def _is_corner(before: Point, point: Point, after: Point) -> bool:
-    """It is above the line between the others."""
+    """Whether it lies above the line between its neighbours."""
     rise, run = after[1] - before[1], after[0] - before[0]
     return (point[1] - before[1]) * run > rise * (point[0] - before[0])
 
 
-def _best(room: Callable[[float], float]) -> float:
-    """The slope with most room; 0 if none has more. The room falls to both sides of the best one, ever more steeply: so
-    of two slopes the one with less room is further off.
-    """
-    low, high = -STEEPEST, STEEPEST
+def _best_slope(margin: Callable[[float], float]) -> float:
+    """The slope with most margin, 0 preferred. Ternary search: margin is concave in the slope."""
+    low, high = -MAX_DRIFT, MAX_DRIFT
     for _ in range(64):
         third = (high - low) / 3
-        if room(low + third) < room(high - third):
+        if margin(low + third) < margin(high - third):
             low += third
         else:
             high -= third
     best = (low + high) / 2
-    return best if room(best) > room(0.0) + _EVEN / 1000 else 0.0
+    return best if margin(best) > margin(0.0) + _TOLERANCE / 1000 else 0.0
 
 
-ARROW_SECONDS: Final = 100.0
-"""Microseconds of waiting; less would be arrows everywhere."""
-_MOST_RANKS: Final = 64  # whose arrivals one call lists
+ARROW_MICROSECONDS: Final = 100.0
+"""Microseconds of waiting below which no arrow is drawn."""
+_MAX_RANKS: Final = 64  # whose arrivals one call lists
 Event: TypeAlias = dict[str, Any]
 
 
 class _Arrival(NamedTuple):
-    """One node's arrival in one call, in microseconds."""
+    """When one node reached one call, in microseconds."""
 
     node: NodeId
     who: Rank | str
-    """Its rank in the world; where no part says that one, `0 of communicator 5`."""
+    """In the world, or `0 of communicator 5` if unknown."""
     when: float
 
 
 def events(parts: Sequence[TracePart]) -> Iterator[Event]:
-    """All of the trace: names first, then every call, part by part. Times begin at the first call."""
+    """Names first, then calls. Time 0 is the first call."""
     parts = sorted(parts, key=lambda part: (part.generation, part.communicator, part.rank))
     clock = clocks(parts)
     zero = min((clock[part.host].common(call[2]) for part in parts for call in part.calls), default=0.0)
-    seats = _TraceRows(parts)
-    yield from seats.names()
-    arrivals = _arrivals(parts, seats, clock, zero)
+    rows = _TraceRows(parts)
+    yield from rows.names()
+    arrivals = _arrivals(parts, rows, clock, zero)
     for part in parts:
-        yield from _calls(part, seats, arrivals, clock[part.host], zero)
+        yield from _calls(part, rows, arrivals, clock[part.host], zero)
 
 
 class _TraceRows:
-    """Which process and thread of the trace stands for whom."""
+    """Process and thread numbers."""
 
     def __init__(self, parts: Sequence[TracePart]) -> None:
         self._nodes: dict[NodeId, list[TracePart]] = {}
@@ -245,16 +232,13 @@ class _TraceRows:
         self._ranks = {each: world_ranks(seen, each) for each in {part.generation for part in parts}}
 
     def of(self, part: TracePart) -> dict[str, int]:
-        """The place of a part's events."""
         return {"pid": self._processes[part.node], "tid": self._threads[part.communicator]}
 
     def who(self, part: TracePart) -> Rank | str:
-        """Has written this part: see _Came."""
         found = self._ranks[part.generation].get(part.node)
         return f"{part.rank} of {_name(part.communicator)}" if found is None else found
 
     def names(self) -> Iterator[Event]:
-        """What they are called."""
         for node, parts in self._nodes.items():
             ranks = dict.fromkeys(self.who(part) for part in parts)
             name = "rank " + ", then ".join(map(str, ranks))
@@ -272,11 +256,11 @@ def _name(communicator: int) -> str:
 
 
 def _arrivals(
-    parts: Sequence[TracePart], seats: _TraceRows, clock: dict[str, HostClock], zero: float
+    parts: Sequence[TracePart], rows: _TraceRows, clock: dict[str, HostClock], zero: float
 ) -> dict[Key, list[_Arrival]]:
     found: dict[Key, list[_Arrival]] = {}
     for part in parts:
-        common, who = clock[part.host].common, seats.who(part)
+        common, who = clock[part.host].common, rows.who(part)
         for sequence, _, began, *_ in part.calls:
             key = part.communicator, part.generation, sequence
             found.setdefault(key, []).append(_Arrival(part.node, who, (common(began) - zero) * 1e6))
@@ -284,9 +268,9 @@ def _arrivals(
 
 
 def _calls(
-    part: TracePart, seats: _TraceRows, arrivals: dict[Key, list[_Arrival]], clock: HostClock, zero: float
+    part: TracePart, rows: _TraceRows, arrivals: dict[Key, list[_Arrival]], clock: HostClock, zero: float
 ) -> Iterator[Event]:
-    place = seats.of(part)
+    place = rows.of(part)
     for call in part.calls:
         key = part.communicator, part.generation, call[0]
         came = arrivals[key]
@@ -301,12 +285,12 @@ def _calls(
             "args": _facts(call, came, part.generation),
         }
         first, last = min(came, key=_when), max(came, key=_when)
-        if last.when - first.when >= ARROW_SECONDS:
+        if last.when - first.when >= ARROW_MICROSECONDS:
             wait = min(last.when, stop) - start
             about = {**place, "cat": "arrival", "name": "came last", "id": f"{key[0]:x}.{key[1]}.{key[2]}"}
             if part.node == last.node:
                 yield {**about, "ph": "s", "ts": round(start, 3)}
-            elif wait >= ARROW_SECONDS:
+            elif wait >= ARROW_MICROSECONDS:
                 yield _waiting(place, start, wait, last.who)
                 yield {**about, "ph": "f", "bp": "e", "ts": round(start + wait, 3)}
 
@@ -323,7 +307,7 @@ def _facts(call: Called, came: list[_Arrival], epoch: int) -> dict[str, Any]:
         "what": Fingerprint(*fingerprint).describe(way=True),
         "bytes": size_bytes,
         "epoch": epoch,
-        "arrivals_us": {f"rank {each.who}": round(each.when - first, 1) for each in came[:_MOST_RANKS]},
+        "arrivals_us": {f"rank {each.who}": round(each.when - first, 1) for each in came[:_MAX_RANKS]},
         "last": max(came, key=_when).who,
     }
     return {**facts, "error": outcome} if outcome else facts
@@ -334,36 +318,36 @@ def _waiting(place: dict[str, int], start: float, wait: float, last: Rank | str)
     return {**place, "ph": "X", "cat": "wait", "name": name, "ts": round(start, 3), "dur": round(wait, 3), "args": {}}
 
 
-_LARGEST_BYTES: Final = 1 << 30  # of one part
+_LARGEST_BYTES: Final = 1 << 30  # for one part
 
 
 class TraceParts(NamedTuple):
-    """What was found."""
+    """Parts of one run."""
 
     parts: tuple[TracePart, ...]
-    """Of the last run that wrote any."""
+    """Of the last run."""
     unreadable: dict[str, str]
-    """Files that are none, and why."""
+    """File → reason."""
     earlier: int = 0
-    """Parts of other runs, which are left out: their ranks and calls have the same numbers, and are others."""
+    """Ignored parts of other runs, whose numbers mean other ranks and calls."""
 
 
 class TraceSummary(NamedTuple):
-    """What a trace has."""
+    """Totals."""
 
     ranks: int
     calls: int
     missed: int
-    """Calls for which there was no room while the program ran."""
+    """Calls dropped because the buffer was full."""
 
 
 def read_parts(directories: Iterable[Path]) -> TraceParts:
-    """Of these directories, but not of those in them. UsageError if one of them is none."""
+    """Not in subdirectories. Raises UsageError for a missing directory."""
     parts: list[TracePart] = []
     unreadable: dict[str, str] = {}
     for directory in directories:
         if not directory.is_dir():
-            raise UsageError(f"{directory} is no directory; give those that NEXAR_TRACE_DIR named")
+            raise UsageError(f"{directory} is not a directory; pass the directories of NEXAR_TRACE_DIR")
         found = read_rank_files(directory, SUFFIX, decode_trace_part, _LARGEST_BYTES)
         parts += found.read
         unreadable |= {str(directory / name): reason for name, reason in found.unreadable.items()}
@@ -373,9 +357,9 @@ def read_parts(directories: Iterable[Path]) -> TraceParts:
 
 
 def write_trace(path: Path, parts: Sequence[TracePart]) -> TraceSummary:
-    """As JSON: event by event, so that a long one needs no memory of its size. What the file held stays until all is
-    written; what is no file, as a pipe, gets it as it comes. The file is its owner's alone, as the parts are.
-    UsageError if it cannot be written.
+    """Writes JSON event by event, so memory use is bounded. Raises UsageError if that fails.
+
+    A file is replaced only when complete, and readable by its owner only; a pipe gets data at once.
     """
     calls = sum(len(part.calls) for part in parts)
     missed = sum(part.missed for part in parts)
@@ -394,8 +378,8 @@ def write_trace(path: Path, parts: Sequence[TracePart]) -> TraceSummary:
 def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
     if path.exists() and not path.is_file():
         return path.open("wb")
-    place = path.resolve()  # a link to a file stays one
-    place.parent.stat()  # it is not made here: a directory that is missing is a slip of the pen
+    place = path.resolve()  # a symbolic link stays one
+    place.parent.stat()  # raises OSError if it is missing: a missing directory is a typing error, so it is not created
     return private_file(place)
 
 

@@ -1,4 +1,4 @@
-"""Tools for tests: time that a test owns, faults that a test describes. Shipped; nothing inside nexar imports them."""
+"""Test tools: a virtual clock and injected faults. Nothing else in nexar imports them."""
 
 from nexar.testing.faults import (
     DoubleDial,

@@ -1,9 +1,4 @@
-"""A node with links and nothing above them: what tests, benchmarks and the demo need before there is a cluster.
-
-Identity, addresses and who dials whom are given by the caller; a cluster finds them out by itself.
-
-A node with one transport and nothing above it: for the figures of a carrier alone.
-"""
+"""Nodes without a cluster: with links (`LinkedNode`), or one bare transport (`RawNode`)."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LinkedNode:
-    """Close it, or leave its `with` block: links politely, then transports."""
+    """Closes links first, then transports."""
 
     def __init__(
         self,
@@ -49,11 +44,11 @@ class LinkedNode:
         on_control: Callable[[Link, Message], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
     ) -> None:
-        """`sidecar`: the one of the schemes that carries large payloads beside the others."""
+        """`sidecar`: the scheme for large payloads."""
         self.node = credentials.node
         self._sidecar = sidecar
-        self._met: set[NodeId] = set()  # peers whose first carrier has come; written by the driving thread
-        self.refusals: list[tuple[str, str]] = []  # appended by the driving thread
+        self._connected: set[NodeId] = set()  # peers whose first carrier has come; the driving thread writes it
+        self.refusals: list[tuple[str, str]] = []  # the driving thread appends
         self._links: dict[NodeId, Link] = {}  # written by the driving thread and by connect()
         self._inbound: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._closed = False  # written once, by close()
@@ -71,12 +66,12 @@ class LinkedNode:
             transport.listen(listen_address(scheme, host), self)
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
-        """What `peer` must know to dial us, by scheme."""
+        """For `peer` to dial, by scheme."""
         found = {scheme: transport.address_for(peer) for scheme, transport in self.transports.items()}
         return {scheme: address for scheme, address in found.items() if address is not None}
 
     def connect(self, peer: NodeId, addresses: Mapping[str, str], timeout: float = 10.0) -> Link:
-        """Dial every scheme that both have; one link over all of them. Linked already: that link, as it is."""
+        """One link over all common schemes, or the existing one."""
         self._check_open()
         common = [scheme for scheme in self.transports if scheme in addresses]
         if not common:
@@ -88,10 +83,10 @@ class LinkedNode:
             raise link.failure
         for scheme in common:
             if scheme not in link.schemes:
-                self._give(link, self.transports[scheme].connect(addresses[scheme], Expected(peer), deadline))
+                self._adopt(link, self.transports[scheme].connect(addresses[scheme], Expected(peer), deadline))
         return link
 
-    def _give(self, link: Link, carrier: Carrier) -> None:
+    def _adopt(self, link: Link, carrier: Carrier) -> None:
         if carrier.scheme == self._sidecar:
             link.sidecar.adopt(carrier)
         else:
@@ -102,12 +97,12 @@ class LinkedNode:
             raise UsageError("this node is closed; make a new one")
 
     def accept(self, timeout: float = 10.0) -> Link:
-        """The next link a peer opened to us. TimeoutError if none comes."""
+        """The next link that a peer opened. Raises TimeoutError."""
         self._check_open()
         try:
             return self._inbound.get(timeout=timeout)
         except queue.Empty:
-            raise TimeoutError(f"nobody connected within {timeout} s") from None
+            raise TimeoutError(f"no peer connected within {timeout} s") from None
 
     def _link(self, peer: NodeId) -> Link:
         if peer not in self._links:
@@ -115,26 +110,23 @@ class LinkedNode:
         return self._links[peer]
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """See Acceptor: a new peer's first carrier makes the link; more carriers join it."""
+        """A peer's first carrier creates the link; later ones join it."""
         peer = carrier.peer.node
-        new = peer not in self._links or (self._sidecar is not None and peer not in self._met)
+        new = peer not in self._links or (self._sidecar is not None and peer not in self._connected)
         link = self._link(peer)
-        self._give(link, carrier)
+        self._adopt(link, carrier)
         if carrier.scheme != self._sidecar:
-            self._met.add(peer)
+            self._connected.add(peer)
             if new:
                 self._inbound.put(link)
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """See Acceptor."""
         self.refusals.append((address, reason))
 
     def wait(self, *operations: Operation, timeout: float = 30.0) -> None:
-        """Until all are done."""
         self.progress.wait(operations, time.monotonic() + timeout)
 
     def close(self) -> None:
-        """Idempotent."""
         self._closed = True
         close_all(self.progress, list(self._links.values()), close_timeout=2.0, longest=30.0)
         self.progress.close()
@@ -149,7 +141,7 @@ class LinkedNode:
 
 
 class RawNode:
-    """Gives carriers without a sink; the caller attaches one and drives with `drive`. Nobody drives meanwhile."""
+    """Returns carriers without a sink; the caller attaches one and calls `drive`."""
 
     def __init__(
         self,
@@ -161,7 +153,7 @@ class RawNode:
         config: Config | None = None,
         spin: float = DEFAULT_SPIN,
     ) -> None:
-        """`schemes` holds one. `config` is what links need; there are none here."""
+        """`schemes` has one entry. `config` is ignored."""
         (scheme,) = schemes
         self.node = credentials.node
         self.spin = spin
@@ -172,37 +164,35 @@ class RawNode:
         self.transport.listen(listen_address(scheme, host), self)
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
-        """What `peer` must know to dial us."""
         address = self.transport.address_for(peer)
         return {} if address is None else {self.transport.scheme: address}
 
     def connect(self, peer: NodeId, addresses: Mapping[str, str], timeout: float = 10.0) -> Carrier:
-        """Dial."""
         (address,) = addresses.values()
         return self.transport.connect(address, Expected(peer), time.monotonic() + timeout)
 
     def accept(self, timeout: float = 10.0) -> Carrier:
-        """The next carrier a peer dialed. Drives meanwhile."""
+        """Drives meanwhile."""
         self.drive(lambda: bool(self.accepted), timeout)
         return self.accepted.pop(0)
 
     def drive(self, until: Callable[[], bool], timeout: float) -> None:
-        """Drive in this thread until it is so; TimeoutError if that takes too long. A waiting link does the same."""
+        """Drives in this thread until `until()`. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         transport = self.transport
-        quiet_since: float | None = None
+        idle_since: float | None = None
         while not until():
             if transport.poll():
-                quiet_since = None
+                idle_since = None
                 continue
             now = time.monotonic()
             if now > deadline:
-                raise TimeoutError(f"waited {timeout} s in vain for the peer of node {self.node}")
-            if quiet_since is None:
-                quiet_since = now
-            self._rest(deadline - now, spinning=now - quiet_since < self.spin)
+                raise TimeoutError(f"node {self.node}: no progress with its peer within {timeout} s")
+            if idle_since is None:
+                idle_since = now
+            self._sleep(deadline - now, spinning=now - idle_since < self.spin)
 
-    def _rest(self, timeout: float, *, spinning: bool) -> None:
+    def _sleep(self, timeout: float, *, spinning: bool) -> None:
         if spinning and self.transport.spins:
             os.sched_yield()
             return
@@ -214,15 +204,12 @@ class RawNode:
         self.sleeper.sleep(max(timeout, 0.0), self.spin if spinning else 0.0)
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """See Acceptor."""
         self.accepted.append(carrier)
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """See Acceptor."""
         self.refusals.append((address, reason))
 
     def close(self) -> None:
-        """Idempotent."""
         self.transport.close()
         if isinstance(self.sleeper, PollSleeper):
             self.sleeper.close()

@@ -1,10 +1,10 @@
-"""Faults as values, and the weather they make on a memory network.
+"""Faults on a memory network.
 
-    faults = Faults(network, Delay(0.2), Cut(source=1, destination=2, after_frames=10))
+    faults = Faults(network, LinkDelay(0.2), LinkCut(source=1, destination=2, after_frames=10))
     faults.add(*partition({1, 2}, {3}))
     faults.clear()
 
-Each fault says on which way it acts; a node left out means every node. Counts are of one carrier, in that direction.
+An omitted node means every node. Counts are per carrier and direction.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from nexar.transport.memory import DeliveryFault, Direction, MemoryNetwork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What all faults have: where they act."""
+    """Acts on one direction."""
 
     source: int | None = None
     destination: int | None = None
 
-    def concerns(self, way: Direction) -> bool:
-        """Whether it acts on that way."""
-        return self.source in (None, way.source) and self.destination in (None, way.destination)
+    def concerns(self, direction: Direction) -> bool:
+        return self.source in (None, direction.source) and self.destination in (None, direction.destination)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDelay(Fault):
-    """Everything arrives `seconds` later, in order. Several delays add up."""
+    """Everything arrives `seconds` later, in order. Delays add up."""
 
     seconds: float
 
@@ -40,19 +39,19 @@ class _Counted(Fault):
     after_frames: int = 0
     after_payload_bytes: int = 0
 
-    def strikes(self, frames: int, payload_bytes: int) -> bool:
-        """Whether so much has passed that it is time."""
+    def is_due(self, frames: int, payload_bytes: int) -> bool:
+        """Whether enough has passed."""
         return frames >= self.after_frames and payload_bytes >= self.after_payload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStall(_Counted):
-    """Nothing arrives any more, and nobody is told: what a pulled cable looks like."""
+    """Nothing arrives and nobody is notified, as with a pulled cable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCut(_Counted):
-    """The carrier breaks and both ends see it. With `after_payload_bytes`: in the middle of a payload."""
+    """The carrier breaks, also within a payload; both ends see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class RefuseDial(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentDial(Fault):
-    """A dial gets no answer, until the dialer's deadline."""
+    """A dial gets no answer before the dialer's deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,50 +77,55 @@ _DIALS: Final[dict[type[Fault], DeliveryFault]] = {
 
 
 def partition(one: Collection[int], other: Collection[int]) -> list[Fault]:
-    """The faults that keep two sets of nodes from hearing of each other, dials included."""
-    ways = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
-    return [kind(source=a, destination=b) for a, b in ways for kind in (LinkStall, SilentDial)]
+    """Separates two sets of nodes in both directions, dials included."""
+    directions = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
+    return [kind(source=a, destination=b) for a, b in directions for kind in (LinkStall, SilentDial)]
 
 
 class Faults:
-    """Makes the weather of a network from faults in force. Every method may be called from any thread."""
+    """The fault model of a network. Thread-safe."""
 
     def __init__(self, network: MemoryNetwork, *faults: Fault) -> None:
         self._network = network
-        self._faults = faults  # replaced as a whole by add(), remove() and clear()
+        self._faults = faults  # add(), remove() and clear() replace it as a whole
         network.fault_model = self
         network.changed()
 
     def add(self, *faults: Fault) -> None:
-        """From now on these too."""
         self._replace((*self._faults, *faults))
 
     def remove(self, *faults: Fault) -> None:
-        """These no longer."""
         self._replace(tuple(fault for fault in self._faults if fault not in faults))
 
     def clear(self) -> None:
-        """None any more: what was held back goes on."""
+        """Held frames are delivered."""
         self._replace(())
 
-    def delay(self, way: Direction) -> float:
-        """See `Weather`."""
-        return sum(fault.seconds for fault in self._faults if isinstance(fault, LinkDelay) and fault.concerns(way))
+    def delay(self, direction: Direction) -> float:
+        return sum(
+            fault.seconds for fault in self._faults if isinstance(fault, LinkDelay) and fault.concerns(direction)
+        )
 
-    def judge(self, way: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
-        """See `Weather`. A cut is stronger than a stall."""
-        verdict = DeliveryFault.PASS
+    def judge(self, direction: Direction, frames: int, payload_bytes: int) -> DeliveryFault:
+        """A cut takes precedence over a stall."""
+        outcome = DeliveryFault.PASS
         for fault in self._faults:
-            if isinstance(fault, LinkStall | LinkCut) and fault.concerns(way) and fault.strikes(frames, payload_bytes):
+            if (
+                isinstance(fault, LinkStall | LinkCut)
+                and fault.concerns(direction)
+                and fault.is_due(frames, payload_bytes)
+            ):
                 if isinstance(fault, LinkCut):
                     return DeliveryFault.CUT
-                verdict = DeliveryFault.HOLD
-        return verdict
+                outcome = DeliveryFault.HOLD
+        return outcome
 
-    def judge_dial(self, way: Direction) -> DeliveryFault:
-        """See `Weather`. The first fault that concerns dials decides."""
-        verdicts = (_DIALS[type(fault)] for fault in self._faults if type(fault) in _DIALS and fault.concerns(way))
-        return next(verdicts, DeliveryFault.PASS)
+    def judge_dial(self, direction: Direction) -> DeliveryFault:
+        """The first fault that concerns dials decides."""
+        outcomes = (
+            _DIALS[type(fault)] for fault in self._faults if type(fault) in _DIALS and fault.concerns(direction)
+        )
+        return next(outcomes, DeliveryFault.PASS)
 
     def _replace(self, faults: tuple[Fault, ...]) -> None:
         self._faults = faults

@@ -1,17 +1,15 @@
-"""Hosts on one machine: network namespaces joined by virtual Ethernet, with an MTU and with weather.
-
-Each namespace has a network stack of its own, so processes in two of them meet only through the wire between them.
-Addresses are private and exist inside the namespaces alone; nothing of the machine's own network is touched.
+"""Several hosts on one machine: network namespaces joined by virtual Ethernet. The machine's own network is not
+touched.
 
     with NetworkNamespaces(mtu=9000) as network, PeerPair(left, right, places=network.places) as pair:
         network.lose(0, percent=2, protocol="udp")
         pair.results()
 
-`ipv4=False` leaves IPv6 alone. `dead_end=True` gives every host a second interface, before the wire in every list, with
-an address in one more network that all of them seem to share: what is sent there reaches nobody.
+`ipv4=False`: IPv6 only. `dead_end=True`: every host has a second interface, listed first, in a network that all hosts
+seem to share but that delivers nothing.
 
-Weather falls on what *arrives* in a namespace. The kernel hands large sends over the wire in one piece (segmentation
-offload), so one lost piece is up to 64 KiB; `offload=False` makes every packet as large as the MTU, as on a real wire.
+Loss applies to arriving packets. With segmentation offload one lost packet is up to 64 KiB; `offload=False` limits
+packets to the MTU, as on a real wire.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _TOOLS: Final = {"ip": "iproute2", "nft": "nftables", "ethtool": "ethtool"}
 
 
 class NetworkNamespaces:
-    """A `with` block in which `count` namespaces can reach one another; they are gone afterwards, whatever happened."""
+    """A `with` block with `count` connected namespaces."""
 
     def __init__(
         self, count: int = 2, *, mtu: int = 1500, offload: bool = True, ipv4: bool = True, dead_end: bool = False
@@ -45,7 +43,7 @@ class NetworkNamespaces:
         self._ipv4 = ipv4
         self._dead_end = dead_end
         self.names = [f"nexar-{os.getpid()}-{next(_numbers)}" for _ in range(count)]
-        self._switch = f"nexar-{os.getpid()}-{next(_numbers)}"  # the namespace of the bridge, where there is one
+        self._switch = f"nexar-{os.getpid()}-{next(_numbers)}"  # namespace of the bridge, if there is one
         self._offload = offload
         self._stack = ExitStack()
 
@@ -60,58 +58,54 @@ class NetworkNamespaces:
             else:
                 self._join_by_bridge()
             for number, name in enumerate(self.names):
-                self._equip(number, name)
+                self._configure(number, name)
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    # -- places ----------------------------------------------------------------------------------------
+    # -- hosts -----------------------------------------------------------------------------------------
 
     @property
     def places(self) -> tuple[HostSpec, ...]:
-        """Where processes run, by IPv4 where there is any."""
+        """By IPv4 address if there is one."""
         return tuple(self.place(number, ipv6=not self._ipv4) for number in range(len(self.names)))
 
     def place(self, number: int, *, ipv6: bool = False) -> HostSpec:
-        """Where processes of this namespace run: its address, and the command that enters it."""
+        """The address, and the command that enters the namespace."""
         host = _ipv6(number) if ipv6 else _ipv4(number)
         return HostSpec(host, (_tool("ip"), "netns", "exec", self.names[number]))
 
-    # -- weather ---------------------------------------------------------------------------------------
+    # -- packet loss -----------------------------------------------------------------------------------
 
     def lose(self, number: int, percent: float, *, protocol: Protocol = "any") -> None:
-        """Lose this share of the packets that arrive there, by chance."""
+        """At random."""
         self._rule(number, protocol, f"numgen random mod 10000 < {round(percent * 100)} drop")
 
     def lose_bursts(self, number: int, *, burst: int, every: int, after: int = 0, protocol: Protocol = "any") -> None:
-        """Of each `every` packets that arrive there, let `after` pass and lose the next `burst`, one after the other.
-
-        From the first packet on.
-        """
+        """Of every `every` packets, passes `after` and loses the next `burst`."""
         self._rule(number, protocol, f"numgen inc mod {every} {after}-{after + burst - 1} drop")
 
     def drop(self, number: int, *, protocol: Protocol = "any") -> None:
-        """Let nothing of this protocol arrive there."""
         self._rule(number, protocol, "drop")
 
     def deafen(self, number: int, other: int) -> None:
-        """Let nothing arrive there that comes from the other one. The other hears it as before."""
+        """One direction only."""
         for match in (f"ip saddr {_ipv4(other)}", f"ip6 saddr {_ipv6(other)}"):
             self._rule(number, "any", f"{match} drop")
 
     def clear(self, number: int) -> None:
-        """Fair weather again."""
+        """Removes all loss."""
         self._run("netns", "exec", self.names[number], _tool("nft"), f"flush chain {_TABLE} arriving")
 
-    def _rule(self, number: int, protocol: Protocol, verdict: str) -> None:
+    def _rule(self, number: int, protocol: Protocol, action: str) -> None:
         match = "" if protocol == "any" else f"meta l4proto {protocol} "
         # Loopback inside the namespace is not the wire.
-        rule = f'add rule {_TABLE} arriving iifname "{_INTERFACE}" {match}{verdict}'
+        rule = f'add rule {_TABLE} arriving iifname "{_INTERFACE}" {match}{action}'
         self._run("netns", "exec", self.names[number], _tool("nft"), rule)
 
-    # -- building --------------------------------------------------------------------------------------
+    # -- construction ----------------------------------------------------------------------------------
 
     def _make_namespace(self, name: str) -> None:
         self._run("netns", "add", name)
@@ -130,16 +124,16 @@ class NetworkNamespaces:
             self._run("-n", self._switch, "link", "set", f"port{number}", "master", "bridge", "up")
 
     def _add_dead_end(self, number: int, name: str) -> None:
-        """A wire whose far end is in the same namespace and has no address: it takes everything and answers nothing."""
+        """The far end is in the same namespace without an address: it accepts everything and answers nothing."""
         far = f"{_DEAD_END}-far"
         self._run("-n", name, "link", "add", _DEAD_END, "type", "veth", "peer", "name", far)
         if self._ipv4:
-            self._run("-n", name, "address", "add", f"{_aside_ipv4(number)}/16", "dev", _DEAD_END)
-        self._run("-n", name, "address", "add", f"{_aside_ipv6(number)}/64", "dev", _DEAD_END, "nodad")
+            self._run("-n", name, "address", "add", f"{_dead_end_ipv4(number)}/16", "dev", _DEAD_END)
+        self._run("-n", name, "address", "add", f"{_dead_end_ipv6(number)}/64", "dev", _DEAD_END, "nodad")
         for interface in (_DEAD_END, far):
             self._run("-n", name, "link", "set", interface, "up")
 
-    def _equip(self, number: int, name: str) -> None:
+    def _configure(self, number: int, name: str) -> None:
         if self._ipv4:
             self._run("-n", name, "address", "add", f"{_ipv4(number)}/16", "dev", _INTERFACE)
         self._run("-n", name, "address", "add", f"{_ipv6(number)}/64", "dev", _INTERFACE, "nodad")
@@ -160,7 +154,7 @@ class NetworkNamespaces:
 
 
 def _find(tool: str) -> str | None:
-    """Where it is: also where only the administrator's search path leads, which a user's may lack."""
+    """The administrator's path too."""
     return shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
 
 
@@ -176,17 +170,17 @@ def _ipv6(number: int) -> str:
     return f"fd77::{number + 1:x}"
 
 
-def _aside_ipv4(number: int) -> str:
+def _dead_end_ipv4(number: int) -> str:
     return f"10.66.0.{number + 1}"
 
 
-def _aside_ipv6(number: int) -> str:
+def _dead_end_ipv6(number: int) -> str:
     return f"fd66::{number + 1:x}"
 
 
 @cache
 def permitted() -> str | None:
-    """Why namespaces cannot be used here; None if they can. Found out by making some."""
+    """Why namespaces cannot be used here; None if they can."""
     missing = [f"{tool} (package {package})" for tool, package in _TOOLS.items() if not _find(tool)]
     if missing:
         return f"network namespaces need {', '.join(missing)}"

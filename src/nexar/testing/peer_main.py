@@ -1,6 +1,6 @@
-"""The peer process's side of `peer_process`: be told who you are, connect, call the function, report, leave.
+"""The child's side of `peer_process`.
 
-Ends when its parent does: a thread reads the orders, and an end of them that was not announced is the parent's death.
+It ends with its parent: an unannounced end of input means that the parent died.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from nexar.testing.peer_protocol import (
     PeerStop,
 )
 
-_ORPHANED = 3
+_ORPHAN_EXIT_CODE = 3
 _Wanted = TypeVar("_Wanted", PeerStart, ConnectTo, PeerStop)
 
 
 class Parent:
-    """Orders from the parent, reports to it. What the function prints goes to standard error, out of the way."""
+    """Standard output carries reports, so prints go to standard error."""
 
     def __init__(self) -> None:
         self._reports = os.dup(1)
@@ -42,43 +42,42 @@ class Parent:
         threading.Thread(target=self._listen, name="nexar-orders", daemon=True).start()
 
     def _listen(self) -> None:
-        # Read without Python's buffers: their lock, held by a daemon thread, would break the interpreter's exit.
-        heard = b""
+        # Unbuffered: a daemon thread that holds the lock of Python's buffers would break the interpreter's exit.
+        received = b""
         leaving = False
-        while news := os.read(0, 1 << 16):
-            *lines, heard = (heard + news).split(b"\n")
+        while data := os.read(0, 1 << 16):
+            *lines, received = (received + data).split(b"\n")
             for line in lines:
                 order: PeerOrder = msgspec.json.decode(line, type=PeerOrder)
                 leaving = leaving or isinstance(order, PeerStop)
                 self._orders.put(order)
         if not leaving:
-            os._exit(_ORPHANED)
+            os._exit(_ORPHAN_EXIT_CODE)
 
     def next(self, wanted: type[_Wanted], timeout: float | None = None) -> _Wanted:
-        """The next order, which must be of this kind. Without a timeout: ended by the parent's death at the latest."""
+        """Must be of this kind. Raises TimeoutError."""
         try:
             order = self._orders.get(timeout=timeout)
         except queue.Empty:
-            raise TimeoutError(f"the parent did not say {wanted.__name__} within {timeout} s") from None
+            raise TimeoutError(f"the parent did not send {wanted.__name__} within {timeout} s") from None
         if not isinstance(order, wanted):
-            raise TypeError(f"the parent said {type(order).__name__} when {wanted.__name__} was due")
+            raise TypeError(f"the parent sent {type(order).__name__} instead of {wanted.__name__}")
         return order
 
     def report(self, report: PeerReport) -> None:
-        """Tell the parent."""
         line = memoryview(msgspec.json.encode(report) + b"\n")
         while line:
             line = line[os.write(self._reports, line) :]
 
 
 def main() -> None:
-    """Run until told to leave. Exit code 1 if the function raised; its traceback was reported."""
+    """Exit code 1 if the function raised."""
     parent = Parent()
     start = parent.next(PeerStart)
     sys.path[:] = start.path
     try:
         result = _serve(parent, start)
-    except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
+    except BaseException:  # noqa: BLE001  # the parent shows any error
         parent.report(PeerResult(failure=traceback.format_exc()))
         sys.exit(1)
     sys.exit(result)
@@ -115,7 +114,7 @@ def _connect(node: PeerSetup, start: PeerStart, addresses: dict[str, str] | None
 
 
 def wait_for_carriers(line: Any, schemes: list[str], deadline: float) -> None:
-    """A link is accepted with its first carrier, and the others follow; other kinds of lines are whole at once."""
+    """Waits for all carriers of a link: it is accepted with the first. Other lines are complete."""
     stats = getattr(line, "stats", None)
     if len(schemes) < 2 or stats is None:
         return
@@ -129,7 +128,7 @@ def _call(start: PeerStart, node: PeerSetup, line: Any) -> PeerResult:
     try:
         result = _load(start.function)(node, line, *start.arguments)
         msgspec.json.encode(result)
-    except BaseException:  # noqa: BLE001  # whatever it was, the parent shows it
+    except BaseException:  # noqa: BLE001  # the parent shows any error
         return PeerResult(failure=traceback.format_exc())
     return PeerResult(result=result)
 

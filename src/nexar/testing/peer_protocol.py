@@ -1,8 +1,6 @@
-"""What a test and its peer process say to each other: JSON, one message a line, on the child's stdin and stdout.
+"""Messages between a test and its peer process: JSON lines on the child's stdin and stdout.
 
-Credentials travel here and never on the command line, which everybody on the machine can read.
-
-On which terms two processes meet: where they run, over what, and the authority that both believe.
+They carry the credentials: every user of the machine can read a command line.
 """
 
 from __future__ import annotations
@@ -25,27 +23,26 @@ from nexar.types import NodeId
 
 
 class PeerSetup(Protocol):
-    """A node as a peer process needs it: `LinkedNode`, `RawNode`, or one that a benchmark brings along.
+    """A node for a peer process, constructed with (credentials, trust, schemes, host=, config=, spin=).
 
-    Made with (credentials, trust, schemes, host=, config=, spin=). What it connects by is called a *line* here: a Link,
-    a Carrier, a socket.
+    Its connection is called a *line*: a Link, a Carrier or a socket.
     """
 
     def addresses_for(self, peer: NodeId) -> dict[str, str]:
-        """What the peer must know to dial us, by scheme."""
+        """By scheme."""
 
     def connect(self, peer: NodeId, addresses: Mapping[str, str], timeout: float) -> Any:
-        """Dial; gives the line."""
+        """Dials and returns the line."""
 
     def accept(self, timeout: float) -> Any:
-        """The line that a peer dialed; TimeoutError if none did."""
+        """Raises TimeoutError."""
 
     def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Idempotent."""
 
 
 class PeerStart(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """Parent to child, first: who you are and what you do."""
+    """Parent to child, first: identity and task."""
 
     credentials: Credentials
     trust: Trust
@@ -62,23 +59,23 @@ class PeerStart(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class ConnectTo(msgspec.Struct, tag=True):
-    """Parent to child: connect to your peer there; without addresses: wait for it to dial you."""
+    """Parent to child: dial these addresses; without any, wait for a dial."""
 
     addresses: dict[str, str] | None = None
 
 
 class PeerStop(msgspec.Struct, tag=True):
-    """Parent to child: the test is over, close your node and end."""
+    """Parent to child: close the node and end."""
 
 
 class PeerReady(msgspec.Struct, tag=True):
-    """Child to parent: I listen there."""
+    """Child to parent: the addresses it listens on."""
 
     addresses: dict[str, str]
 
 
 class PeerResult(msgspec.Struct, tag=True):
-    """Child to parent, last: what the function returned, or the traceback of what it raised."""
+    """Child to parent, last: the function's return value or traceback."""
 
     result: Any = None
     failure: str | None = None
@@ -89,7 +86,7 @@ PeerReport: TypeAlias = PeerReady | PeerResult
 
 
 def reference(thing: str | Callable[..., Any]) -> str:
-    """`module:name` of a function or class at module level, so that another process can import it."""
+    """`module:name`, by which another process can import it."""
     if isinstance(thing, str):
         return thing
     if "." in thing.__qualname__:
@@ -99,7 +96,7 @@ def reference(thing: str | Callable[..., Any]) -> str:
 
 
 def _script_name() -> str:
-    """A script is `__main__` only to itself; its folder is on the path, so others can import it under its file name."""
+    """Other processes import the script by its file name."""
     main: ModuleType = __import__("__main__")
     return Path(str(main.__file__)).stem
 
@@ -111,7 +108,7 @@ RAW: Final = "nexar.testing.bare_nodes:RawNode"
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """Where a process runs: the address it listens on, and the command that brings it there (`ip netns exec NAME`)."""
+    """A listen address, and the command that enters the host."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
@@ -122,10 +119,10 @@ HERE: Final = HostSpec()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionTerms:
-    """What both ends have in common.
+    """Settings of both ends.
 
-    `raw`: carriers without links. `assembly` names the class of both nodes, if it is neither of the two that are here.
-    `settings` are fields of `Config`. `spin`: see Progress. `timeout`: for starting and connecting, together.
+    `raw`: carriers without links. `assembly`: another node class, as `module:name`. `settings`: of `Config`. `timeout`:
+    to start and connect.
     """
 
     schemes: Sequence[str] = ("tls",)
@@ -137,12 +134,11 @@ class ConnectionTerms:
 
     @property
     def node_class(self) -> str:
-        """Where to find what makes the nodes."""
         return self.assembly or (RAW if self.raw else LINKED)
 
 
 class ClusterAuthority:
-    """An authority and what it admits: all that two processes need to believe each other."""
+    """Issues certificates for both processes."""
 
     def __init__(self, terms: ConnectionTerms) -> None:
         self.terms = terms
@@ -152,7 +148,6 @@ class ClusterAuthority:
     def start(
         self, node: NodeId, peer: NodeId, place: HostSpec, function: Function, arguments: Sequence[Any]
     ) -> PeerStart:
-        """What the process of `node` is told."""
         terms = self.terms
         return PeerStart(
             credentials=self.authority.admit(node),
@@ -170,7 +165,7 @@ class ClusterAuthority:
         )
 
     def make_node(self, node: NodeId, place: HostSpec) -> PeerSetup:
-        """A node of this very process."""
+        """In this process."""
         module, _, name = self.terms.node_class.partition(":")
         spin = {} if self.terms.spin is None else {"spin": self.terms.spin}
         made: PeerSetup = getattr(import_module(module), name)(

@@ -1,7 +1,4 @@
-"""Which transports can be used on this machine, for tests and examples that say why they leave one out.
-
-The transports of a node that a test asks for by scheme.
-"""
+"""Transports by scheme, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def why_unavailable(scheme: str) -> str | None:
-    """Why this transport cannot be used here; None if it can."""
+    """Why this transport cannot be used; None if it can."""
     if scheme == "quic":
         from nexar.transport.quic import available  # noqa: PLC0415
 
@@ -40,8 +37,9 @@ def make_transports(
     network: MemoryNetwork | None = None,
     quic_settings: QuicSettings | None = None,
 ) -> tuple[dict[str, Transport], Sleeper]:
-    """One of each scheme, and what the node's driving thread sleeps in: QUIC if it is among them, because it drives
-    while it sleeps. A PollSleeper is the caller's to close, after the transports.
+    """One transport per scheme, and the driver's sleeper: QUIC if present, because it drives while it sleeps.
+
+    The caller closes a PollSleeper, after the transports.
     """
     made: dict[str, Transport] = {}
     if "quic" in schemes:
@@ -63,7 +61,7 @@ def make_transport(
     network: MemoryNetwork | None = None,
     quic_settings: QuicSettings | None = None,
 ) -> Transport:
-    """One transport, not listening yet. QUIC wakes itself: only it needs no `waker`."""
+    """Not listening yet. Only QUIC needs no `waker`."""
     if scheme == "quic":
         return load("quic")(credentials, trust, bind=any_port(host), settings=quic_settings)
     if scheme == "shm":
@@ -74,10 +72,10 @@ def make_transport(
 
 
 def listen_address(scheme: str, host: str) -> str:
-    """What to give to `listen`: a free port of `host`, where the scheme has such a thing."""
+    """A free port of `host`, if the scheme has ports."""
     return any_port(host) if scheme in ("quic", "tls", "tcp") else ""
 
 
 def any_port(host: str) -> str:
-    """A free port of `host`, which may be a name or a number of either family."""
+    """`host` may be a name or an address of either family."""
     return f"[{host}]:0" if ":" in host else f"{host}:0"

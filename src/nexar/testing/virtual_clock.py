@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that tests advance."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """Implements `nexar.clock.Clock`. Time passes in `advance()` only, and stops at every scheduled moment on its way.
+    """Implements `nexar.clock.Clock`. Time passes only in `advance()`, which stops at every scheduled time.
 
-    Callbacks run in the thread that advances, in the order of their time and then of their scheduling, each at exactly
-    its own `now()`. Every method may be called from any thread, also from a callback; one thread advances at a time.
+    Callbacks run in the advancing thread, ordered by time and then by scheduling, each at its own `now()`. All methods
+    are thread-safe, also in a callback; one thread advances at a time.
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        self._now = start  # written by the advancing thread
+        self._now = start  # the advancing thread writes it
         self._lock = threading.Lock()  # guards _scheduled
         self._advancing = threading.Lock()
         self._scheduled: list[tuple[float, int, Callable[[], None]]] = []  # heap
         self._ties = itertools.count()
-        self._watchers: tuple[Callable[[], None], ...] = ()  # replaced by on_advance()
+        self._watchers: tuple[Callable[[], None], ...] = ()  # on_advance() replaces it
 
     def now(self) -> float:
-        """Seconds; never less than what it said before."""
         return self._now
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
-        """Call back when the time is `when`; a time that has passed means at the next advance."""
+        """A past time means the next advance."""
         with self._lock:
             heapq.heappush(self._scheduled, (when, next(self._ties), callback))
 
     def on_advance(self, watcher: Callable[[], None]) -> None:
-        """Call back after every move of the time, e.g. `MemoryNetwork.changed`."""
+        """After every change of the time, for example `MemoryNetwork.changed`."""
         self._watchers = (*self._watchers, watcher)
 
     def advance(self, seconds: float) -> None:
-        """Move the time on, doing on the way what is due."""
         if seconds < 0:
             raise ValueError(f"time cannot go back by {-seconds} seconds")
         with self._advancing:
@@ -49,7 +47,7 @@ class VirtualClock:
             self._tell()
 
     def advance_to_next(self) -> bool:
-        """Move to the next scheduled moment. False if nothing is scheduled."""
+        """False if nothing is scheduled."""
         with self._lock:
             when = self._scheduled[0][0] if self._scheduled else None
         if when is not None:

@@ -1,8 +1,8 @@
-"""The torch.distributed backend "nexar". `init_process_group("nexar")` needs nothing from here; this goes further:
+"""The torch.distributed backend "nexar". `init_process_group("nexar")` works without importing this package.
 
-- `adopt(communicator)`: torch's default group on a communicator of yours, for training that loses and gains ranks
-- `communicator_of(group)`: the communicator a group stands on
-- `CompressedGradients`, `compress`: a communication hook for DDP
+- `adopt(communicator)` makes torch's default group use your communicator, for elastic training.
+- `communicator_of(group)` returns the communicator of a group.
+- `CompressedGradients`, `compress` are a DDP communication hook.
 """
 
 from nexar.torch.creation import adopt, communicator_of

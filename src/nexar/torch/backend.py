@@ -1,14 +1,10 @@
-"""What torch's holder of a work written in Python forgets to pass on.
+"""The backend for torch 2.14 and later, which torch's own process group calls.
 
-From torch 2.14 on, what users get for a call of a backend written in Python is a holder in C++ that passes on `wait`
-and `get_future`, and answers everything else itself: that it is never completed, and has no source. Both are known to
-the future, so they are asked there. Works of other backends answer as ever.
+torch wraps a Python work object in a C++ holder that forwards only `wait` and `get_future`. So completion and source of
+a holder are read from the future.
 
-From torch 2.15 on it also writes down every call of a backend it does not know, with the caller's stack, but never
-hears whether such a call ended. A communicator writes down the same and knows, so torch is told to leave it to us: that
-is 9 of the 20 µs that it takes for an all_reduce. Who wants its record all the same attaches torch's hook to a group.
-
-The door of torch 2.14 and later: a backend that torch's own process group calls.
+From torch 2.15 on, torch's flight recorder logs every call of an unknown backend, 9 of 20 µs of an all_reduce, but
+never learns that it ended. The communicator records the same, so torch's recording is switched off.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from nexar.torch.tensors import ReceivedTensors
 
 
 def patch_holder(name: str) -> None:
-    """Do it, once for the process. `name`: of the backend."""
+    """Patches torch's Work once per process, and excludes `name` from its flight recorder."""
     if not hasattr(Work, _MARK):
         _patch(Work.is_completed, Work._source_rank)
         setattr(Work, _MARK, True)
@@ -55,7 +51,7 @@ def _patch(completed: Any, source: Any) -> None:
 
 
 def _is_holder(work: Work) -> bool:
-    """Works in C++ say what they do; a holder does not know it."""
+    """C++ works know their operation; a holder does not."""
     return type(work) is Work and work._get_op_type() == _UNKNOWN
 
 
@@ -64,16 +60,15 @@ _UNKNOWN = Work()._get_op_type()
 NAME: Final = "nexar"
 _CUSTOM: Final = ProcessGroup.BackendType.CUSTOM
 _FOR_TESTS: Final = ("fake", "threaded")
-"""Backends of torch's own that stand in for real ones, and so never beside one."""
+"""Test backends that never run beside real ones."""
 
 
 _wrapped: set[NexarBackend] = set()
-"""Backends that torch wraps, in its detailed debug mode: its wrapper does not keep their Python half alive, so they end
-with `shutdown` alone. Written by whoever makes and ends them."""
+"""Keeps backends alive until `shutdown` that torch wraps in DETAIL debug mode: its wrapper does not."""
 
 
 def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, options: Any) -> Any:
-    """A backend for torch's process group; where nexar serves all its devices, in a process group that has its name."""
+    """A backend, or a whole process group named nexar if no other backend serves the group."""
     patch_holder(NAME)
     backend = NexarBackend(communicator, timeout, shared_node)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -82,10 +77,10 @@ def opened(communicator: Communicator, timeout: float, shared_node: SharedNode, 
 
 
 def _is_alone(options: Any) -> bool:
-    """Whether no other backend serves another device of this group: then ours is asked first, for the CPU, and torch
-    takes the group for one of a backend it does not know. In the detailed debug mode torch puts its own checks between.
+    """Whether nexar alone serves this group. Then torch asks it first, for the CPU. In DETAIL debug mode torch inserts
+    checks.
     """
-    if options.process_group is None:  # made by somebody else than torch, who has a group for it
+    if options.process_group is None:  # created by other code than torch
         return False
     unknown = {name for name, kind in dist.Backend.backend_type_map.items() if kind == _CUSTOM}
     return (
@@ -97,13 +92,13 @@ def _is_alone(options: Any) -> bool:
 
 
 def _is_for_cpu(options: Any) -> bool:
-    """torch does not say for which device it asks, but gives each one its own corner of the group's store."""
+    """torch gives each device its own prefix of the group's store."""
     options.store.set("asked", "")
     return bool(dist.PrefixStore("cpu/", options.process_group.get_group_store()).check(["asked"]))
 
 
 class NexarGroup(ProcessGroup):
-    """torch's process group, but for its name: torch calls all that others have written "custom"."""
+    """torch's process group under our name; torch would name it "custom"."""
 
     def __init__(self, backend: NexarBackend, options: Any) -> None:
         super().__init__(options.process_group.get_group_store(), options.group_rank, options.group_size)
@@ -111,13 +106,12 @@ class NexarGroup(ProcessGroup):
         for device in dist.Backend.backend_capability[NAME]:
             self._register_backend(torch.device(device), _CUSTOM, backend)
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
-        """As users write it."""
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return NAME
 
 
 class NexarBackend(GroupCalls, Backend):
-    """One group of ranks. What torch asks a backend about itself is answered here: the base class would ask back."""
+    """One group of ranks. Overrides every property: the base class would call back into Python."""
 
     def __init__(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
@@ -128,27 +122,24 @@ class NexarBackend(GroupCalls, Backend):
 
     @property
     def supports_splitting(self) -> bool:
-        """Groups are made of groups without asking anybody."""
         return True
 
     @property
     def supports_coalescing(self) -> bool:
-        """Calls are not collected: each begins when it is made, and all are in flight together."""
+        """Each call starts when it is made."""
         return False
 
     @property
     def supports_shrinking(self) -> bool:
-        """Ranks can be left out, also lost ones."""
         return True
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Use nexar.torch.adopt() instead."""
+        """Use nexar.torch.adopt()."""
         return False
 
     @property
     def supports_window(self) -> bool:
-        """There is no one-sided access to memory of others."""
         return False
 
     @property
@@ -157,38 +148,36 @@ class NexarBackend(GroupCalls, Backend):
 
     @property
     def options(self) -> Any:
-        """As torch keeps them."""
         return self._options
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
-        """As users write it."""
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return NAME
 
     def _set_sequence_number_for_group(self) -> None:
-        """Numbers begin at 0 on every rank."""
+        """Nothing to do: sequence numbers start at 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()
 
     def shutdown(self) -> None:
-        """Leave. Idempotent."""
+        """Idempotent."""
         super().shutdown()
         _wrapped.discard(self)
 
     # -- other groups ------------------------------------------------------------------------------------
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Links are open already."""
+        """Nothing to do: links are open already."""
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any = None) -> NexarBackend:
-        """The group of these ranks of this one; they all call it."""
+        """All these ranks call it."""
         part = subgroup_of(self.communicator, ranks)
         if part is None:
             raise UsageError(f"rank {self.communicator.rank} asked for a group of {list(ranks)}, which it is not in")
         return NexarBackend(part, self._timeout, self._shared_node)
 
     def shrink(self, ranks: Sequence[int], flags: int = 0, opts: Any = None) -> NexarBackend:
-        """The group without these ranks, lost ones too; the others call it."""
+        """All other ranks call it."""
         smaller = remaining_of(self.communicator, ranks)
         if NODES.world is self.communicator:
             NODES.world = smaller

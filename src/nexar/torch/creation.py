@@ -1,8 +1,7 @@
-"""From torch's wish for a process group to one that stands on a communicator.
+"""Creates torch process groups on communicators.
 
-The default group joins a cluster, which rank 0 opens: the ranks meet through torch's store (`launch.rendezvous`).
-Every other group is a part of the default one, made without another word; where the default group is not of nexar, it
-joins a cluster of its own in the same way.
+The default group joins a cluster that rank 0 opens; ranks meet through torch's store (`launch.rendezvous`). Other
+groups are subgroups of it, or join their own cluster if the default group is not of nexar.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from nexar.torch.ddp_hooks import patch_ddp
 
 NAME: Final = "nexar"
 OLDEST: Final = (2, 13)
-"""The torch that `nexar[torch]` asks for; who has installed nexar without that may have any."""
+"""Required by `nexar[torch]`; other installations may have any torch."""
 
 
 def create(options: Any, _backend_options: object) -> Any:
-    """What torch registers for the name "nexar". `options` is torch's _DistributedBackendOptions.
+    """torch calls it for the backend "nexar" with its _DistributedBackendOptions.
 
-    UsageError for a torch that is too old; else the errors of `nexar.init`, of which OperationTimeout and
-    SeedUnreachable also tell of a rank 0 that has not come, or has ended.
+    Raises UsageError for an old torch, and the errors of `nexar.init`; OperationTimeout and SeedUnreachable may mean
+    that rank 0 did not come or ended.
     """
     if torch.__version__ < OLDEST:
         raise UsageError(
-            f"the backend nexar needs torch {'.'.join(map(str, OLDEST))} or a newer one, and this is "
+            f"the backend nexar needs torch {'.'.join(map(str, OLDEST))} or newer, but this is "
             f"{torch.__version__}; install it with pip install 'nexar[torch]'"
         )
     patch_ddp(NAME)
     timeout = options.timeout.total_seconds()
     communicator, shared_node = _make_group(options, timeout)
     if torch.__version__ < (2, 14):
-        from nexar.torch.process_group import NexarProcessGroup  # noqa: PLC0415  # one of the two fits
+        from nexar.torch.process_group import NexarProcessGroup  # noqa: PLC0415  # the other module needs a newer torch
 
         return NexarProcessGroup(communicator, timeout, shared_node)
     from nexar.torch.backend import opened  # noqa: PLC0415
@@ -53,31 +52,28 @@ def create(options: Any, _backend_options: object) -> Any:
 
 
 def adopt(communicator: Communicator, timeout: float | None = None) -> None:
-    """Make torch's default group stand on a communicator, which stays yours: instead of `init_process_group`.
+    """Make torch's default group use this communicator, instead of `init_process_group`. All its ranks call it.
 
-    All its ranks call it. Ending the group, `dist.destroy_process_group()`, leaves the communicator open; so after a
-    `MembershipChanged` the next group can stand on the next communicator, with its rank and its size. Groups of it are
-    of nexar too: those of other backends would need a store that all ranks share. `timeout`: seconds for calls of
-    torch's; None: as the communicator's settings say.
+    `dist.destroy_process_group()` leaves it open, so after a `MembershipChanged` the next group can use the next
+    communicator. Its subgroups must be of nexar: other backends need a shared store. `timeout`: for torch's calls;
+    None: the communicator's setting.
     """
     seconds = communicator.config.collective_timeout if timeout is None else timeout
-    NODES.offered = communicator
+    NODES.adopted = communicator
     try:
         dist.init_process_group(
             "nexar",
-            store=dist.HashStore(),  # of this process alone: nothing has to be brought together any more
+            store=dist.HashStore(),  # of this process alone: the ranks are already connected
             rank=communicator.rank,
             world_size=communicator.size,
             timeout=timedelta(seconds=seconds),
         )
     finally:
-        NODES.offered = None
+        NODES.adopted = None
 
 
 def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu") -> Communicator:
-    """What a process group of torch's, None for the default one, stands on: its verbs, its numbers, its members.
-    UsageError if that is not of nexar. It belongs to the group, which closes it.
-    """
+    """Of a group (None: the default one), which owns it. Raises UsageError if nexar does not serve the group."""
     return calls_of(group, torch.device(device)).communicator
 
 
@@ -94,8 +90,8 @@ def _make_group(options: Any, timeout: float) -> tuple[Communicator, SharedNode]
 
 
 def _world(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
-    offered, NODES.offered = NODES.offered, None
-    return _joined(options, timeout) if offered is None else (offered, SharedNode(offered, _nothing))
+    adopted, NODES.adopted = NODES.adopted, None
+    return _joined(options, timeout) if adopted is None else (adopted, SharedNode(adopted, _nothing))
 
 
 def _joined(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
@@ -110,29 +106,29 @@ def _joined(options: Any, timeout: float) -> tuple[Communicator, SharedNode]:
             formation_timeout=timeout,
         )
     except FormationTimeout as error:
-        error.add_note("here this is the timeout= of init_process_group or new_group, whatever the setting says")
+        error.add_note("the timeout= of init_process_group or new_group applies, not the setting")
         raise
     at_exit = atexit.register(partial(_leave, communicator))
 
     def leave() -> None:
-        atexit.unregister(at_exit)  # it would keep the node of every cluster that has ended
+        atexit.unregister(at_exit)  # else it would keep the node of every ended cluster alive
         communicator.close()
 
     return communicator, SharedNode(communicator, leave)
 
 
 def _nothing() -> None:
-    """It is somebody else's."""
+    """The user owns the communicator."""
 
 
 def _leave(communicator: Communicator) -> None:
-    """For who did not destroy the process group: the others are told, and also why if it was an error."""
+    """Leaves at exit, with the error that ended the process, if the group was not destroyed."""
     error = getattr(sys, "last_value", None)
     communicator.__exit__(type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
 
 
 class _Store:
-    """torch's store as a board."""
+    """torch's store, as `launch.rendezvous` uses it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -151,13 +147,13 @@ class _Store:
 
 @contextmanager
 def _gone_with_rank_0() -> Iterator[None]:
-    """SeedUnreachable for a store that does not answer: it runs in the process of rank 0, or of its launcher."""
+    """Raises SeedUnreachable if the store, which rank 0 or its launcher runs, does not answer."""
     try:
         yield
-    except RuntimeError as error:  # DistNetworkError, DistStoreError: every store has its own
+    except RuntimeError as error:  # DistNetworkError or DistStoreError, depending on the store
         raise SeedUnreachable(
             addresses=[],
             attempts=1,
-            cause=f"torch's store, through which rank 0 tells the address, is gone: {str(error).partition(chr(10))[0]}",
-            remedy="look at what rank 0 has said before it ended",
+            cause=f"torch's store, in which rank 0 publishes the address, is gone: {str(error).partition(chr(10))[0]}",
+            remedy="look at the output of rank 0 before it ended",
         ) from error

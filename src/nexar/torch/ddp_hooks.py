@@ -1,8 +1,6 @@
-"""Communication hooks for DDP: gradients that are compressed on their way, what was left out being sent later, and
-replacements for the hooks that torch has in C++.
-"""
+"""DDP communication hooks: gradient compression, and replacements for torch's C++ hooks."""
 
-# No annotations as texts here: DDP looks at those of a hook.
+# No `from __future__ import annotations`: DDP inspects the annotations of a hook.
 from typing import Any, Final
 
 import torch
@@ -17,26 +15,19 @@ from nexar.torch.calls import GroupCalls, calls_of
 
 
 class CompressedGradients:
-    """The state of `compress`: what compresses, and for each bucket of gradients what was not sent yet.
-
-    Used by one model, from the thread that computes its gradients.
-    """
+    """State of `compress` for one model, used by the thread that computes its gradients."""
 
     def __init__(
         self, compressor: Compressor, group: dist.ProcessGroup | None = None, *, feedback: bool = True
     ) -> None:
-        """`group`: of the model; None: the default one. `feedback=False` forgets what was left out: for compressors
-        that leave out nothing in the mean.
-        """
+        """`group`: of the model. `feedback=False`: drop the unsent rest, for unbiased compressors."""
         self.compressor = compressor
         self._group = group
         self._feedback = feedback
-        self._left: dict[int, torch.Tensor] = {}  # by the bucket's number
+        self._left: dict[int, torch.Tensor] = {}  # by bucket index
 
     def residual(self, bucket: dist.GradBucket) -> torch.Tensor | None:
-        """What is left of this bucket, zeros at first. DDP cuts the buckets anew after the first step: what was left
-        then is given up, once.
-        """
+        """The unsent rest, zeros at first. DDP rebuilds buckets after the first step; that drops the rest once."""
         if not self._feedback:
             return None
         gradients = bucket.buffer()
@@ -46,23 +37,20 @@ class CompressedGradients:
         return left
 
     def calls(self, gradients: torch.Tensor) -> GroupCalls:
-        """Of the group."""
         return calls_of(self._group, gradients.device)
 
 
 def compress(state: CompressedGradients, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """The hook: `model.register_comm_hook(CompressedGradients(nexar.TopK(0.01)), compress)`.
 
-    The average of what all ranks' compressed gradients mean, the same on all of them.
+    Averages all ranks' compressed gradients.
     """
     gradients = bucket.buffer()
     return state.calls(gradients).average_compressed(gradients, state.compressor, state.residual(bucket)).get_future()
 
 
 def _is_served(model: DistributedDataParallel, backend: str) -> bool:
-    """Whether `backend` reduces the model's gradients. Of the groups that torch has made it keeps a list, right also
-    where its detailed debug mode wraps our backend. Any other group is asked itself.
-    """
+    """torch's list is right even where DETAIL debug mode wraps the backend; other groups are inspected."""
     group, device = model.process_group, model.device_type
     if group in distributed_c10d._world.pg_backend_config:
         return f"{device}:{backend}" in dist.get_backend_config(group).split(",")
@@ -77,11 +65,9 @@ _IN_PYTHON: Final = {
 
 
 def patch_ddp(backend: str) -> None:
-    """Let `model._register_builtin_comm_hook` register torch's hook in Python where `backend` reduces the gradients.
-    Done once for the process.
+    """Makes `_register_builtin_comm_hook` use torch's Python hooks for models that `backend` serves. Once per process.
 
-    The hook in C++ asserts that a future holds a list of tensors of C++. A future that is made in Python, as those of a
-    backend in Python are, holds a Python object and can hold nothing else. Both hooks compute the same.
+    The C++ hooks assert that a future holds a C++ tensor list, which a future made in Python cannot.
     """
     if hasattr(DistributedDataParallel, _MARK):
         return

@@ -1,4 +1,4 @@
-"""The door up to torch 2.13: a process group that takes the place of torch's own."""
+"""The process group for torch up to 2.13, which replaces torch's own."""
 
 from __future__ import annotations
 
@@ -19,46 +19,39 @@ class NexarProcessGroup(GroupCalls, ProcessGroup):
     def __init__(self, communicator: Communicator, timeout: float, shared_node: SharedNode) -> None:
         ProcessGroup.__init__(self, communicator.rank, communicator.size)
         self.begin(communicator, timeout, shared_node)
-        self._name = ""  # both are set by torch, once
+        self._name = ""  # torch sets both, once
         self._description = ""
 
     def allreduce(self, tensors: Any, opts: Any = None) -> AnyWork:
-        """As torch's own, which users' hooks for DDP call: one tensor or several, options, an operation, or neither."""
+        """One tensor or several, with options, an operation or neither: DDP hooks call it like torch's own."""
         given = opts if isinstance(opts, AllreduceOptions) else AllreduceOptions()
         if opts is not None and given is not opts:
             given.reduceOp = opts
         return super().allreduce([tensors] if isinstance(tensors, torch.Tensor) else tensors, given)
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
-        """As users write it."""
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return GROUP_NAME
 
     def getRank(self) -> int:  # noqa: N802
-        """My place."""
         return self.communicator.rank
 
     def getSize(self) -> int:  # noqa: N802
-        """How many there are."""
         return self.communicator.size
 
     def getGroupName(self) -> str:  # noqa: N802
-        """torch's name of the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Set by torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the user calls the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Set by torch."""
         self._description = description
 
     def _set_sequence_number_for_group(self) -> None:
-        """Numbers begin at 0 on every rank."""
+        """Nothing to do: sequence numbers start at 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.sequence_number()

@@ -1,7 +1,7 @@
-"""torch's tensors as arrays: those that are reduced, and those that only move.
+"""torch tensors as arrays.
 
-A tensor on the CPU becomes an array in its memory. One on a device stays what it is: a communicator takes it so, and
-stages it through pinned memory on the stream that is current when the call is made.
+A CPU tensor becomes an array in its memory. A device tensor stays one: the communicator stages it on the current
+stream.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from nexar.arrays import torch_tensors
 from nexar.errors import UsageError
 
 Array: TypeAlias = NDArray[Any] | torch.Tensor
-"""What the verbs of a communicator take: one of the CPU, or one of a device."""
+"""Accepted by communicator methods."""
 
 PIECE_BYTES: Final = 8 << 20
-"""Of a device's tensor, that are copied while others travel: large enough that a copy is at full speed."""
+"""Pieces of a device tensor that overlap copy and transfer: enough for full copy speed."""
 _PLAIN: Final = {
     dtype: np.dtype(str(dtype).removeprefix("torch."))
     for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
                   torch.uint8, torch.bool, torch.complex64, torch.complex128)
 }  # fmt: skip
-"""Types that NumPy has too: nearly always, so they take a short way."""
+"""Types that NumPy has too, the common case."""
 _FOREIGN: Final = frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the size of an element: as what elements travel whose type no array has."""
+"""Integer types, by element size, for elements that no array type represents."""
+
+
+class ReceivedTensors(list[Any]):
+    """Received tensors and their source, written once."""
+
+    source = -1
 
 
 def values(tensor: torch.Tensor) -> Array:
-    """To reduce: an array in the tensor's memory, with its strides. UsageError where there is none."""
+    """An array in the tensor's memory, to reduce. Raises UsageError."""
     dtype = _PLAIN.get(tensor.dtype)
     if dtype is not None and tensor.is_cpu and tensor.layout is torch.strided and not _is_lazy(tensor):
         return torch_tensors.array_in_memory(tensor, dtype)
@@ -42,7 +48,7 @@ def values(tensor: torch.Tensor) -> Array:
 
 
 def content(tensor: torch.Tensor) -> Array:
-    """To move: as `values`, and integers of the same size where the elements have a type that no array has."""
+    """As `values`, to move: types that no array has become integers."""
     if tensor.dtype in _PLAIN or tensor.dtype in _FOREIGN:
         return values(tensor)
     _refuse_sparse(tensor)
@@ -50,9 +56,7 @@ def content(tensor: torch.Tensor) -> Array:
 
 
 def to_fill(tensor: torch.Tensor) -> Array:
-    """As `content`, of a tensor that gets what others have. UsageError if several of its elements are one place in
-    memory (`expand` makes such): only the last of what comes would stay.
-    """
+    """As `content`, for output. Raises UsageError if elements share memory (as after `expand`)."""
     if not tensor.is_contiguous() and any(
         step == 0 < length - 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
     ):
@@ -64,59 +68,55 @@ def to_fill(tensor: torch.Tensor) -> Array:
 
 
 def count(array: Array) -> int:
-    """How many elements it has."""
+    """The number of elements."""
     return array.size if isinstance(array, np.ndarray) else int(array.numel())
 
 
 def flat(array: Array) -> Array:
-    """In a row, in C order; its own memory where that is possible."""
+    """One-dimensional in C order; a view if possible."""
     return array.reshape(-1)
 
 
 def pieces(array: Array) -> Sequence[Array]:
-    """In its memory, one after the other; a single one unless it is a device's, lies in a row, and is long. Every rank
-    that brings as many elements gets the same.
-    """
+    """Consecutive views of a long contiguous device tensor; equal on all ranks with as many elements."""
     if isinstance(array, np.ndarray) or array.nbytes < 2 * PIECE_BYTES or not array.is_contiguous():
         return (array,)
     return tuple(array.reshape(-1).split(PIECE_BYTES // array.element_size()))
 
 
-def row(arrays: Sequence[Array]) -> Array:
-    """All of them, one after the other, in new memory."""
+def concatenate(arrays: Sequence[Array]) -> Array:
+    """The concatenation, in new memory."""
     parts = [flat(array) for array in arrays]
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
 
 
-def pour(parts: Sequence[Any], into: Sequence[Any]) -> None:
-    """Copy each part into the array at its place, whatever their shapes. UsageError if one does not fit."""
-    for rank, (part, room) in enumerate(zip(parts, into, strict=True)):
-        if count(part) != count(room) or part.dtype != room.dtype:
+def copy_parts(parts: Sequence[Any], into: Sequence[Any]) -> None:
+    """Copies each part into its array. Raises UsageError if one does not fit."""
+    for rank, (part, target) in enumerate(zip(parts, into, strict=True)):
+        if count(part) != count(target) or part.dtype != target.dtype:
             raise UsageError(
-                f"rank {rank} sent {part.dtype}[{count(part)}], and the tensor for it has {room.dtype}[{count(room)}]; "
-                "give one of that dtype and as many elements"
+                f"rank {rank} sent {part.dtype}[{count(part)}], and the tensor for it has "
+                f"{target.dtype}[{count(target)}]; give one of that dtype and as many elements"
             )
-        if isinstance(room, torch.Tensor):
-            room.copy_(part.reshape(room.shape))
+        if isinstance(target, torch.Tensor):
+            target.copy_(part.reshape(target.shape))
         else:
-            np.copyto(room, part.reshape(room.shape))
+            np.copyto(target, part.reshape(target.shape))
 
 
 def divide(array: Array, by: int) -> None:
-    """Divide integers in place, rounding toward zero."""
+    """Divides integers in place, rounding toward zero."""
     if isinstance(array, torch.Tensor):
         array.copy_(array.to(torch.int64).div(by, rounding_mode="trunc"))
     elif array.dtype == np.uint64:
         np.floor_divide(array, np.uint64(by), out=array)
-    else:  # in 64 bits: `by` may be more than the type can hold
+    else:  # in 64 bits: `by` may exceed the type's range
         quotient, rest = np.divmod(array.astype(np.int64), by)
         np.copyto(array, quotient + ((quotient < 0) & (rest != 0)), casting="unsafe")  # a quotient fits
 
 
 def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], object]:
-    """The same, to be run by any thread, on the stream that is current now where the array's device has streams: what
-    the caller begins there afterwards sees what it did.
-    """
+    """`finish` for any thread, on the stream that is current now."""
     if not isinstance(array, torch.Tensor) or array.device.type != "cuda":
         return finish
     stream = torch.cuda.current_stream(array.device)
@@ -129,7 +129,7 @@ def on_stream(array: Any, finish: Callable[[Any], object]) -> Callable[[Any], ob
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the elements in memory are not the values, but their conjugates or negatives."""
+    """Whether the memory holds conjugates or negatives of the values."""
     return bool(tensor.is_conj() or tensor.is_neg())
 
 
@@ -139,9 +139,3 @@ def _refuse_sparse(tensor: torch.Tensor) -> None:
             f"the backend nexar has no collectives for tensors of layout {tensor.layout}; give tensor.to_dense(), or "
             "make the layer dense (sparse=False in an embedding)"
         )
-
-
-class ReceivedTensors(list[Any]):
-    """The result of a receive: the tensors, and who sent them. Made before that is known, so written once."""
-
-    source = -1

@@ -1,10 +1,7 @@
-"""torch's ReduceOp as the names that a communicator knows.
+"""Translates torch's calls to plans of communicator calls.
 
-What torch asks for, as verbs of a communicator. Every function here only says what is to be done.
-
-torch calls backends with lists where one tensor would do, with lists of lists, and with options of many kinds; this is
-the one place that knows about it. A call becomes a few steps. What must be done with a step's result (filling the
-tensors of a list, say) is its `finish`: whoever drives the node runs it before the step counts as done.
+Only this module knows torch's lists, lists of lists and options. The event loop runs a step's `finish`, which processes
+its result, before the step counts as done.
 """
 
 from __future__ import annotations
@@ -23,19 +20,19 @@ from nexar.torch.tensors import (
     PIECE_BYTES,
     Array,
     ReceivedTensors,
+    concatenate,
     content,
+    copy_parts,
     count,
     divide,
     flat,
     on_stream,
     pieces,
-    pour,
-    row,
     to_fill,
     values,
 )
 
-# Compared with ==, one after the other: a ReduceOp that carries a factor has no hash, and no way to be printed.
+# Compared with ==, one after the other: a ReduceOp with a factor is neither hashable nor printable.
 _NAMES: Final[tuple[tuple[Any, str], ...]] = (
     (ReduceOp.SUM, "sum"),
     (ReduceOp.AVG, "avg"),
@@ -49,7 +46,7 @@ _NAMES: Final[tuple[tuple[Any, str], ...]] = (
 
 
 class TorchReduction(NamedTuple):
-    """What a ReduceOp means: multiply by `factor`, where there is one, and reduce with `name`."""
+    """A ReduceOp: multiply by `factor`, if any, then reduce with `name`."""
 
     name: str
     factor: Any = None
@@ -59,7 +56,7 @@ _KNOWN: Final = tuple((op, TorchReduction(name)) for op, name in _NAMES)
 
 
 def reduction_of(op: Any) -> TorchReduction:
-    """The meaning of `opts.reduceOp`. UsageError for one that torch has and we do not."""
+    """Raises UsageError for an unsupported one."""
     for known, reduction in _KNOWN:
         if op == known:
             return reduction
@@ -69,7 +66,7 @@ def reduction_of(op: Any) -> TorchReduction:
 
 
 def averages_integers(reduction: TorchReduction, tensor: torch.Tensor) -> bool:
-    """Whether the elements are integers to be averaged. Booleans are not: the communicator refuses to average them."""
+    """Not for booleans, which the communicator rejects."""
     kind = tensor.dtype
     return reduction.name == "avg" and not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
 
@@ -78,16 +75,16 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Verb(NamedTuple):
-    """One call of a communicator: its verb, and what it is given."""
+    """One communicator call."""
 
     verb: str
     arguments: tuple[Any, ...] = ()
-    settings: dict[str, Any] = {}  # noqa: RUF012  # of a tuple, and nobody writes to it
+    settings: dict[str, Any] = {}  # noqa: RUF012  # nothing writes to it
     finish: Callable[[Any], object] | None = None
 
 
 class TorchPlan(NamedTuple):
-    """One call of torch's: what to do, and the tensors that hold the result afterwards."""
+    """One torch call, and the tensors that hold its result."""
 
     name: str
     steps: Sequence[Verb]
@@ -98,14 +95,14 @@ class TorchPlan(NamedTuple):
 
 
 def all_reduce(tensors: Tensors, op: Any, size: int) -> TorchPlan:
-    """Each tensor in place."""
+    """In place."""
     reduction = reduction_of(op)
     steps = [_reduced(_scaled(each, reduction), *_performed(reduction, each, each, size)) for each in tensors]
     return TorchPlan("all_reduce", steps, tensors)
 
 
 def all_reduce_coalesced(tensors: Tensors, op: Any, size: int) -> TorchPlan:
-    """All of them together, in place; where they are averaged, integers apart from the others."""
+    """In place; averaged integers form a call of their own."""
     reduction = reduction_of(op)
     integers = [each for each in tensors if averages_integers(reduction, each)]
     others = [each for each in tensors if not averages_integers(reduction, each)]
@@ -126,12 +123,12 @@ def average_compressed(tensor: torch.Tensor, compressor: Compressor, residual: t
 
 
 def broadcast(tensors: Tensors, root: int) -> TorchPlan:
-    """Each tensor in place."""
+    """In place."""
     return TorchPlan("broadcast", [Verb("broadcast", (content(each), root)) for each in tensors], tensors)
 
 
 def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) -> TorchPlan:
-    """Each tensor in place, at the root."""
+    """In place, at the root."""
     reduction = reduction_of(op)
     steps = []
     for each in tensors:
@@ -140,97 +137,98 @@ def reduce(tensors: Tensors, op: Any, root: int, size: int, *, at_root: bool) ->
     return TorchPlan("reduce", steps, tensors)
 
 
-# -- gathering -----------------------------------------------------------------------------------------------------
+# -- gather --------------------------------------------------------------------------------------------------------
 
 
 def all_gather(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchPlan:
-    """`outputs[i]` is one tensor for each rank, for what they have in `inputs[i]`."""
-    for room in outputs:
-        _check_length("all_gather", "the output list", room, size)
-    steps = [_gathered(room, each) for room, each in zip(outputs, inputs, strict=True)]
+    """`outputs[i][rank]` receives that rank's `inputs[i]`."""
+    for target in outputs:
+        _check_length("all_gather", "the output list", target, size)
+    steps = [_gathered(target, each) for target, each in zip(outputs, inputs, strict=True)]
     return TorchPlan("all_gather", steps, outputs)
 
 
 def all_gather_coalesced(outputs: Sequence[Tensors], inputs: Tensors, size: int) -> TorchPlan:
-    """The other way round: `outputs[rank]` is that rank's whole list."""
+    """`outputs[rank][i]` receives that rank's `inputs[i]`."""
     _check_length("all_gather_coalesced", "the output list", outputs, size, "one list")
-    for room in outputs:
-        if len(room) != len(inputs):
+    for target in outputs:
+        if len(target) != len(inputs):
             raise UsageError(
-                f"all_gather_coalesced: an output list has {len(room)} tensors, and the input list {len(inputs)}; give "
-                "as many in each"
+                f"all_gather_coalesced: an output list has {len(target)} tensors, and the input list {len(inputs)}; "
+                "give as many in each"
             )
-    rooms = [[outputs[rank][place] for rank in range(size)] for place in range(len(inputs))]
+    targets = [[outputs[rank][place] for rank in range(size)] for place in range(len(inputs))]
     return TorchPlan(
-        "all_gather_coalesced", [_gathered(room, each) for room, each in zip(rooms, inputs, strict=True)], outputs
+        "all_gather_coalesced", [_gathered(target, each) for target, each in zip(targets, inputs, strict=True)], outputs
     )
 
 
 def all_gather_single(outputs: Tensors, inputs: Tensors) -> TorchPlan:
-    """Into one tensor each, that has the parts of all ranks one after the other."""
+    """Each output receives all ranks' inputs."""
     steps = [
-        Verb("all_gather", (content(each),), {"out": to_fill(room)}) for room, each in zip(outputs, inputs, strict=True)
+        Verb("all_gather", (content(each),), {"out": to_fill(target)})
+        for target, each in zip(outputs, inputs, strict=True)
     ]
     return TorchPlan("all_gather_single", steps, outputs)
 
 
 def gather(outputs: Sequence[Tensors], inputs: Tensors, root: int, size: int) -> TorchPlan:
-    """As all_gather, at the root; the others have no outputs."""
+    """Other ranks than the root have no outputs."""
     for each in outputs:
         _check_length("gather", "gather_list", each, size)
     steps = []
     for place, each in enumerate(inputs):
-        room = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
-        finish = None if room is None else on_stream(room[0], partial(_spread, room))
+        target = [to_fill(tensor) for tensor in outputs[place]] if outputs else None
+        finish = None if target is None else on_stream(target[0], partial(_spread, target))
         steps.append(Verb("gather", (content(each), root), {}, finish))
     return TorchPlan("gather", steps, outputs)
 
 
 def gather_single(output: torch.Tensor, given: torch.Tensor, root: int, *, at_root: bool) -> TorchPlan:
-    """Into one tensor, at the root."""
+    """Into one tensor at the root."""
     settings = {"out": to_fill(output)} if at_root else {}
     return TorchPlan("gather_single", [Verb("gather", (content(given), root), settings)], [output])
 
 
-# -- scattering ----------------------------------------------------------------------------------------------------
+# -- scatter -------------------------------------------------------------------------------------------------------
 
 
 def scatter(outputs: Tensors, inputs: Sequence[Tensors], root: int, size: int) -> TorchPlan:
-    """`inputs[i]` is one tensor for each rank, at the root; the others have no inputs."""
+    """`inputs[i][rank]` goes to that rank; only the root has inputs."""
     for each in inputs:
         _check_length("scatter", "scatter_list", each, size)
     steps = []
-    for place, room in enumerate(outputs):
-        blocks = _rows([content(tensor) for tensor in inputs[place]]) if inputs else None
-        steps.append(Verb("scatter", (blocks, root), {"out": to_fill(room)}))
+    for place, target in enumerate(outputs):
+        blocks = _equal_blocks([content(tensor) for tensor in inputs[place]]) if inputs else None
+        steps.append(Verb("scatter", (blocks, root), {"out": to_fill(target)}))
     return TorchPlan("scatter", steps, outputs)
 
 
 def reduce_scatter(outputs: Tensors, inputs: Sequence[Tensors], op: Any, size: int) -> TorchPlan:
-    """`inputs[i]` is one tensor for each rank, which gets the reduction of those that are for it."""
+    """`outputs[i]`: all ranks' `inputs[i][this rank]`, reduced."""
     reduction = reduction_of(op)
     steps = []
-    for room, parts in zip(outputs, inputs, strict=True):
+    for target, parts in zip(outputs, inputs, strict=True):
         _check_length("reduce_scatter", "the input list", parts, size)
         arrays = [_fresh(part, reduction) for part in parts]
         counts = [count(array) for array in arrays]
-        name, finish = _performed(reduction, parts[0], room, size)
-        settings: dict[str, Any] = {"op": name, "out": values(room)}
+        name, finish = _performed(reduction, parts[0], target, size)
+        settings: dict[str, Any] = {"op": name, "out": values(target)}
         if len(set(counts)) == 1:
-            steps.append(Verb("reduce_scatter", (row(arrays),), settings, finish))
+            steps.append(Verb("reduce_scatter", (concatenate(arrays),), settings, finish))
         else:
-            steps.append(Verb("reduce_scatter_v", (row(arrays), counts), settings, finish))
+            steps.append(Verb("reduce_scatter_v", (concatenate(arrays), counts), settings, finish))
     return TorchPlan("reduce_scatter", steps, outputs)
 
 
 def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int) -> TorchPlan:
-    """Of one tensor each, which has the parts of all ranks one after the other."""
+    """`outputs[i]`: this rank's part of all ranks' `inputs[i]`, reduced."""
     reduction = reduction_of(op)
     steps = []
-    for room, each in zip(outputs, inputs, strict=True):
+    for target, each in zip(outputs, inputs, strict=True):
         array = flat(_fresh(each, reduction))
-        name, finish = _performed(reduction, each, room, size)
-        steps.append(Verb("reduce_scatter", (array,), {"op": name, "out": values(room)}, finish))
+        name, finish = _performed(reduction, each, target, size)
+        steps.append(Verb("reduce_scatter", (array,), {"op": name, "out": values(target)}, finish))
     return TorchPlan("reduce_scatter_single", steps, outputs)
 
 
@@ -238,11 +236,11 @@ def reduce_scatter_single(outputs: Tensors, inputs: Tensors, op: Any, size: int)
 
 
 def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> TorchPlan:
-    """`inputs[rank]` goes to that rank; they may have any sizes."""
+    """`inputs[rank]` goes to that rank."""
     _check_length("all_to_all", "the output list", outputs, size)
     _check_length("all_to_all", "the input list", inputs, size)
-    room = [to_fill(each) for each in outputs]
-    finish = on_stream(room[0], partial(pour, into=room))
+    target = [to_fill(each) for each in outputs]
+    finish = on_stream(target[0], partial(copy_parts, into=target))
     step = Verb("all_to_all_v", ([content(each) for each in inputs],), {}, finish)
     return TorchPlan("all_to_all", [step], outputs)
 
@@ -250,14 +248,14 @@ def all_to_all(outputs: Tensors, inputs: Tensors, size: int) -> TorchPlan:
 def all_to_all_single(
     output: torch.Tensor, given: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], size: int
 ) -> TorchPlan:
-    """Of one tensor, cut along its first dimension: into equal parts where no sizes are given."""
-    source, room = content(given), to_fill(output)
+    """Splits along the first dimension, equally without sizes."""
+    source, target = content(given), to_fill(output)
     if not output_sizes and not input_sizes:
-        step = Verb("all_to_all", (source,), {"out": room})
+        step = Verb("all_to_all", (source,), {"out": target})
         return TorchPlan("all_to_all_single", [step], [output])
     parts = _cut(source, input_sizes, size, "input")
-    finish = partial(pour, into=_cut(room, output_sizes, size, "output"))
-    step = Verb("all_to_all_v", (parts,), {}, on_stream(room, finish))
+    finish = partial(copy_parts, into=_cut(target, output_sizes, size, "output"))
+    step = Verb("all_to_all_v", (parts,), {}, on_stream(target, finish))
     return TorchPlan("all_to_all_single", [step], [output])
 
 
@@ -280,7 +278,7 @@ def recv(tensors: Tensors, rank: int, tag: int) -> TorchPlan:
     return TorchPlan("recv", [Verb("recv", (to_fill(_only(tensors)),), settings, finish)], received)
 
 
-# -- inside --------------------------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------------------------------
 
 
 def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, element: str = "one tensor") -> None:
@@ -289,14 +287,12 @@ def _check_length(call: str, what: str, tensors: Sequence[Any], size: int, eleme
 
 
 def _performed(
-    reduction: TorchReduction, given: torch.Tensor, room: torch.Tensor, size: int
+    reduction: TorchReduction, given: torch.Tensor, target: torch.Tensor, size: int
 ) -> tuple[str, Callable[[Any], object] | None]:
-    """The communicator's reduction, and what is done with its result in `room`: integers are averaged as NCCL does it,
-    by a division of their sum. The communicator itself refuses that.
-    """
+    """An integer average is a divided sum, as in NCCL; the communicator itself rejects it."""
     if not averages_integers(reduction, given):
         return reduction.name, None
-    array = values(room)
+    array = values(target)
     return "sum", on_stream(array, partial(_divide_all, [array], size))
 
 
@@ -306,7 +302,7 @@ def _divide_all(arrays: Sequence[Array], size: int, _: Any) -> None:
 
 
 def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> Verb:
-    """A large one of a device in pieces: while one travels, the next is copied from the device, and the last to it."""
+    """Splits a large device array to overlap copies with transfer."""
     parts = pieces(array)
     if len(parts) == 1:
         return Verb("all_reduce", (array, op), {}, finish)
@@ -314,7 +310,6 @@ def _reduced(array: Array, op: str, finish: Callable[[Any], object] | None) -> V
 
 
 def _scaled(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
-    """In the tensor's memory, multiplied there."""
     if reduction.factor is not None:
         with torch.no_grad():
             tensor.mul_(reduction.factor)
@@ -322,25 +317,27 @@ def _scaled(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
 
 
 def _fresh(tensor: torch.Tensor, reduction: TorchReduction) -> Array:
-    """An input that stays as it is."""
+    """Leaves the input unchanged."""
     return values(tensor if reduction.factor is None else tensor.detach() * reduction.factor)
 
 
 def _gathered(outputs: Tensors, given: torch.Tensor) -> Verb:
-    room = [to_fill(tensor) for tensor in outputs]
-    if len({count(array) for array in room}) > 1:
-        return Verb("all_gather_v", (content(given),), {}, on_stream(room[0], partial(pour, into=room)))
-    return Verb("all_gather", (content(given),), {}, on_stream(room[0], partial(_spread, room)))
+    target = [to_fill(tensor) for tensor in outputs]
+    if len({count(array) for array in target}) > 1:
+        return Verb("all_gather_v", (content(given),), {}, on_stream(target[0], partial(copy_parts, into=target)))
+    return Verb("all_gather", (content(given),), {}, on_stream(target[0], partial(_spread, target)))
 
 
-def _spread(room: Sequence[Array], result: Array) -> None:
-    pour([result[rank : rank + 1] for rank in range(len(room))], room)  # iterating would give scalars for 0-d tensors
+def _spread(target: Sequence[Array], result: Array) -> None:
+    copy_parts(
+        [result[rank : rank + 1] for rank in range(len(target))], target
+    )  # iterating would give scalars for 0-d tensors
 
 
-def _rows(arrays: Sequence[Array]) -> Array:
+def _equal_blocks(arrays: Sequence[Array]) -> Array:
     if len({count(array) for array in arrays}) > 1:
         raise UsageError("scatter gives every rank as many elements; pad the tensors of scatter_list to one size")
-    return row(arrays).reshape(len(arrays), count(arrays[0]))
+    return concatenate(arrays).reshape(len(arrays), count(arrays[0]))
 
 
 def _cut(array: Array, sizes: Sequence[int], size: int, which: str) -> list[Array]:

@@ -1,11 +1,8 @@
-"""The threads that tell torch's futures that their work is done.
+"""torch's handles for calls, and the threads that complete their futures.
 
-What hangs on a future runs in the thread that completes it: code of the user's, which may compute, and may wait for
-another future. So it must not be the thread that drives the node, and there must always be one more thread than there
-are that wait. A thread takes one finished work at a time; before it goes on with it, it sees to it that another one is
-there for the next.
-
-torch's handle of a call, for calls that are done and for calls in flight.
+A future's callbacks are user code, which may wait for another future, and run in the thread that completes it. So the
+event loop's driver must not complete futures, and one thread more than those that wait must exist: before a thread runs
+a task, it ensures that another waits for the next.
 """
 
 from __future__ import annotations
@@ -23,38 +20,38 @@ from torch.futures import Future
 from nexar.communicator.request import Request, wait_all
 from nexar.torch.tensors import ReceivedTensors
 
-_IDLE: Final = 2  # threads kept while nothing is to be done: none has to be started then for work that does not wait
+_MAX_IDLE: Final = 2  # idle threads that are kept, so that tasks that do not wait start no thread
 
 Task = Callable[[], None]
 
 
 class CompletionThreads:
-    """Runs tasks, each at once and in a thread of its own. Whoever made it closes it."""
+    """Runs each task at once in its own thread."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()  # None: the end, which each thread leaves for the next
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()  # None: the end; each thread passes it on
         self._lock = threading.Lock()
-        self._idle = 0  # threads that wait for a task; under the lock
-        self._threads: set[threading.Thread] = set()  # all that live; under the lock
+        self._idle = 0  # waiting threads; guarded by the lock
+        self._threads: set[threading.Thread] = set()  # all running threads; guarded by the lock
 
     def hand_over(self, task: Task) -> None:
-        """Never blocks, and takes no lock: from any thread, whatever it holds. `open()` was called before."""
+        """Never blocks and takes no lock. Call `open()` before."""
         self._tasks.put(task)
 
     def open(self) -> None:
-        """Have a thread ready for what will be handed over."""
+        """Ensures that a thread waits for tasks."""
         if self._idle == 0:
             self._start_one()
 
     def close(self) -> None:
-        """What was handed over before is still done; wait for it, but not for the thread that calls this."""
+        """Waits for all tasks but that of the calling thread."""
         self._tasks.put(None)
         while others := self._others():
             for thread in others:
                 thread.join()
 
     def _others(self) -> list[threading.Thread]:
-        """Those that live: a forked child has none of its parent's threads, and nobody there takes them off the set."""
+        """A forked child has none of its parent's threads, but their entries."""
         with self._lock:
             return [each for each in self._threads if each.is_alive() and each is not threading.current_thread()]
 
@@ -65,7 +62,7 @@ class CompletionThreads:
             self._idle += 1
             thread = threading.Thread(target=self._serve, name="nexar-torch-futures", daemon=True)
             self._threads.add(thread)
-            thread.start()  # here, so that nobody sees a thread that cannot be joined yet
+            thread.start()  # under the lock: a listed thread can be joined
 
     def _serve(self) -> None:
         try:
@@ -79,7 +76,7 @@ class CompletionThreads:
                 self._start_one()
                 task()
                 with self._lock:
-                    if self._idle >= _IDLE:
+                    if self._idle >= _MAX_IDLE:
                         return
                     self._idle += 1
         finally:
@@ -87,11 +84,11 @@ class CompletionThreads:
                 self._threads.discard(threading.current_thread())
 
 
-_NOBODY = -1
+_NO_SOURCE = -1
 
 
 class DoneWork(Work):
-    """A call that has ended well before it returned. Made for each small call, so it is kept light."""
+    """A call that succeeded before it returned."""
 
     __slots__ = ("_result_of", "_sequence")
 
@@ -101,29 +98,24 @@ class DoneWork(Work):
         self._sequence = sequence
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """At once."""
         return True
 
     def is_completed(self) -> bool:
-        """Yes."""
         return True
 
     def is_success(self) -> bool:
-        """Yes."""
         return True
 
     def exception(self) -> None:
-        """None."""
+        pass
 
     def synchronize(self) -> None:
-        """Nothing is left to be done."""
+        pass
 
     def result(self) -> Any:
-        """The tensors that hold it."""
         return self._result_of
 
     def get_future(self) -> Future[Any]:
-        """One that is done."""
         future: Future[Any] = Future()
         future.set_result(self._result_of)
         return future
@@ -133,12 +125,11 @@ class DoneWork(Work):
 
 
 class PendingWork(Work):
-    """A call in flight. Law: its future is completed exactly once, by the first of those who see that it has ended.
+    """A call in flight. Law: its future is completed exactly once, by the first thread that sees the call has ended.
 
-    An error is raised by `wait`, as it is. Through a future it comes as a RuntimeError that has its text: torch cannot
-    carry more there. Code in C++ that waits for the future (DDP does) sees neither; so a call whose future is asked for
-    during a backward pass is also waited for at the end of that pass, where an error comes out as it is. That holds for
-    a call that has failed already, too: whether it fails before or after its future is asked for is chance.
+    `wait` raises the call's error unchanged. A future carries only its text, and C++ code such as DDP sees nothing. So
+    a call whose future is requested during a backward pass is also waited for at the end of that pass, where the error
+    is raised unchanged, even if the call has already failed: when it fails is chance.
     """
 
     def __init__(self, requests: Sequence[Request], result: Any, sequence: int, completion: CompletionThreads) -> None:
@@ -148,12 +139,12 @@ class PendingWork(Work):
         self._sequence = sequence
         self._completion = completion
         self._lock = threading.Lock()
-        self._trigger: Future[None] | None = None  # completing it completes the future; under the lock
-        self._future: Future[Any] | None = None  # under the lock
-        self._missing = 0  # requests that have not ended, once there is a future; under the node's lock
+        self._trigger: Future[None] | None = None  # completing it completes the future; guarded by the lock
+        self._future: Future[Any] | None = None  # guarded by the lock
+        self._missing = 0  # unfinished requests, once there is a future; guarded by the node's lock
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; its error is raised. OperationTimeout after `timeout`: it goes on."""
+        """Raises the call's error, or OperationTimeout after `timeout`; the call continues."""
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         try:
             if len(self._requests) == 1:
@@ -166,46 +157,42 @@ class PendingWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Has it ended, well or not?"""
+        """With or without an error."""
         return all(request.done() for request in self._requests)
 
     def is_success(self) -> bool:
-        """Has it ended well?"""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Its error; None while it has none."""
+        """Its error, or None."""
         if not self.is_completed():
             return None
         try:
             self.wait()
-        except Exception as error:  # noqa: BLE001  # to be looked at
+        except Exception as error:  # noqa: BLE001  # returned to the caller
             return error
         return None
 
     def synchronize(self) -> None:
-        """As wait."""
         self.wait()
 
     def result(self) -> Any:
-        """The tensors that hold it, once it is done."""
         return self._result_of
 
     def _source_rank(self) -> int:
-        """Who sent what was received. Waits for it."""
+        """Blocks."""
         self.wait()
-        return self._result_of.source if isinstance(self._result_of, ReceivedTensors) else _NOBODY
+        return self._result_of.source if isinstance(self._result_of, ReceivedTensors) else _NO_SOURCE
 
     def _get_sequence_number(self) -> int:
         return self._sequence
 
     def get_future(self) -> Future[Any]:
-        """Completed with the tensors, or with the error."""
         with self._lock:
             if self._future is not None:
                 return self._future
             self._trigger = Future()
-            # set_exception() would be invisible to C++; what a callback raises is not.
+            # C++ does not see set_exception(), but it sees an exception of a callback.
             self._future = future = self._trigger.then(self._outcome)
         if not self.is_success() and torch._C._current_graph_task_id() >= 0:
             torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
@@ -222,13 +209,13 @@ class PendingWork(Work):
             request.when_done(self._count)
 
     def _count(self) -> None:
-        """Under the node's lock."""
+        """Runs under the node's lock."""
         self._missing -= 1
         if not self._missing:
             self._completion.hand_over(self._complete)
 
     def _at_the_end_of_backward(self) -> None:
-        """Before DDP waits for the future: its callback is queued after ours."""
+        """DDP's callback, which waits for the future, is queued later."""
         self.wait()
         self._complete()
 

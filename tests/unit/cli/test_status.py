@@ -20,7 +20,7 @@ def seen(*, lost: bool = False) -> Overview:
 
 def test_a_table_says_who_does_what_and_for_whom_it_waits() -> None:
     lines = plain(seen(lost=True)).splitlines()
-    assert lines[0] == "4 of 4 members are here, epoch 1"
+    assert lines[0] == "4 of 4 members are present, epoch 1"
     assert lines[1].split()[:4] == ["rank", "state", "host", "pid"]
     assert "all_reduce #7 for 2.5 s" in lines[2]
     assert "quic+tls: 3, shm: 2" in lines[2]
@@ -46,7 +46,7 @@ def test_what_members_say_is_no_markup() -> None:
 
 
 def test_an_empty_table_is_only_its_title() -> None:
-    assert plain(OverviewBuilder().see(board(epoch=0, size=3), 0.0)) == "forming: 0 of 3 members have come"
+    assert plain(OverviewBuilder().see(board(epoch=0, size=3), 0.0)) == "forming: 0 of 3 members have joined"
 
 
 class Looking:
@@ -94,7 +94,7 @@ def test_the_exit_code_says_whether_everybody_is_well(
     ran = CliRunner().invoke(app, ["status", "--json"])
     assert ran.exit_code == code
     assert len(json.loads(ran.stdout)["ranks"]) == len(shown.rows)
-    words = "members are here" if shown.epoch else "forming: 0 of 2 members have come"
+    words = "members are present" if shown.epoch else "forming: 0 of 2 members have joined"
     assert words in CliRunner().invoke(app, ["status"]).stdout
 
 

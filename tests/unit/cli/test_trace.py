@@ -53,7 +53,7 @@ def test_ranks_that_agree_are_status_0(tmp_path: Path) -> None:
 def test_a_communicator_other_than_the_first_is_named(tmp_path: Path) -> None:
     flying = (called(1, began=5.0),)
     store(tmp_path, [dump(rank, done(0), () if rank else flying, size=2, communicator=7) for rank in range(2)])
-    assert "- communicator 7: (by its own ranks) rank 1 is missing" in ask(tmp_path)[1]
+    assert "- communicator 7: (ranks of the communicator) rank 1 is missing" in ask(tmp_path)[1]
 
 
 def test_nothing_to_read_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,8 +48,8 @@ def test_a_member_that_has_said_nothing_yet_is_shown_by_what_the_seed_knows() ->
 
 
 def test_the_title_says_how_far_it_is() -> None:
-    assert OverviewBuilder().see(StatusPage("c", 4, 1), 0.0).title == "forming: 1 of 4 members have come"
-    assert OverviewBuilder().see(board(row(0), row(1), joined=1), 0.0).title == "1 of 2 members are here, epoch 1"
+    assert OverviewBuilder().see(StatusPage("c", 4, 1), 0.0).title == "forming: 1 of 4 members have joined"
+    assert OverviewBuilder().see(board(row(0), row(1), joined=1), 0.0).title == "1 of 2 members are present, epoch 1"
 
 
 def test_programs_get_facts_that_json_can_write() -> None:

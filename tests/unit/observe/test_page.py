@@ -101,7 +101,7 @@ def test_the_board_has_the_facts_and_the_words() -> None:
         "epoch": 0,
         "size": 3,
         "joined": 0,
-        "title": "forming: 0 of 3 members have come",
+        "title": "forming: 0 of 3 members have joined",
         "straggler": None,
         "ranks": [],
         "headings": [],

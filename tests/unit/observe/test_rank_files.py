@@ -25,7 +25,7 @@ def test_what_can_be_read_is_read_in_the_order_of_names_and_the_rest_is_named(tm
 
 def test_a_pipe_to_which_nobody_writes_holds_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.x")
-    assert read_rank_files(tmp_path, ".x", upper, 5) == ((), {"pipe.x": "it is no regular file"})
+    assert read_rank_files(tmp_path, ".x", upper, 5) == ((), {"pipe.x": "it is not a regular file"})
 
 
 SEEN = [WorldNode(4, "b", 0), WorldNode(1, "a", 0), WorldNode(1, "b", 1), WorldNode(9, "c", 1)]

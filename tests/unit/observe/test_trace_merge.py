@@ -151,7 +151,7 @@ def test_a_time_that_is_none_makes_no_part(tmp_path: Path, time: float) -> None:
 
 def test_a_pipe_in_the_directory_holds_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.part")
-    assert read_parts([tmp_path]).unreadable == {str(tmp_path / "pipe.part"): "it is no regular file"}
+    assert read_parts([tmp_path]).unreadable == {str(tmp_path / "pipe.part"): "it is not a regular file"}
 
 
 def test_what_the_file_held_stays_until_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_link_to_a_file_stays_one_and_what_is_no_file_gets_the_trace_as_it_com
 
 
 def test_what_is_no_directory_and_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         read_parts([tmp_path / "nowhere"])
     with pytest.raises(UsageError, match="cannot be written"):
         write_trace(tmp_path / "nowhere" / "out.json", [])

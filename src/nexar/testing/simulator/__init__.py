@@ -1,6 +1,6 @@
-"""Whole clusters in virtual time: the decision machines of the product, on a network that misbehaves by a seed.
+"""Simulates clusters in virtual time: the real decision machines on a faulty network, determined by a seed.
 
-    Simulation(seed=17, nodes=9).run()          # an Outcome: which law was broken, or none
+    Simulation(seed=17, nodes=9).run()          # a SimulationResult
 
 `python -m nexar.testing.simulator --seeds 0:10000 --nodes 5..50` runs many.
 """

@@ -4,5 +4,5 @@ import sys
 
 from nexar.testing.simulator.command import main
 
-if __name__ == "__main__":  # not in the processes that it starts
+if __name__ == "__main__":  # not in the worker processes it starts
     sys.exit(main())

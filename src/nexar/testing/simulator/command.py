@@ -1,4 +1,4 @@
-"""Many runs: `python -m nexar.testing.simulator --seeds 0:10000 --nodes 5..50 --jobs 2`."""
+"""Runs many simulations: `python -m nexar.testing.simulator --seeds 0:10000 --nodes 5..50 --jobs 2`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from typing import Final, TypeAlias
 from nexar.testing.simulator.simulation import Simulation, SimulationResult
 from nexar.testing.simulator.world import REMEMBERED
 
-_Going: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]
+_RunAll: TypeAlias = Callable[[list[tuple[int, int, bool]]], Iterable[SimulationResult]]
 
 _SHOWN: Final = 5
-"""So many broken runs are shown in full."""
+"""Failed runs that are shown in full."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the process exits with: 0 if no law was broken."""
+    """Returns the exit code: 0 if no law was violated."""
     given = _parser().parse_args(arguments)
     began = time.monotonic()
     runs = [(seed, nodes_of(seed, *given.nodes), given.record) for seed in range(*given.seeds)]
     summary = _Summary()
     with _workers(given.jobs, len(runs)) as outcomes:
         for outcome in outcomes(runs):
-            summary.add(outcome, wordy=given.verbose or given.record or len(runs) == 1)
+            summary.add(outcome, verbose=given.verbose or given.record or len(runs) == 1)
     _write(f"{summary} in {time.monotonic() - began:.0f} s")
     return 1 if summary.broken else 0
 
 
 def nodes_of(seed: int, least: int, most: int) -> int:
-    """How many nodes the run of a seed has: the same whichever other seeds are run."""
+    """Independent of the other seeds."""
     return least if least == most else Random(f"nodes of {seed}").randint(least, most)
 
 
 def run_one(run: tuple[int, int, bool]) -> SimulationResult:
-    """One seed, with its number of nodes; with all events, if they are wanted."""
+    """Runs one (seed, nodes, whether to keep all events)."""
     seed, nodes, recorded = run
     return Simulation(seed, nodes, remembered=None if recorded else REMEMBERED).run()
 
@@ -51,12 +51,12 @@ class _Summary:
         self.broken = 0
         self._runs = self._events = self._epochs = 0
 
-    def add(self, outcome: SimulationResult, *, wordy: bool) -> None:
+    def add(self, outcome: SimulationResult, *, verbose: bool) -> None:
         self._runs += 1
         self._events += outcome.events
         self._epochs += outcome.epochs - 1
         self.broken += bool(outcome.broken)
-        if wordy or (outcome.broken and self.broken <= _SHOWN):
+        if verbose or (outcome.broken and self.broken <= _SHOWN):
             _write(f"{outcome}\n" if outcome.broken else f"{outcome}")
 
     def __str__(self) -> str:
@@ -64,8 +64,8 @@ class _Summary:
 
 
 @contextmanager
-def _workers(jobs: int, runs: int) -> Iterator[_Going]:
-    """How to go through the runs: in order, in one process or several, whose end is seen to."""
+def _workers(jobs: int, runs: int) -> Iterator[_RunAll]:
+    """Runs in order, in this process or a pool."""
     if jobs == 1 or runs == 1:
         yield lambda each: map(run_one, each)
         return
@@ -75,11 +75,15 @@ def _workers(jobs: int, runs: int) -> Iterator[_Going]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nexar.testing.simulator", description=__doc__)
-    parser.add_argument("--seeds", type=_seeds, default=(0, 100), metavar="FIRST:END", help="or one number: 0:number")
-    parser.add_argument("--nodes", type=_nodes, default=(5, 50), metavar="LEAST..MOST", help="or one number")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="processes that share the work")
-    parser.add_argument("--verbose", action="store_true", help="a line for every run")
-    parser.add_argument("--record", action="store_true", help="every event of every run")
+    parser.add_argument(
+        "--seeds", type=_seeds, default=(0, 100), metavar="FIRST:END", help="range of seeds; END means 0:END"
+    )
+    parser.add_argument(
+        "--nodes", type=_nodes, default=(5, 50), metavar="LEAST..MOST", help="number of nodes, or a range"
+    )
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="number of processes")
+    parser.add_argument("--verbose", action="store_true", help="print a line for every run")
+    parser.add_argument("--record", action="store_true", help="print every event of every run")
     return parser
 
 

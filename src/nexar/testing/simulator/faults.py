@@ -1,6 +1,4 @@
-"""What goes wrong in a run: drawn from its seed, one misfortune after another, each of which ends by itself or is
-mended when all have happened.
-"""
+"""Random faults of a run. Each ends by itself or with `FaultInjector.end`."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from nexar.testing.simulator.nodes import SimulatedMember
 from nexar.testing.simulator.world import NetworkConditions, Partition
 from nexar.types import NodeId
 
-HARDEST: Final = 20.0
-"""Seconds in which all misfortunes begin."""
+FAULT_SECONDS: Final = 20.0
+"""Seconds in which all faults start."""
 
 
 class FaultInjector:
-    """Plans what happens to a cluster. `reckless`: a majority may be lost for good."""
+    """In a reckless run the majority may be lost for good."""
 
     def __init__(self, cluster: SimulatedCluster, random: Random) -> None:
         self._cluster = cluster
@@ -30,32 +28,30 @@ class FaultInjector:
         self._drifts = random.random() < 0.3
 
     def plan(self) -> None:
-        """Put them on the timeline. Half of them come right after another one: while that is being dealt with."""
+        """Half of the faults follow closely after another."""
         kinds, when = random_kinds(self._random), 0.0
         for _ in range(self._random.randint(1, 8)):
             right_after = when > 0.0 and self._random.random() < 0.5
-            when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, HARDEST)
-            self._world.timeline.at(min(when, HARDEST), getattr(self, self._random.choice(kinds)))
+            when = when + self._random.expovariate(2.0) if right_after else self._random.uniform(0.2, FAULT_SECONDS)
+            self._world.timeline.at(min(when, FAULT_SECONDS), getattr(self, self._random.choice(kinds)))
         if self._random.random() < 0.2:
-            self._worsen()  # and nothing clears it up before the end
+            self._degrade_network()  # until the end of all faults
 
     def clock(self) -> tuple[float, float]:
-        """The rate of a node's clock, and how far it is ahead."""
+        """Rate and offset of a node's clock."""
         ahead = self._random.uniform(0.0, 1000.0)
         return (self._random.uniform(0.7, 1.4) if self._drifts else 1.0), ahead
 
     def end(self) -> None:
-        """What does not end by itself: ways open, stopped processes go on. Who is dead stays dead, and half of the cuts
-        stay: the cluster has to live with them.
-        """
+        """Dead nodes and half of the cuts stay: the cluster must cope with them."""
         world = self._world
-        world.timeline.record("all misfortunes are over")
+        world.timeline.record("all faults have ended")
         world.network.partitions.clear()
         world.network.slow.clear()
-        world.network.clear_up()
+        world.network.restore_conditions()
         for pair in sorted(world.network.cuts):
             if self._random.random() < 0.5:
-                world.network.mend(*pair)
+                world.network.heal(*pair)
         for member in self._cluster.members.values():
             member.last_messages = None
             member.resume()
@@ -63,26 +59,25 @@ class FaultInjector:
     # -- deaths
 
     def one_dies(self) -> None:
-        """Killed, or its host is gone."""
         self._kill(self._some(1))
 
     def lowest_dies(self) -> None:
-        """Who would propose."""
+        """The rank that would propose."""
         self._kill(self._cluster.running()[:1])
 
     def many_die(self) -> None:
-        """At once; without recklessness never so many that the others could not decide."""
+        """At once. Unless reckless, the rest keeps a majority."""
         living = len(self._cluster.running())
         most = living if self._reckless else (self._cluster.last.size - 1) // 2 - self._missing()
         self._kill(self._some(self._random.randint(1, max(1, most))))
 
     def one_after_another_dies(self) -> None:
-        """Each as soon as the others may have gone on."""
+        """Each one when the others may have recovered."""
         for number in range(self._random.randint(2, 4)):
             self._world.timeline.after(number * self._random.uniform(0.05, 1.0), self.one_dies)
 
-    def proposer_dies_speaking(self) -> None:
-        """One dies, and who proposes to remove it dies between two of its words."""
+    def proposer_dies_between_messages(self) -> None:
+        """Proposers of its removal die between two messages."""
         living = self._cluster.running()
         for proposer in living[: self._random.randint(1, 2)] if self._may_lose(3) else []:
             proposer.last_messages = self._random.randrange(4 * len(living))
@@ -96,90 +91,87 @@ class FaultInjector:
         return self._reckless or self._missing() + more <= (self._cluster.last.size - 1) // 2
 
     def _missing(self) -> int:
-        """How many of the last membership are dead, or about to be."""
+        """Dead or about to die."""
         found = [self._cluster.members[member.node] for member in self._cluster.last.members]
         return sum(not member.alive or member.last_messages is not None for member in found)
 
-    # -- stops and delays
+    # -- pauses and delays
 
     def one_is_stopped(self) -> None:
-        """And continued: in time, or when the others have gone on."""
+        """Continued in time, or after the others have recovered."""
         for member in self._some(self._random.randint(1, 2)):
             member.pause()
             self._later(member.resume)
 
     def one_is_slow(self) -> None:
-        """Its words and its ticks come late."""
         for member in self._some(1):
             self._world.timeline.record(f"{member.node} is slow")
             self._world.network.slow[member.node] = self._random.uniform(0.05, 1.5)
-            self._later(partial(self._world.network.hurry, member.node))
+            self._later(partial(self._world.network.end_slowness, member.node))
 
-    def machine_is_starved(self) -> None:
-        """All members share too few cores: every one is slow."""
+    def all_are_slow(self) -> None:
         lag = self._random.uniform(0.05, 1.0)
         for member in self._cluster.running():
             self._world.timeline.record(f"{member.node} is starved")
             self._world.network.slow[member.node] = lag
-            self._later(partial(self._world.network.hurry, member.node))
+            self._later(partial(self._world.network.end_slowness, member.node))
 
-    def weather_is_bad(self) -> None:
-        """Words are lost, doubled, and overtake one another."""
-        self._worsen()
-        self._later(self._world.network.clear_up)
+    def network_degrades(self) -> None:
+        """Messages are lost, duplicated and reordered."""
+        self._degrade_network()
+        self._later(self._world.network.restore_conditions)
 
-    def _worsen(self) -> None:
+    def _degrade_network(self) -> None:
         draw = self._random.random
         self._world.network.fault_model = NetworkConditions(0.4 * draw() ** 2, 0.5 * draw(), 0.01 + 1.5 * draw() ** 3)
         self._world.timeline.record(f"{self._world.network.fault_model}")
 
-    # -- ways
+    # -- network
 
     def network_splits(self) -> None:
-        """Into two sides, the seed on one of them."""
+        """The seed is on one of them."""
         one, other = self._sides()
-        self._raise(Partition(one, other), Partition(other, one))
+        self._add_partitions(Partition(one, other), Partition(other, one))
 
-    def one_way_closes(self) -> None:
-        """From one side to the other, not back."""
-        self._raise(Partition(*self._sides()))
+    def one_direction_fails(self) -> None:
+        self._add_partitions(Partition(*self._sides()))
 
-    def one_is_alone(self) -> None:
-        """Cut off from everybody, or only mute, or only deaf."""
+    def one_is_isolated(self) -> None:
+        """Or only one direction."""
         for member in self._some(1):
             alone, others = frozenset([member.node]), frozenset(self._world.nodes) - {member.node}
             partitions = [Partition(alone, others), Partition(others, alone)]
-            self._raise(*self._random.choice([partitions, partitions[:1], partitions[1:]]))
+            self._add_partitions(*self._random.choice([partitions, partitions[:1], partitions[1:]]))
 
     def link_breaks(self) -> None:
-        """Between two who live; it can be dialed again."""
+        """It can be dialed again."""
         pair = self._some(2)
         for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
             one.broken.add(other.node)
-            self._world.timeline.after(self._random.uniform(0.01, 0.2), _finding(one, other))
+            self._world.timeline.after(self._random.uniform(0.01, 0.2), _redial(one, other))
 
     def link_is_cut(self) -> None:
-        """Between two who live; it cannot be dialed again."""
+        """It cannot be dialed again."""
         pair = self._some(2)
         if len(pair) == 2:
             self._world.timeline.record(f"{pair[0].node} and {pair[1].node} are cut off from each other")
             self._world.network.cut(pair[0].node, pair[1].node)
         for one, other in ((pair[0], pair[1]), (pair[1], pair[0])) if len(pair) == 2 else ():
             one.broken.add(other.node)
-            self._world.timeline.after(self._random.uniform(0.5, 2.0), _missing(one, other))
+            self._world.timeline.after(self._random.uniform(0.5, 2.0), _lost_connection(one, other))
 
-    def _raise(self, *partitions: Partition) -> None:
-        for wall in partitions:
-            few = [sorted(side)[:20] for side in (wall.source, wall.destination)]
-            self._world.timeline.record(f"no way from {few[0]} to {few[1]}")
-            self._world.network.partitions.append(wall)
-        self._later(lambda: self._pull_down(partitions))
+    def _add_partitions(self, *partitions: Partition) -> None:
+        for partition in partitions:
+            few = [sorted(side)[:20] for side in (partition.source, partition.destination)]
+            self._world.timeline.record(f"partition from {few[0]} to {few[1]}")
+            self._world.network.partitions.append(partition)
+        self._later(lambda: self._remove_partitions(partitions))
 
-    def _pull_down(self, partitions: tuple[Partition, ...]) -> None:
-        self._world.timeline.record("ways open again")
-        for wall in partitions:
-            if wall in self._world.network.partitions:
-                self._world.network.partitions.remove(wall)
+    def _remove_partitions(self, partitions: tuple[Partition, ...]) -> None:
+        self._world.timeline.record("the partition ends")
+        for partition in partitions:
+            if partition in self._world.network.partitions:
+                self._world.network.partitions.remove(partition)
 
     def _sides(self) -> tuple[frozenset[NodeId], frozenset[NodeId]]:
         everybody = sorted(self._world.nodes)
@@ -187,10 +179,10 @@ class FaultInjector:
         one = frozenset(node for node in everybody if self._random.random() < share)
         return one, frozenset(everybody) - one
 
-    # -- the seed
+    # -- seed
 
     def seed_dies(self) -> None:
-        """And comes back, or not; with its state, or without."""
+        """It may restart, with or without its state."""
         seed = self._cluster.seed
         if seed is not None and seed.alive:
             seed.die("killed")
@@ -198,18 +190,17 @@ class FaultInjector:
             if self._random.random() < 0.7:
                 self._later(lambda: seed.restart(with_state=kept))
 
-    # -- wishes
+    # -- requested changes
 
     def somebody_joins(self) -> None:
-        """At a checkpoint."""
-        if self._cluster.is_calm():
+        if self._cluster.is_settled():
             self._cluster.join(self._random.randint(1, 3), self.clock)
 
     def somebody_leaves(self) -> None:
-        """At a checkpoint, by itself, or with a goodbye."""
+        """In one of three ways."""
         for member in self._some(1) if self._may_lose(1) else []:
             how = self._random.randrange(3)
-            if how == 0 and self._cluster.is_calm():
+            if how == 0 and self._cluster.is_settled():
                 self._cluster.release([member.node])
             elif how == 1:
                 self._cluster.resign(member.node)
@@ -226,34 +217,31 @@ class FaultInjector:
 
 
 _KINDS: Final = (
-    "one_dies", "lowest_dies", "many_die", "one_after_another_dies", "proposer_dies_speaking", "one_is_stopped",
-    "one_is_slow", "machine_is_starved", "weather_is_bad",
-    "network_splits", "one_way_closes", "one_is_alone", "link_breaks", "link_is_cut", "seed_dies", "somebody_joins",
-    "somebody_leaves",
+    "one_dies", "lowest_dies", "many_die", "one_after_another_dies", "proposer_dies_between_messages", "one_is_stopped",
+    "one_is_slow", "all_are_slow", "network_degrades", "network_splits", "one_direction_fails", "one_is_isolated",
+    "link_breaks", "link_is_cut", "seed_dies", "somebody_joins", "somebody_leaves",
 )  # fmt: skip
 
 
 def random_kinds(random: Random) -> tuple[str, ...]:
-    """Some runs have everything, others a few kinds again and again."""
+    """All kinds, or a few of them."""
     if random.random() < 0.4:
         return _KINDS
     return tuple(random.sample(_KINDS, random.randint(2, 5)))
 
 
-def _missing(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
-    """Both ends see that their connection is gone, and find that they cannot make another."""
+def _lost_connection(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
+    """The connection is gone and cannot be re-established."""
 
-    def miss() -> None:
+    def report_loss() -> None:
         knows = one.membership_machine is not None and one.membership_machine.membership.rank_of(other.node) is not None
         if knows and not one.reaches(other.node):
-            one.happens(PeerLossFound(other.node, "the connection broke and cannot be made again"))
+            one.handle(PeerLossFound(other.node, "the connection broke and cannot be made again"))
 
-    return lambda: one.when_running(miss)
+    return lambda: one.when_running(report_loss)
 
 
-def _finding(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
-    """The new connection, if it can be made."""
-
+def _redial(one: SimulatedMember, other: SimulatedMember) -> Callable[[], None]:
     def dial() -> None:
         if (
             one.membership_machine is not None

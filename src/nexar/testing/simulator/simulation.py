@@ -1,4 +1,4 @@
-"""One run: a cluster, what goes wrong, and whether the laws hold. A function of its seed."""
+"""One simulation run, a function of its seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from nexar.cluster.decisions.membership_machine import MembershipMachine
 from nexar.cluster.membership import Change, Membership
 from nexar.testing.simulator.cluster import SimulatedCluster, first_membership, unmet_conditions
-from nexar.testing.simulator.faults import HARDEST, FaultInjector
+from nexar.testing.simulator.faults import FAULT_SECONDS, FaultInjector
 from nexar.testing.simulator.laws import Laws, Violation
 from nexar.testing.simulator.nodes import MachineFactory, SeedVoterFactory, seed_voter
 from nexar.testing.simulator.world import (
@@ -25,32 +25,31 @@ from nexar.testing.simulator.world import (
 from nexar.types import NodeId
 
 SETTLE_TIMEOUT: Final = 180.0
-"""Seconds, of virtual time, in which a cluster must settle when nothing goes wrong any more."""
-_LOOKS_EVERY: Final = 2.0
+"""Seconds of virtual time after the last fault."""
+_CHECK_INTERVAL: Final = 2.0
 _MOST_EVENTS: Final = 50_000
 _MOST_EVENTS_EACH: Final = 4_000
-"""Of a node: many times what usual runs have."""
+"""Per node: many times the usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     nodes: int
     epochs: int
     events: int
     seconds: float
-    """Of virtual time."""
+    """Virtual."""
     digest: int
-    """Of the whole record: equal for every run of this seed."""
+    """Equal for all runs of this seed."""
     broken: str = ""
-    """The law that was broken, and how; empty: none."""
+    """The violated law; empty: none."""
     record: tuple[str, ...] = ()
-    """The last lines, if one was broken."""
+    """If a law was violated."""
 
     def __str__(self) -> str:
-        """For people, with what it takes to see it again."""
         head = f"seed {self.seed}, {self.nodes} nodes: {self.epochs} epochs, {self.events} events"
         again = f"python -m nexar.testing.simulator --seeds {self.seed}:{self.seed + 1} --nodes {self.nodes}"
         lines = "".join(f"  {line}\n" for line in self.record)
@@ -59,9 +58,7 @@ class SimulationResult:
 
 
 class Simulation:
-    """One cluster and its misfortunes. `making` and `witnessing` make the machines: others than the product's, to see
-    that their faults are found.
-    """
+    """One cluster and its faults. Factories replace the product's machines, to test the laws."""
 
     def __init__(
         self,
@@ -72,12 +69,12 @@ class Simulation:
         voter_factory: SeedVoterFactory | None = None,
         remembered: int | None = REMEMBERED,
     ) -> None:
-        """`remembered`: so many of the last events are told if a law is broken; None: all, in any case."""
+        """`remembered`: last events kept for a violation; None: all, always."""
         self.seed = seed
         self.nodes = nodes
         random = Random(f"{seed}/{nodes}")
         first = first_membership(nodes, random, has_seed=random.random() < 0.9)
-        self._tells_all = remembered is None
+        self._keeps_all = remembered is None
         self._is_manual = random.random() < 0.15
         self._applied = ChangeCache()
         self._timeline = Timeline(remembered)
@@ -93,31 +90,30 @@ class Simulation:
         return membership_machine(node, membership, random, active=not self._is_manual, apply=self._applied)
 
     def run(self) -> SimulationResult:
-        """From the beginning to the end."""
         try:
-            self._live()
+            self._execute()
         except Violation as violation:
             return self._outcome(str(violation))
         return self._outcome("")
 
-    def _live(self) -> None:
+    def _execute(self) -> None:
         self.cluster.form(self._faults.clock)
         self._faults.plan()
-        self._timeline.run_until(HARDEST)
+        self._timeline.run_until(FAULT_SECONDS)
         self._faults.end()
         self._settle()
 
     def _settle(self) -> None:
         end = self._timeline.now + SETTLE_TIMEOUT
-        while (open_matters := list(unmet_conditions(self.cluster))) and self._timeline.now < end:
-            self._timeline.run_until(self._timeline.now + _LOOKS_EVERY)
-        if open_matters:
-            more = f" (and {len(open_matters) - 3} more)" if len(open_matters) > 3 else ""
-            raise Violation("a live majority goes on, and everybody knows", "; ".join(open_matters[:3]) + more)
+        while (unmet := list(unmet_conditions(self.cluster))) and self._timeline.now < end:
+            self._timeline.run_until(self._timeline.now + _CHECK_INTERVAL)
+        if unmet:
+            more = f" (and {len(unmet) - 3} more)" if len(unmet) > 3 else ""
+            raise Violation("a live majority goes on, and everybody knows", "; ".join(unmet[:3]) + more)
 
     def _outcome(self, broken: str) -> SimulationResult:
         timeline = self._timeline
-        record = timeline.last if broken or self._tells_all else ()
+        record = timeline.last if broken or self._keeps_all else ()
         epochs = self.cluster.last.epoch
         return SimulationResult(
             self.seed, self.nodes, epochs, timeline.events, timeline.now, timeline.digest, broken, record
@@ -125,18 +121,15 @@ class Simulation:
 
 
 class ChangeCache:
-    """Applies changes, and remembers what came of it: the machines of one process share equal memberships, which would
-    otherwise be most of the work of thousands of them.
-    """
+    """Caches results: machines share memberships, otherwise most of the work."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], tuple[Membership, Membership]] = {}  # by the identity of the one before
+        self._known: dict[tuple[int, bytes], tuple[Membership, Membership]] = {}  # by identity of the membership before
 
     def __call__(self, change: Change, membership: Membership) -> Membership:
-        """See Change.apply."""
         key = (id(membership), change.encode())
         if key not in self._known:
-            self._known[key] = (membership, change.apply(membership))  # both are kept, so no identity is used again
+            self._known[key] = (membership, change.apply(membership))  # both are kept, so the identity is not reused
         return self._known[key][1]
 
 
@@ -148,7 +141,7 @@ def membership_machine(
     active: bool = True,
     apply: Callable[[Change, Membership], Membership] = Change.apply,
 ) -> MembershipMachine:
-    """The machine of the product."""
+    """The product's machine."""
     return MembershipMachine(
         node,
         membership,

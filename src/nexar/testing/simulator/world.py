@@ -1,17 +1,9 @@
-"""Virtual time: one heap of what is due, and the record of what happened.
+"""Virtual time, the network, and the record of events.
 
-Law: nothing here reads a clock, and ties are broken by the order of scheduling. So a run is a function of its seed, and
-the record of two runs of one seed has the same digest.
+Law: nothing reads a real clock, and ties are broken by scheduling order. So a run is a function of its seed.
 
-The network of a simulation: who hears whom, when, how often, and in which order.
-
-Two ways join each pair of nodes, and each can be closed by itself. A word that is under way arrives although its way
-was closed behind it: words that are older than what happened since are what the machines have to withstand. Loss,
-doubling and delay are those of the moment at which a word is said.
-
-One line for each event, for the record.
-
-What the inhabitants of a simulation share: time, ways, laws, and the directory of who lives where.
+A message under way arrives even if its direction closes meanwhile: the machines must withstand outdated messages. Loss,
+duplication and delay are those at sending.
 """
 
 from __future__ import annotations
@@ -39,33 +31,31 @@ from nexar.types import NodeId
 from nexar.wire.control import Chosen, Suspect
 
 REMEMBERED: Final = 30
-"""So many of the last lines are shown when a law is broken."""
+"""Lines shown with a violation."""
 
 
 class Timeline:
-    """Time that passes from one scheduled moment to the next."""
+    """A heap of scheduled actions, and the record."""
 
     def __init__(self, remembered: int | None = REMEMBERED) -> None:
-        """`remembered`: so many of the last lines are kept; None: all."""
+        """`remembered`: lines kept; None: all."""
         self.now = 0.0
         self.events = 0
-        """How many were recorded."""
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # heap
         self._scheduled = 0
         self._last: deque[str] = deque(maxlen=remembered)
         self._digest = 0
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Do it when the time is `when`; a time that has passed means next."""
+        """A past time means next."""
         self._scheduled += 1
         heapq.heappush(self._due, (when, self._scheduled, action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do it so many seconds from now."""
         self.at(self.now + seconds, action)
 
     def run_until(self, end: float) -> None:
-        """Do all that is due before `end`, in order, each at its own time."""
+        """In order, each at its own time."""
         due = self._due
         while due and due[0][0] <= end:
             when, _, action = heapq.heappop(due)
@@ -74,7 +64,6 @@ class Timeline:
         self.now = max(self.now, end)
 
     def record(self, line: str) -> None:
-        """This has happened now."""
         stamped = f"{self.now:10.4f}  {line}"
         self.events += 1
         self._digest = zlib.crc32(stamped.encode(), self._digest)
@@ -82,12 +71,10 @@ class Timeline:
 
     @property
     def digest(self) -> int:
-        """Of everything that was recorded, in order."""
         return self._digest
 
     @property
     def last(self) -> tuple[str, ...]:
-        """The last lines of the record."""
         return tuple(self._last)
 
 
@@ -98,71 +85,66 @@ _COPIES: Final = (0.1, 1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """What becomes of a word that has a way."""
+    """For messages on an open direction."""
 
     loss: float = 0.0
     doubled: float = 0.0
     slowest: float = _USUAL
-    """Seconds; most words are faster."""
+    """Seconds; most messages are faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """Closes every way from one set of nodes to another. Two of them make a symmetric partition."""
+    """One direction only."""
 
     source: frozenset[NodeId]
     destination: frozenset[NodeId]
 
 
 class SimulatedNetwork:
-    """Ways between nodes. `random` decides about each word."""
+    """`random` decides about each message."""
 
     def __init__(self, timeline: Timeline, random: Random) -> None:
         self.fault_model = NetworkConditions()
         self.partitions: list[Partition] = []
         self.slow: dict[NodeId, float] = {}
-        """Nodes whose words leave, and are read, so many seconds late."""
+        """Seconds by which its messages leave, and are read, late."""
         self._cut: set[tuple[NodeId, NodeId]] = set()
         self._timeline = timeline
         self._random = random
 
     def cut(self, one: NodeId, other: NodeId) -> None:
-        """From now on these two cannot reach each other, whatever else is open."""
         self._cut |= {(one, other), (other, one)}
 
-    def mend(self, one: NodeId, other: NodeId) -> None:
-        """The opposite of `cut`."""
+    def heal(self, one: NodeId, other: NodeId) -> None:
         self._cut -= {(one, other), (other, one)}
 
-    def hurry(self, node: NodeId) -> None:
-        """A slow node is as fast as the others again."""
+    def end_slowness(self, node: NodeId) -> None:
         self.slow.pop(node, None)
 
-    def clear_up(self) -> None:
-        """The weather is fine again."""
+    def restore_conditions(self) -> None:
         self.fault_model = NetworkConditions()
 
     @property
     def cuts(self) -> frozenset[tuple[NodeId, NodeId]]:
-        """Pairs that are cut, the lower node first."""
+        """The lower node first."""
         return frozenset(pair for pair in self._cut if pair[0] < pair[1])
 
     def open(self, source: NodeId, destination: NodeId) -> bool:
-        """Whether what `source` says now can arrive."""
         if self._cut and (source, destination) in self._cut:
             return False
-        return not any(source in wall.source and destination in wall.destination for wall in self.partitions)
+        return not any(
+            source in partition.source and destination in partition.destination for partition in self.partitions
+        )
 
     def both_ways(self, one: NodeId, other: NodeId) -> bool:
-        """Whether a question of one can be answered by the other."""
         return self.open(one, other) and self.open(other, one)
 
     def lag(self, *nodes: NodeId) -> float:
-        """Seconds that slow nodes among these add."""
         return sum(self.slow.get(node, 0.0) for node in nodes) if self.slow else 0.0
 
     def send(self, source: NodeId, destination: NodeId, arrive: Callable[[], None]) -> None:
-        """Let `arrive` happen later; or never, or twice."""
+        """Once, twice or never."""
         if not self.open(source, destination):
             return
         fault_model, random = self.fault_model, self._random
@@ -170,7 +152,7 @@ class SimulatedNetwork:
             return
         self._deliver(source, destination, fault_model.slowest, arrive)
         if fault_model.doubled and random.random() < fault_model.doubled:
-            # The copy may come very late: into another ballot, or another epoch.
+            # The copy may arrive in another ballot or epoch.
             self._deliver(source, destination, random.choice(_COPIES), arrive)
 
     def _deliver(self, source: NodeId, destination: NodeId, slowest: float, arrive: Callable[[], None]) -> None:
@@ -180,7 +162,7 @@ class SimulatedNetwork:
 
 
 def describe_event(node: NodeId, event: MembershipInput) -> str:
-    """What happens to a node."""
+    """The record line of an event."""
     match event:
         case MessageReceived(sender=sender, message=message):
             return f"{node} ← {sender}: {describe_message(message)}"
@@ -198,7 +180,7 @@ def describe_event(node: NodeId, event: MembershipInput) -> str:
 
 
 def describe_message(message: MembershipMessage) -> str:
-    """A word, without its value."""
+    """The message without its value."""
     if isinstance(message, Suspect):
         return f"Suspect {message.node} by {message.by} in epoch {message.epoch}"
     ballot = getattr(message, "ballot", None)
@@ -212,78 +194,72 @@ STUCK_TIMEOUT: Final = 60.0
 PROBE_TIMEOUT: Final = 1.0
 LONGEST_PROBE: Final = 3.0
 RECOVERY_TIMEOUT: Final = 15.0
-"""Seconds: of heartbeats, of probes, of agreement. Coarser than in the product, in the same order. The longest probe is
-one of a process that exists and does not answer."""
+"""Seconds. Coarser than in the product, in the same order. The longest probe is that of a process that does not
+answer.
+"""
 _STEPS: Final = 10.0
-"""Times the lateness of its timers that a node gives the others: as the product does."""
+"""Extra time for others per lateness of own timers, as in the product."""
 
 
 class NodeView(Protocol):
-    """What one inhabitant can see of another, if the network lets it."""
+    """What one node can observe of another."""
 
     @property
-    def alive(self) -> bool:
-        """Its process exists."""
+    def alive(self) -> bool: ...
 
     @property
-    def running(self) -> bool:
-        """It exists, and is not stopped."""
+    def running(self) -> bool: ...
 
-    def hear(self, sender: NodeId, message: MembershipMessage) -> None:
-        """A word arrives."""
+    def receive(self, sender: NodeId, message: MembershipMessage) -> None: ...
 
-    def felt(self, sender: NodeId, epoch: int) -> None:
-        """A beat arrives."""
+    def heartbeat_received(self, sender: NodeId, epoch: int) -> None: ...
 
-    def news_since(self, epoch: int) -> list[Chosen]:
-        """What it tells who dials it, and is in an earlier epoch."""
+    def changes_after(self, epoch: int) -> list[Chosen]: ...
 
 
 @dataclass(slots=True)
 class SimulationContext:
-    """Everything that is not one inhabitant's own."""
+    """Shared state of all nodes."""
 
     timeline: Timeline
     network: SimulatedNetwork
     laws: Laws
     random: Random
     most_events: int = 1_000_000
-    """A run that has more does not come to rest."""
+    """A run with more events does not settle."""
     nodes: dict[NodeId, NodeView] = field(default_factory=dict)
 
-    def say(self, source: NodeId, destination: NodeId, message: MembershipMessage) -> None:
-        """On its way, if there is one."""
+    def send(self, source: NodeId, destination: NodeId, message: MembershipMessage) -> None:
         listener = self.nodes.get(destination)
         if listener is not None:
-            self.network.send(source, destination, lambda: listener.hear(source, message))
+            self.network.send(source, destination, lambda: listener.receive(source, message))
 
     def beat(self, source: NodeId, destination: NodeId, epoch: int) -> None:
-        """Arrives at once or not at all: a beat that is some milliseconds older tells nothing else."""
+        """At once or not at all: milliseconds would not matter."""
         listener = self.nodes.get(destination)
         if listener is None or not listener.running or not self.network.open(source, destination):
             return
         loss = self.network.fault_model.loss
         if not loss or self.random.random() >= loss:
-            listener.felt(source, epoch)
+            listener.heartbeat_received(source, epoch)
 
     def reaches(self, source: NodeId, destination: NodeId) -> bool:
-        """Whether a question would be answered."""
         asked = self.nodes.get(destination)
         return asked is not None and asked.running and self.network.both_ways(source, destination)
 
     def probe_takes(self, source: NodeId, destination: NodeId) -> tuple[float, str | None]:
-        """How long a probe takes, and why it fails; None: it is answered."""
-        quick = 0.001 + self.random.random() * 0.02 + self.network.lag(source, destination)
+        """Seconds, and why it fails; None: it is answered."""
+        fast = 0.001 + self.random.random() * 0.02 + self.network.lag(source, destination)
         delay = self.own_delay(source)
         asked = self.nodes.get(destination)
         if asked is None or not self.network.both_ways(source, destination):
             return PROBE_TIMEOUT + delay, "no answer"
         if not asked.alive:
-            return quick, "its process has ended"
-        if not asked.running or quick > LONGEST_PROBE + delay:
+            return fast, "its process has ended"
+        if not asked.running or fast > LONGEST_PROBE + delay:
             return LONGEST_PROBE + delay, "no answer"
-        return quick, None
+        return fast, None
 
     def own_delay(self, node: NodeId) -> float:
-        """What a node measures as its own delay: that its timers run late."""
+        """As measured from its own timers."""
         return min(LONGEST, _STEPS * self.network.lag(node))

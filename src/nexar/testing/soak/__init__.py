@@ -1,5 +1,5 @@
-"""Real processes that come and die all the time, and compute together with whoever is there, for minutes or hours.
+"""Soak test: processes join, compute together and are killed.
 
-`python -m nexar.testing.soak --minutes 20 --seed 7` ends with 0 if no result was wrong, nothing stood still, nobody
-ended that was not killed, and nothing leaked.
+`python -m nexar.testing.soak --minutes 20 --seed 7` exits with 0 if all results were right, progress never stopped,
+only killed processes ended, and nothing leaked.
 """

@@ -1,9 +1,4 @@
-"""What happens next in a soak. Pure: chance is given.
-
-A process of a soak, with what it says in files. It is ended by its process id, and has ended when `end` returns.
-
-A soak, from the first process to the last: it starts and kills, looks after everybody, and says what went wrong.
-"""
+"""The soak test: starts, kills and monitors processes."""
 
 from __future__ import annotations
 
@@ -27,22 +22,22 @@ if TYPE_CHECKING:
 
 
 LEAST, MOST = 2, 10
-"""So many processes are alive."""
+"""Number of processes alive."""
 _SPAWN: Final = 0.6
 _PAUSE: Final = (0.5, 2.0)
 
 
 class SoakAction(NamedTuple):
-    """One thing that happens."""
+    """One start or kill."""
 
     pause: float
     """Seconds until the next."""
     victim: str | None = None
-    """Who is killed; None: a process is started, if there is room."""
+    """None: start a process."""
 
 
 def next_action(chance: Random, alive: int, killable: Sequence[str]) -> SoakAction | None:
-    """A start or a death; None: what chance wants cannot be now, ask again a little later."""
+    """A start or kill; None: not possible now."""
     spawn = chance.random() < _SPAWN
     pause = chance.uniform(*_PAUSE)
     if spawn:
@@ -53,37 +48,36 @@ def next_action(chance: Random, alive: int, killable: Sequence[str]) -> SoakActi
 
 
 _SHOWN_CHARACTERS: Final = 6_000
-_DUMP_SECONDS: Final = 1.0  # for a process to write where its threads are
+_DUMP_SECONDS: Final = 1.0  # for a process to dump its stacks
 
 
 class MemberProcess:
-    """Started at once."""
+    """Starts at once; its output goes to files."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.started_at = time.monotonic()
-        self._said = folder / f"{name}.out"
-        self._complained = folder / f"{name}.err"
-        with self._said.open("wb") as out, self._complained.open("wb") as err:
+        self._stdout_path = folder / f"{name}.out"
+        self._stderr_path = folder / f"{name}.err"
+        with self._stdout_path.open("wb") as out, self._stderr_path.open("wb") as err:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         self._read_bytes = 0
-        self._dumped_at = 0  # how much had been read then
+        self._dumped_at = 0  # bytes read at the last dump
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Negative: a signal."""
         return self._process.poll()
 
     def reports(self) -> Iterator[dict[str, Any]]:
-        """What it said since this was last asked; whole lines."""
-        with self._said.open("rb") as said:
+        """Since the last call."""
+        with self._stdout_path.open("rb") as said:
             said.seek(self._read_bytes)
             news = said.read()
         whole = news[: news.rfind(b"\n") + 1]
@@ -92,16 +86,15 @@ class MemberProcess:
             yield json.loads(line)
 
     def kill(self) -> None:
-        """At once, without a word."""
+        """Blocks until it has ended."""
         self._process.kill()
         self._process.wait()
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self._process.terminate()
 
     def end(self, timeout: float) -> bool:
-        """Whether it ended by itself in time; it has ended afterwards in any case. Idempotent."""
+        """Kills it after the timeout. Whether it ended in time. Idempotent."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -110,7 +103,7 @@ class MemberProcess:
         return True
 
     def dump(self) -> bool:
-        """Let it write where its threads are, once while it is silent; not before it knows the signal."""
+        """Once per silence; not before its first report, when it has no signal handler yet."""
         if self.exit_code is not None or self._dumped_at == self._read_bytes:
             return False
         self._dumped_at = self._read_bytes
@@ -118,37 +111,36 @@ class MemberProcess:
         return True
 
     def tell(self) -> str:
-        """How it is, where its threads are if it runs, and the last that it wrote to standard error."""
+        """With its stacks, if it runs."""
         if self.dump():
             time.sleep(_DUMP_SECONDS)
         state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
-        return f"{self.name} (process {self.pid}) {state}:\n{self.complaints()[-_SHOWN_CHARACTERS:]}"
+        return f"{self.name} (process {self.pid}) {state}:\n{self.stderr()[-_SHOWN_CHARACTERS:]}"
 
-    def complaints(self) -> str:
-        """All that it wrote to standard error."""
-        return self._complained.read_text(errors="replace")
+    def stderr(self) -> str:
+        return self._stderr_path.read_text(errors="replace")
 
 
 STALL_SECONDS: Final = 60.0
-_SUSPICIOUS_SECONDS: Final = 8.0  # who says nothing for so long writes down where it is
+_SUSPICIOUS_SECONDS: Final = 8.0  # a process that reports nothing for so long dumps its stacks
 _TICK: Final = 0.05
 _AGAIN: Final = 0.2
 _TELL_SECONDS: Final = 10.0
 _END_SECONDS: Final = 60.0
-_SHOWN: Final = 4  # processes whose state is told in full when something goes wrong
+_SHOWN: Final = 4  # processes described in full in a failure
 
 
 class SoakFailure(Exception):
-    """The soak has found something. The text says what, and all that is known about it."""
+    """The soak found an error; the text describes it."""
 
 
 class Campaign:
-    """`run` it once."""
+    """Call `run` once."""
 
     def __init__(
         self, folder: Path, seed: int, say: Callable[[str], None], member: Sequence[str] | None = None
     ) -> None:
-        """Everything is written to `folder`. `say` gets a line now and then. `member`: the command of each member."""
+        """`say` receives progress lines. `member`: the command of each member."""
         self._member = member or [sys.executable, "-m", "nexar.testing.soak.member_main"]
         self._folder = folder
         self._chance = random.Random(seed)
@@ -162,23 +154,22 @@ class Campaign:
         self.kills = 0
 
     def run(self, minutes: float) -> None:
-        """Failure says what was found. Nothing that it started runs afterwards."""
-        with self._everything_ends():
+        """Raises SoakFailure. Ends every process it started."""
+        with self._ending_all():
             self._open_seed()
             for _ in range(LEAST):
                 self._start()
-            self._misfortune(time.monotonic() + 60 * minutes)
-            self._calm_down()
+            self._run_faults(time.monotonic() + 60 * minutes)
+            self._settle()
             self._stop()
             leaks = self._watch.leaks()
             if leaks:
                 raise SoakFailure("\n".join(leaks))
 
     def summary(self) -> str:
-        """The figures of all of it."""
         return f"{self._line()}\n{self._watch.summary()}"
 
-    # -- the parts of it -------------------------------------------------------------------------------------
+    # -- phases ----------------------------------------------------------------------------------------------
 
     def _open_seed(self) -> None:
         ticket = self._folder / "ticket"
@@ -191,19 +182,19 @@ class Campaign:
         self._await(ticket.exists, "the seed does not open")
         self._environment["NEXAR_TICKET"] = ticket.read_text().strip()
 
-    def _misfortune(self, end: float) -> None:
+    def _run_faults(self, end: float) -> None:
         due, tell_at = time.monotonic(), time.monotonic() + _TELL_SECONDS
         while (now := time.monotonic()) < end:
-            self._look()
+            self._monitor()
             if now >= due and self.census.epoch:
-                due = now + self._happen(now)
+                due = now + self._act(now)
             if now >= tell_at:
                 tell_at += _TELL_SECONDS
                 self._say(self._line())
             time.sleep(_TICK)
 
-    def _happen(self, now: float) -> float:
-        """One thing, or nothing; seconds until the next."""
+    def _act(self, now: float) -> float:
+        """Returns the seconds until the next."""
         killable = self.census.killable(now, self._watch.protected)
         step = next_action(self._chance, len(self.census.alive), killable)
         if step is None:
@@ -214,8 +205,8 @@ class Campaign:
             self._kill(step.victim)
         return step.pause
 
-    def _calm_down(self) -> None:
-        """Nobody is killed any more: all that live come to be members, and compute together."""
+    def _settle(self) -> None:
+        """Without further kills, all become members and compute."""
         self._await(self.census.all_are_in, "not everybody that lives has become a member")
         before = self.census.rounds
         self._await(lambda: self.census.rounds > before, "nobody goes on when all are members")
@@ -226,13 +217,13 @@ class Campaign:
             process = self._processes[name]
             if not process.end(_END_SECONDS) or process.exit_code:
                 raise self._failure(f"{name} does not end when all stop", name)
-        self._look()
+        self._monitor()
         assert self._seed is not None
         self._seed.terminate()
         if not self._seed.end(_END_SECONDS):
             raise self._failure("the seed does not end when it is stopped")
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         name = f"member-{len(self._processes)}"
@@ -245,15 +236,15 @@ class Campaign:
         self.kills += 1
         self.census.killed(name, time.monotonic())
 
-    # -- looking after them ------------------------------------------------------------------------------------
+    # -- monitoring --------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _monitor(self) -> None:
         now = time.monotonic()
         for name, process in self._processes.items():
             if self.census.lives[name].alive or name in self._killed:
                 for report in process.reports():
                     self.census.heard(name, report)
-                self._killed.discard(name)  # it has said its last
+                self._killed.discard(name)  # these are its last reports
         self._check_alive(now)
         self._check_progress(now)
         assert self._seed is not None
@@ -284,11 +275,10 @@ class Campaign:
         while not true():
             if time.monotonic() > deadline:
                 raise self._failure(complaint)
-            self._look()
+            self._monitor()
             time.sleep(_TICK)
 
     def _failure(self, what: str, first: str | None = None) -> SoakFailure:
-        """With what is known of everybody that lives."""
         names = sorted(self.census.alive, key=lambda name: (name != first, name))
         told = [self._processes[name].tell() for name in names[:_SHOWN]]
         seed = [] if self._seed is None else [self._seed.tell()]
@@ -306,7 +296,7 @@ class Campaign:
         )
 
     @contextmanager
-    def _everything_ends(self) -> Iterator[None]:
+    def _ending_all(self) -> Iterator[None]:
         try:
             yield
         finally:

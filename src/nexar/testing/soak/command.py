@@ -1,4 +1,4 @@
-"""The command: `python -m nexar.testing.soak --minutes 20 --seed 7`."""
+"""Runs a soak test: `python -m nexar.testing.soak --minutes 20 --seed 7`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nexar.testing.soak.campaign import Campaign, SoakFailure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the process exits with: 0 if nothing was found."""
+    """Returns the exit code: 0 if no error was found."""
     given = _parser().parse_args(arguments)
     folder = Path(given.folder or tempfile.mkdtemp(prefix="nexar-soak-"))
     folder.mkdir(exist_ok=True)
-    _write(f"soak for {given.minutes:g} minutes with --seed {given.seed}; everybody writes to {folder}")
+    _write(f"soak for {given.minutes:g} minutes with --seed {given.seed}; output in {folder}")
     campaign = Campaign(folder, given.seed, _write)
     try:
         campaign.run(given.minutes)
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nexar.testing.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0, help="how long members come and die")
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 31), help="of chance; printed")
-    parser.add_argument("--folder", help="where everybody writes; default: a temporary one, kept if it failed")
+    parser.add_argument("--minutes", type=float, default=20.0, help="duration of the kills")
+    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 31), help="random seed; printed")
+    parser.add_argument("--folder", help="output folder; default: a temporary one, kept after a failure")
     return parser
 
 

@@ -1,8 +1,7 @@
-"""One member of a soak: it computes with whoever is there, checks each result, and says what it lives through.
+"""One member of a soak: computes, checks each result, and reports as JSON lines.
 
-Every communicator, however it came to this process, begins with the same call, in which its members settle on the step
-to go on from: a loss does not hit all of them at the same point, and a joiner may come into the next communicator
-already. What it says are lines of JSON on standard output. It stops, with all others, when there is a file `stop`.
+Every communicator starts with a call in which its members agree on the step to continue from: a loss hits them at
+different points, and joiners may enter. All stop together when the file `stop` exists.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ from nexar.errors import MembershipChanged
 from nexar.launch.init import init
 
 COUNTS: Final = (1, 1_000, 300, 100_000)
-"""Elements of a sum, in turn."""
+"""Elements of the sums, in turn."""
 STATE_COUNT: Final = 50_000
-_SELDOM: Final = 0.2  # seconds between two reports of progress
+_SELDOM: Final = 0.2  # seconds between two progress reports
 _CHECKPOINT_STEPS: Final = 5
 
 
 class WrongResult(AssertionError):
-    """A result was not what it had to be."""
+    """A result was wrong."""
 
 
 def state_array(step: int) -> np.ndarray[Any, Any]:
-    """What the state of a step has in it: a joiner can tell whether it came whole."""
+    """A joiner checks that it is complete."""
     return np.arange(step, step + STATE_COUNT, dtype=np.float64)
 
 
 def weight(node: int) -> float:
-    """A member's part of a sum: small enough for any sum of them to be exact."""
+    """Small enough for exact sums."""
     return float(node % (1 << 30))
 
 
 class SoakMember:
-    """With whichever communicator it has."""
+    """The member of this process."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._node = comm.membership.member(comm.rank).node
         self._step = 0
         self._rounds = 0
-        self._lost: list[int] = []  # since the last right sum
+        self._lost: list[int] = []  # since the last correct sum
         self._settled = False
         self._said_at = 0.0
         self._receive_state()
@@ -66,7 +65,6 @@ class SoakMember:
             raise WrongResult(f"the state of step {self._step} is not what was handed over: {state['array']}")
 
     def live(self) -> None:
-        """Until all stop."""
         while True:
             try:
                 if self._round():
@@ -76,7 +74,6 @@ class SoakMember:
                 self._follow(change.communicator, [before.members[rank].node for rank in change.lost])
 
     def close(self) -> None:
-        """Leave."""
         self._say("end")
         self._comm.close()
 
@@ -86,7 +83,7 @@ class SoakMember:
             self._settle()
         self._step += 1
         stop = self._sum()
-        self._pass_round()
+        self._exchange_with_neighbours()
         self._rounds += 1
         if self._lost or time.monotonic() > self._said_at + _SELDOM:
             self._say("round", recovered_from=self._lost)
@@ -109,8 +106,8 @@ class SoakMember:
             raise WrongResult(f"step {self._step}: the sum is {given}, not {expected}, in {comm}")
         return bool(given[-1])
 
-    def _pass_round(self) -> None:
-        """To the next rank, and from the one before."""
+    def _exchange_with_neighbours(self) -> None:
+        """To the next rank, and from the previous one."""
         comm = self._comm
         if comm.size == 1:
             return
@@ -142,11 +139,11 @@ class SoakMember:
         nodes = [member.node for member in membership.members]
         progress = {"step": self._step, "rounds": self._rounds, "epoch": membership.epoch, "nodes": nodes}
         line = json.dumps({"what": what, "at": self._said_at, **progress, **facts})
-        os.write(sys.stdout.fileno(), f"{line}\n".encode())  # in one piece: it may be killed
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())  # one write: it may be killed
 
 
 def main() -> None:
-    """SIGUSR2 makes it write where all its threads are to standard error."""
+    """SIGUSR2 dumps all stacks to standard error."""
     faulthandler.register(signal.SIGUSR2)
     member = SoakMember(init())
     member.live()

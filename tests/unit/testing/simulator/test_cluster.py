@@ -28,7 +28,7 @@ def test_who_is_killed_is_removed_at_once_and_who_dies_silently_after_the_timeou
 
 def test_newcomers_begin_with_the_membership_that_has_them() -> None:
     cluster = a_cluster(4)
-    assert cluster.is_calm()
+    assert cluster.is_settled()
     cluster.join(2, lambda: (1.0, 0.0))
     passes(cluster, 5.0)
     assert cluster.last.size == 6

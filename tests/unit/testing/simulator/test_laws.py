@@ -37,23 +37,23 @@ def made(nodes: int = 5) -> Laws:
 
 def does(laws: Laws, node: int, *actions: MembershipAction, event: MembershipInput | None = None) -> None:
     event = event or Tick()
-    laws.told(node, event)
-    laws.seen(node, event, actions)
+    laws.before_step(node, event)
+    laws.after_step(node, event, actions)
 
 
 def asks(laws: Laws, ballot: BallotNumber, change: Change = GOES) -> None:
     """The proposer of this ballot, who has lost whom the change removes, asks for it."""
     for departure in change.left:
-        laws.told(ballot.node, PeerLossFound(departure.node, "gone"))
+        laws.before_step(ballot.node, PeerLossFound(departure.node, "gone"))
     does(laws, ballot.node, SendMessage(3, Accept(INSTANCE, ballot, change.encode())))
 
 
 def votes(laws: Laws, node: int, ballot: BallotNumber, change: Change = GOES) -> None:
     for departure in change.left:
-        laws.told(node, ProbeFinished(departure.node, "no answer"))
+        laws.before_step(node, ProbeFinished(departure.node, "no answer"))
     accept = Accept(INSTANCE, ballot, change.encode())
     does(laws, node, SendMessage(ballot.node, Accepted(INSTANCE, ballot)), event=MessageReceived(ballot.node, accept))
-    laws.told(ballot.node, MessageReceived(node, Accepted(INSTANCE, ballot)))
+    laws.before_step(ballot.node, MessageReceived(node, Accepted(INSTANCE, ballot)))
 
 
 def decided(laws: Laws, change: Change = GOES) -> Laws:
@@ -162,7 +162,7 @@ def test_an_expelled_node_that_is_a_member_again_is_noticed() -> None:
     does(laws, 1, SendMessage(2, Accept(instance, FIRST, back)))
     for node in (2, 3, SEED):
         does(laws, node, SendMessage(1, Accepted(instance, FIRST)))
-        laws.told(1, MessageReceived(node, Accepted(instance, FIRST)))
+        laws.before_step(1, MessageReceived(node, Accepted(instance, FIRST)))
     with pytest.raises(Violation, match="who is expelled takes no part"):
         does(laws, 1, MembershipDecided(Change.decode(back)))
 
@@ -177,8 +177,8 @@ def test_a_vote_for_the_removal_of_who_was_never_missed_is_noticed() -> None:
     asks(laws, FIRST)
     with pytest.raises(Violation, match="nobody is expelled on one node's word"):
         does(laws, 2, SendMessage(1, Accepted(INSTANCE, FIRST)))
-    laws.told(2, ProbeFinished(5, "no answer"))
-    laws.told(2, PeerReachable(5))
+    laws.before_step(2, ProbeFinished(5, "no answer"))
+    laws.before_step(2, PeerReachable(5))
     with pytest.raises(Violation, match="nobody is expelled on one node's word"):
         does(laws, 2, SendMessage(1, Accepted(INSTANCE, FIRST)))
 
@@ -189,7 +189,7 @@ def test_who_resigns_may_be_voted_out_by_those_who_reach_it() -> None:
     does(laws, 5, SendMessage(2, Accept(INSTANCE, ballot, GOES.encode())))
     for node in (2, 3):
         does(laws, node, SendMessage(5, Accepted(INSTANCE, ballot)))
-        laws.told(5, MessageReceived(node, Accepted(INSTANCE, ballot)))
+        laws.before_step(5, MessageReceived(node, Accepted(INSTANCE, ballot)))
     does(laws, 5, SelfExpelled(2, "it wanted to"), SendMessage(1, Chosen(INSTANCE, GOES.encode())))
     assert laws.last.rank_of(5) is None
 

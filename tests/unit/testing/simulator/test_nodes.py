@@ -33,8 +33,8 @@ def test_who_is_in_the_same_epoch_has_no_news_and_who_is_ahead_has_every_change(
     cluster.crash(cluster.last.members[2].node)
     passes(cluster, 30.0)
     survivor = cluster.members[cluster.last.members[0].node]
-    assert survivor.news_since(2) == []
-    assert [word.instance for word in survivor.news_since(1)] == [(0, 1, 0)]
+    assert survivor.changes_after(2) == []
+    assert [word.instance for word in survivor.changes_after(1)] == [(0, 1, 0)]
 
 
 def starved(nodes: int, lag: float) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def starved(nodes: int, lag: float) -> tuple[int, int]:
     last = cluster.last.members[-1].node
     for member in cluster.members.values():
         if member.node != last:
-            member.happens(PeerLossFound(last, "it did not answer"))
+            member.handle(PeerLossFound(last, "it did not answer"))
             break
     passes(cluster, 60.0)
     return cluster.last.epoch, sum(member.is_expelled for member in cluster.members.values())

@@ -47,7 +47,7 @@ def test_two_that_are_cut_off_do_not_hear_each_other_until_that_is_mended() -> N
     network.cut(7, 3)
     assert network.cuts == {(3, 7)}
     assert said(network, timeline, 3, 7) + said(network, timeline, 7, 3) == []
-    network.mend(3, 7)
+    network.heal(3, 7)
     assert said(network, timeline, 3, 7) == [0]
 
 

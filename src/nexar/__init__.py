@@ -1,6 +1,6 @@
-"""nexar: a distributed runtime for Python. This is the front door: names, no logic.
+"""nexar: a distributed runtime for Python.
 
-What runs a cluster is loaded when it is first asked for: `import nexar` and the commands stay quick.
+Modules that run a cluster are loaded on first use, so that `import nexar` and the commands start quickly.
 """
 
 from importlib import import_module
@@ -109,7 +109,7 @@ __all__ = [
     "wait_all",
 ]
 
-_ROOMS = {
+_LAZY_NAMES = {
     "Communicator": "nexar.communicator.communicator",
     "Compressor": "nexar.arrays.compression.base",
     "FP8": "nexar.arrays.compression.quantized",
@@ -132,9 +132,9 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module 'nexar' has no attribute {name!r}")
-    return getattr(import_module(_ROOMS[name]), name)
+    return getattr(import_module(_LAZY_NAMES[name]), name)
 
 
 def __dir__() -> list[str]:

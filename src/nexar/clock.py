@@ -1,19 +1,13 @@
-"""Time, as something a caller hands in.
-
-Whoever needs to know the time takes a `Clock` (shells) or a plain `now: float` (decisions), so a test can own it.
-Times are seconds on a clock that never goes back; only differences mean something.
-"""
+"""Time as a parameter, so that tests control it: monotonic seconds."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """What tells the time."""
+    """A monotonic clock."""
 
-    def now(self) -> float:
-        """Seconds since some fixed moment; never less than what it said before."""
-        ...
+    def now(self) -> float: ...
 
 
 class SystemClock:
@@ -22,5 +16,4 @@ class SystemClock:
     __slots__ = ()
 
     def now(self) -> float:
-        """Seconds since an arbitrary moment, the same for all threads of the process."""
         return time.monotonic()

@@ -1,8 +1,7 @@
 """The only reader of the process environment.
 
-For each setting the first of these that gives a value wins: an argument, the variable `NEXAR_*`, the TOML file that
-`NEXAR_CONFIG` names, the default. Where each value came from is kept, so that a user can ask. A variable or key that
-is nearly a setting is a mistake, not a wish to be ignored: it is refused, with the nearest name.
+The first value wins: an argument, the variable `NEXAR_*`, the TOML file that `NEXAR_CONFIG` names, the default. An
+unknown variable or key is an error.
 """
 
 import difflib
@@ -21,10 +20,10 @@ PREFIX = "NEXAR_"
 FILE_VARIABLE = "NEXAR_CONFIG"
 
 LAUNCHER_VARIABLES: frozenset[str] = frozenset({"NEXAR_LAUNCHER", "NEXAR_LAUNCH", "NEXAR_JOINER", "NEXAR_EXIT_PIPE"})
-"""Variables a launcher of ours sets for its children that are no settings."""
+"""Variables that a nexar launcher sets for its children and that are not settings."""
 
 TICKET_VARIABLE = "NEXAR_TICKET"
-_taken: dict[str, str] = {}  # variables that were taken out of the environment; written by `take_ticket`
+_taken: dict[str, str] = {}  # removed from the environment by `take_ticket`
 
 DEFAULT = "default"
 ARGUMENT = "argument"
@@ -32,7 +31,7 @@ ARGUMENT = "argument"
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The settings in force, and for each the origin: `argument`, the variable, the file, or `default`."""
+    """Origins: `argument`, the variable, the file, or `default`."""
 
     config: Config
     origins: Mapping[str, str]
@@ -45,7 +44,7 @@ class _Given:
 
 
 def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Effective:
-    """Collect the settings from everywhere. `environ` stands in for the process environment in tests."""
+    """`environ` replaces the process environment. ConfigError."""
     texts = _present({**_taken, **os.environ} if environ is None else environ)
     given = {**_from_file(texts.get(FILE_VARIABLE)), **_from_variables(texts), **_from_arguments(arguments or {})}
     values: dict[str, Any] = {name: one.value for name, one in given.items()}
@@ -54,13 +53,13 @@ def effective(arguments: Mapping[str, object] | None = None, environ: Mapping[st
 
 
 def inherited() -> dict[str, str]:
-    """All variables of this process, as a value: for finding out who started it, and for its children."""
+    """A copy of the environment of this process."""
     return dict(os.environ)
 
 
 def take_ticket() -> None:
-    """Take the ticket, which lets its owner into the cluster, out of the environment: programs that this one starts do
-    not get it, and it is in no dump of the environment. Settings of this process are read as before.
+    """Remove the ticket from the environment: child processes and dumps do not get it. This process still reads it as a
+    setting.
     """
     ticket = os.environ.pop(TICKET_VARIABLE, "")
     if ticket:
@@ -68,12 +67,12 @@ def take_ticket() -> None:
 
 
 def take(variable: str) -> str:
-    """Take a variable out of the environment of this process and of those that it starts; empty: it was not set."""
+    """Remove a variable from the environment and return it; empty: it was not set."""
     return os.environ.pop(variable, "")
 
 
 def _present(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our variables, trimmed; an empty one counts as unset."""
+    """An empty variable counts as unset."""
     ours = {name: text.strip() for name, text in environ.items() if name.startswith(PREFIX)}
     return {name: text for name, text in ours.items() if text}
 
@@ -114,7 +113,7 @@ def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
 
 
 def _check_private(path: str, status: os.stat_result, name: str) -> None:
-    """ConfigError for a file with a secret that others can read or write."""
+    """ConfigError if others can read or write a file with a secret."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o066:
         hint = f"others can read or write it (mode {mode:04o}); chmod 600 {shlex.quote(path)}"
@@ -127,9 +126,7 @@ def _check_private(path: str, status: os.stat_result, name: str) -> None:
 
 
 def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
-    """Read the file: settings at the top level, under the names of the fields of `Config`. With the status of what was
-    read: the name may have another file by the time somebody looks.
-    """
+    """With the status of what was read: the path may name another file later."""
     try:
         with open(path, "rb") as file:
             return tomllib.load(file), os.fstat(file.fileno())
@@ -146,7 +143,7 @@ def _parse(setting: Setting, text: str) -> object:
 
 
 def _accept(setting: Setting, value: object, path: str) -> object:
-    """A value of the file: of its TOML type, or as the text the variable would have."""
+    """Of its TOML type, or as the variable's text."""
     try:
         return setting.kind.parse(value.strip()) if isinstance(value, str) else setting.kind.accept(value)
     except ValueRefused:
@@ -154,7 +151,7 @@ def _accept(setting: Setting, value: object, path: str) -> object:
 
 
 def _unknown(name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """A name we do not know. Its value is not shown: a mistyped token is still a token."""
+    """The value is not shown: it may be a token under a mistyped name."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "run `nexar config` for the list"
     return ConfigError(variable=name, value="…", allowed="nothing", hint=hint + where, unknown=True)

@@ -1,51 +1,37 @@
-"""What every error class is made of.
-
-Errors of the caller: the call, or a setting, cannot mean anything. And of ours.
-
-Errors on the way in.
-
-Errors of one line to one peer.
-
-Errors of one operation.
-
-Errors that mean: the members are no longer who they were.
-
-Errors of a remote call, raised at the caller.
-
-Every error nexar raises, as one tree. The word in brackets says who can mend it.
+"""Every error that nexar raises. The word in brackets says where the cause is.
 
     NexarError
-    ├── UsageError                          [you]    the call cannot mean anything
+    ├── UsageError                          [caller] a wrong argument, or a call that is not possible now
     │   └── BufferMismatch                           receive buffer and message differ in size or dtype
-    ├── ConfigError                         [you]    a setting has a value that is not allowed
-    ├── VersionMismatch                     [you]    two protocol versions met
-    ├── CollectiveMismatch                  [you]    ranks called different collectives
-    ├── LinkClosed        ConnectionError   [you]    the link was closed on this side
-    ├── Cancelled                           [you]    the operation was cancelled on this side
-    ├── DeviceError                         [you]    staging to or from a device failed
-    ├── JoinRefused       ConnectionError   [seed]   the seed said no
-    ├── SeedUnreachable   ConnectionError   [seed]   nobody answered at the seed's addresses
-    ├── FormationTimeout  TimeoutError      [they]   not everybody came
-    ├── PeerError         ConnectionError   [they]   one peer is the reason
+    ├── ConfigError                         [caller] a setting has a value that is not allowed
+    ├── VersionMismatch                     [caller] two nodes have different protocol versions
+    ├── CollectiveMismatch                  [caller] ranks called different collectives
+    ├── LinkClosed        ConnectionError   [caller] the link was closed on this side
+    ├── Cancelled                           [caller] the operation was cancelled
+    ├── DeviceError                         [caller] staging to or from a device failed
+    ├── JoinRefused       ConnectionError   [seed]   the seed rejected this node
+    ├── SeedUnreachable   ConnectionError   [seed]   no seed answered at its addresses
+    ├── FormationTimeout  TimeoutError      [peers]  not all nodes joined in time
+    ├── PeerError         ConnectionError   [peers]  one peer failed
     │   ├── PeerLost                                 it is gone
     │   └── PeerMisbehaved                           it broke the protocol
-    ├── OperationTimeout  TimeoutError      [they]   somebody did not answer in time
+    ├── OperationTimeout  TimeoutError      [peers]  a peer did not answer in time
     │   └── CollectiveTimeout                        … in a collective
-    ├── MembershipChanged                   [they]   go on with the successor it carries
-    ├── Expelled                            [they]   the others went on without this node
-    ├── Revoked                             [they]   a member declared the communicator over
-    ├── NoQuorum                            [they]   no majority can be reached
-    ├── RecoveryTimeout   TimeoutError      [they]   a majority is there but did not finish
-    ├── RpcError                            [they]   a remote call failed
+    ├── MembershipChanged                   [peers]  continue with the communicator it carries
+    ├── Expelled                            [peers]  the others continue without this node
+    ├── Revoked                             [peers]  a member revoked the communicator
+    ├── NoQuorum                            [peers]  no majority can be reached
+    ├── RecoveryTimeout   TimeoutError      [peers]  a majority did not agree in time
+    ├── RpcError                            [peers]  a remote call failed
     │   ├── UnknownFunction
     │   ├── RemoteError                              the function raised
     │   ├── RpcTimeout    TimeoutError
     │   ├── RpcOverloaded
     │   └── RpcCancelled
-    └── InternalError                       [we]     a bug of nexar
+    └── InternalError                       [nexar]  a bug in nexar
 
-Facts are attributes; the message is built here, from the facts alone, and says what to do next. Constructors take facts
-by keyword. Errors travel between processes: facts are plain values, and every class survives pickling.
+Facts are attributes, and keyword arguments of the constructor. The message is built from the facts alone. Facts are
+plain values, and every class survives pickling, because errors are sent between processes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,10 +50,10 @@ def facts(cls: type[_Error]) -> type[_Error]:
 
 
 class NexarError(Exception):
-    """Root of the tree: `except nexar.NexarError` catches everything nexar raises on purpose."""
+    """Base class: `except nexar.NexarError` catches every error that nexar raises."""
 
     def __post_init__(self) -> None:
-        """Called once the facts are set. They may quote what others wrote: none of it moves a cursor here."""
+        """The facts may quote other processes: `printable` keeps control sequences out of the message."""
         self.args = (printable(self._message()),)
 
     def _message(self) -> str:
@@ -77,11 +63,11 @@ class NexarError(Exception):
         return self.__dict__
 
     def __copy__(self) -> Self:
-        """With all its facts, also those that do not travel; without a traceback of its own yet."""
+        """Keeps all facts, also those that are not pickled; without a traceback."""
         return _rebuild(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle text and facts as they are, without building the message again."""
+        """Pickles text and facts, without building the message again."""
         return _rebuild, (type(self), self.args, self._travelling_facts())
 
 
@@ -97,8 +83,8 @@ LONGEST_LINE = 120
 
 
 def fitted(line: str, *lines: str) -> str:
-    """`line` if it is one line of at most 120 characters, else `lines` one below the other, without empty ones. The
-    first of `lines` must be short.
+    """`line` if it is one line of at most 120 characters, else the non-empty `lines`, the first of which must
+    be short.
     """
     if len(line) <= LONGEST_LINE and "\n" not in line:
         return line
@@ -106,7 +92,7 @@ def fitted(line: str, *lines: str) -> str:
 
 
 def headed(head: str, text: str) -> str:
-    """`head: text`. The first line of `text` begins a line of its own if it does not fit behind `head`."""
+    """`head: text`; the text starts on a new line if its first line does not fit behind `head`."""
     first, _, rest = text.partition("\n")
     return "\n".join(part for part in (fitted(f"{head}: {first}", head, first), rest) if part)
 
@@ -117,47 +103,44 @@ def list_ranks(ranks: Sequence[Rank]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with a space for whatever does not print, but for the ends of its lines: nobody else's colours, cursor
-    movements or titles reach a terminal by our errors.
-    """
+    """Replaces unprintable characters other than line ends by spaces: no foreign escape sequence reaches a terminal."""
     if text.isprintable():
         return text
     return "\n".join("".join(each if each.isprintable() else " " for each in line) for line in text.split("\n"))
 
 
 def told(error: BaseException) -> str:
-    """What an error says, as a text that can be sent. Those of users may raise when they are asked."""
+    """The text of an error, as it can be sent. The `__str__` of a user's exception may raise."""
     try:
         return sendable(str(error))
-    except Exception as failure:  # noqa: BLE001 - whatever it is, it must not hide the error that is told of
-        return f"(it cannot be told: its __str__ raised {type(failure).__name__})"
+    except Exception as failure:  # noqa: BLE001 - it must not hide the error that is reported
+        return f"(no text: its __str__ raised {type(failure).__name__})"
 
 
 def sendable(text: str) -> str:
-    """`text` as it can be sent: with escapes for what is not Unicode, as file names are of another encoding."""
+    """With escapes for what is not Unicode, such as file names in another encoding."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def quote(text: str) -> str:
-    """A text of somebody else inside a message. Further lines are marked, so that nobody, man or launcher, takes the
-    traceback of another rank for that of this one."""
+    """Quotes a foreign text inside a message. Further lines are marked, so that neither users nor launchers take
+    another rank's traceback for this one's.
+    """
     return "\n    | ".join(text.rstrip().splitlines())
 
 
 def during(operation: str | None) -> str:
-    """The clause that names the interrupted operation, if there was one."""
+    """The clause that names the interrupted operation."""
     return f" during {operation}" if operation else ""
 
 
 class UsageError(NexarError, ValueError):
-    """The call cannot mean anything: a wrong argument, a closed object, a forked child. Also a ValueError. Takes the
-    message itself.
-    """
+    """The call is wrong or not possible now: a wrong argument, a closed object, a forked child. Also a ValueError."""
 
 
 @facts
 class BufferMismatch(UsageError):
-    """A receive was given a buffer of another size or dtype than the message. The message stays receivable."""
+    """A receive buffer differs from the message in size or dtype. The message can still be received."""
 
     expected: str
     """What the buffer holds, e.g. `float32[4]`."""
@@ -177,17 +160,17 @@ class BufferMismatch(UsageError):
 
 @facts
 class ConfigError(NexarError):
-    """A setting has a value that is not allowed, or there is no such setting."""
+    """A setting has a value that is not allowed, or does not exist."""
 
     variable: str
     value: object
-    """Empty: it is not set, and is needed."""
+    """Empty: it is required and not set."""
     allowed: str
     hint: str = ""
     because: str = ""
-    """Why it is needed, where it is not set."""
+    """Why it is required."""
     unknown: bool = False
-    """There is no setting of this name."""
+    """There is no such setting."""
 
     def _message(self) -> str:
         if self.unknown:
@@ -207,7 +190,7 @@ class ConfigError(NexarError):
 
 @facts
 class VersionMismatch(NexarError):
-    """Two nodes speak different versions of the protocol."""
+    """Two nodes have different protocol versions."""
 
     ours: int
     theirs: int
@@ -227,29 +210,27 @@ class DeviceError(NexarError):
     cause: str
 
     def _message(self) -> str:
-        return (
-            f"{self.operation} on device {self.device} failed: {self.cause}; pass a host array to leave the device out"
-        )
+        return f"{self.operation} on device {self.device} failed: {self.cause}; pass a host array instead"
 
 
 class InternalError(NexarError):
-    """A bug of nexar. Takes what was found to be impossible."""
+    """A bug in nexar."""
 
     def __init__(self, what: str) -> None:
-        """`what`: the law that did not hold."""
-        super().__init__(f"{what}; this is a bug of nexar, please report it with this traceback")
+        """`what`: the invariant that did not hold."""
+        super().__init__(f"{what}; this is a bug in nexar, please report it with this traceback")
 
 
 @facts
 class JoinRefused(NexarError, ConnectionError):
-    """The seed answered, and said no."""
+    """The seed rejected this node."""
 
     reason: str
     address: str | None = None
     expelled: int = 0
-    """This node was a member until this epoch, when the others went on without it; 0: that is not the reason."""
+    """The epoch in which the others expelled this node; 0: that is not the reason."""
     nobody_left: bool = False
-    """Every member has left or died: nobody is left who could let this node in."""
+    """Every member has left or died, so none can admit this node."""
 
     def _message(self) -> str:
         return headed(f"the seed{f' at {self.address}' if self.address else ''} refused this node", self.reason)
@@ -257,20 +238,20 @@ class JoinRefused(NexarError, ConnectionError):
 
 @facts
 class SeedUnreachable(NexarError, ConnectionError):
-    """Nobody answered at any address of the seed, or somebody did who is not the seed."""
+    """No seed answered at its addresses, or the process that answered is not the seed."""
 
     addresses: Sequence[str]
     attempts: int
     cause: str
     timeout: float | None = None
-    """All of it has passed; None: waiting longer would have changed nothing."""
+    """It has passed; None: waiting longer would not help."""
     remedy: str = (
         "check that the seed runs, advertises this address (NEXAR_ADVERTISE) and has its port open for UDP and TCP"
     )
     answered: str = ""
-    """Where a seed answered that does not know the credential; empty: none did."""
+    """The address of a seed that does not know the credential; empty: none answered."""
     credential: str = "ticket"
-    """What this node has: `ticket` or `token`."""
+    """`ticket` or `token`."""
 
     def _message(self) -> str:
         if self.answered:
@@ -289,16 +270,16 @@ class SeedUnreachable(NexarError, ConnectionError):
 
 @facts
 class FormationTimeout(NexarError, TimeoutError):
-    """The cluster did not form in time, or it cannot form; then `reason` says why. Raised on every rank."""
+    """The cluster did not form in time, or cannot form; then `reason` says why. Raised on every rank."""
 
     joined: Sequence[str]
-    """Who came, as text."""
+    """The nodes that joined, as text."""
     expected: int
     refused: Mapping[str, str]
-    """Who was turned away, and why."""
+    """Rejected nodes, with the reasons."""
     timeout: float
     reason: str = ""
-    """What made it fail; empty: the time was up."""
+    """Empty: the time was up."""
 
     def _message(self) -> str:
         refused = "; ".join(f"{who}: {why}" for who, why in self.refused.items()) or "nobody"
@@ -313,7 +294,7 @@ class FormationTimeout(NexarError, TimeoutError):
 
 @facts
 class PeerError(NexarError, ConnectionError):
-    """One peer is the reason. What is not known of it is None; then the node or the address names it."""
+    """One peer failed. What is not known of it is None."""
 
     rank: Rank | None = None
     node: NodeId | None = None
@@ -321,7 +302,7 @@ class PeerError(NexarError, ConnectionError):
 
     @property
     def peer(self) -> str:
-        """The peer, named by all that is known of it."""
+        """For messages."""
         return describe_peer(self.rank, self.node, self.address)
 
     def _message(self) -> str:
@@ -330,18 +311,18 @@ class PeerError(NexarError, ConnectionError):
 
 @facts
 class PeerLost(PeerError):
-    """The peer is gone: its connection ended, its process died, or it fell silent."""
+    """The peer is gone: its connection ended, its process died, or it was silent too long."""
 
     cause: str
-    """How it was noticed; with the traceback when the peer raised."""
+    """How it was noticed; with the traceback if the peer raised."""
     operation: str | None = None
-    remedy: str = "go on without it, or start it again"
+    remedy: str = "continue without it, or restart it"
 
     def _message(self) -> str:
         return f"lost {self.peer}{during(self.operation)}: {quote(self.cause)}; {self.remedy}"
 
     def advising(self, remedy: str) -> "PeerLost":
-        """The same loss, with what to do next here."""
+        """The same loss with another remedy."""
         return PeerLost(
             rank=self.rank,
             node=self.node,
@@ -354,7 +335,7 @@ class PeerLost(PeerError):
 
 @facts
 class PeerMisbehaved(PeerError):
-    """The peer broke the protocol; its connection was ended."""
+    """The peer broke the protocol; its connection was closed."""
 
     what: str
 
@@ -364,14 +345,14 @@ class PeerMisbehaved(PeerError):
 
 @facts
 class LinkClosed(NexarError, ConnectionError):
-    """The link, or what it belongs to, was closed on this side."""
+    """The link, or its owner, was closed on this side."""
 
     rank: Rank | None = None
     node: NodeId | None = None
     address: str | None = None
     operation: str | None = None
     owner: str | None = None
-    """What the links belonged to, if all of them were closed with it. Named so that a peer who is told understands."""
+    """What all the links belonged to, in words that a peer understands too."""
 
     def _message(self) -> str:
         link = f"the link to {describe_peer(self.rank, self.node, self.address)} was closed on this side"
@@ -380,17 +361,17 @@ class LinkClosed(NexarError, ConnectionError):
 
 
 _SETTINGS: Final = {"barrier": "BARRIER", "checkpoint": "ELASTIC_CHECKPOINT", "grow": "ELASTIC_CHECKPOINT"}
-"""The settings that have to do with calls that have one of their own."""
+"""The timeout settings of operations that have their own."""
 
 
 @facts
 class Cancelled(NexarError):
-    """The operation was cancelled by its owner, or a collective by one of its ranks; the link stays usable."""
+    """The operation was cancelled by its owner, or a collective by one of its ranks. The link stays usable."""
 
     operation: str = "the operation"
     reason: str = ""
     rank: Rank | None = None
-    """Who gave it up, if that was not this rank."""
+    """The rank that cancelled it, if it was another one."""
 
     def _message(self) -> str:
         by = "" if self.rank is None else f" by rank {self.rank}"
@@ -404,7 +385,7 @@ class OperationTimeout(NexarError, TimeoutError):
 
     operation: str
     waiting_for: Sequence[AwaitedPeer] | str
-    """Who had not answered; a text where nobody in particular is to blame."""
+    """The peers that had not answered; a text if no peer is to blame."""
     timeout: float
 
     def _message(self) -> str:
@@ -438,16 +419,16 @@ class CollectiveTimeout(OperationTimeout):
 
 @facts
 class CollectiveMismatch(NexarError):
-    """Ranks of one communicator called different things as their nth collective. The communicator is revoked."""
+    """Ranks of one communicator called different collectives at the same position. The communicator is revoked."""
 
     expected: str
     """The call on this rank, e.g. `all_reduce of float32[4], sum`."""
     found: str
     ranks: Sequence[Rank]
-    """Who made the other call."""
+    """The ranks that made the other call."""
     sequence: int | None = None
     calls: Mapping[Rank, str] | None = None
-    """Who called what, so far as is known here."""
+    """The calls of ranks, as far as known here."""
 
     def _message(self) -> str:
         number = "" if self.sequence is None else f" #{self.sequence}"
@@ -469,13 +450,13 @@ class MembershipChanged(NexarError):
     """The members changed. `communicator` is the successor: new rank, new size, next epoch."""
 
     communicator: Any
-    """Stays in this process: None in a copy that was pickled."""
+    """None in a pickled copy."""
     lost: Mapping[Rank, str]
     """Old rank to cause."""
     joined: Sequence[Rank]
     """New ranks."""
     completed_by_all: int | None
-    """Sequence of the last operation that finished everywhere."""
+    """Sequence number of the last operation that finished on all ranks."""
 
     def _message(self) -> str:
         lost = "; ".join(f"rank {rank}: {quote(cause)}" for rank, cause in self.lost.items()) or "nobody"
@@ -483,7 +464,7 @@ class MembershipChanged(NexarError):
         done = "no operation" if self.completed_by_all is None else f"operation #{self.completed_by_all}"
         return (
             f"the membership changed (lost: {lost}; joined: {joined}; finished by all: {done}); "
-            "go on with the .communicator of this error"
+            "continue with the .communicator of this error"
         )
 
     def _travelling_facts(self) -> dict[str, Any]:
@@ -492,19 +473,19 @@ class MembershipChanged(NexarError):
 
 @facts
 class Expelled(NexarError):
-    """The others agreed to go on without this node."""
+    """The others agreed to continue without this node."""
 
     epoch: int
     reason: str
     rank: Rank | None = None
     elastic: bool = False
-    """This cluster is known to let others in."""
+    """The cluster is known to admit nodes."""
 
     def _message(self) -> str:
         who = "this node" if self.rank is None else f"this node (rank {self.rank})"
         remedy = "start a new process to join again"
         if not self.elastic:
-            remedy = "the others go on without it; a new process can join only where the cluster is elastic (--elastic)"
+            remedy = "the others continue without it; a new process can join only an elastic cluster (--elastic)"
         return f"{who} was expelled in epoch {self.epoch}: {quote(self.reason)}; {remedy}"
 
 
@@ -515,9 +496,9 @@ class Revoked(NexarError):
     communicator: str
     reason: str
     rank: Rank | None = None
-    """Who revoked it, or closed it."""
+    """The rank that revoked or closed it."""
     closed: bool = False
-    """Nobody revoked it: that rank has closed it, and takes no part in this call, or in a successor after a loss."""
+    """That rank closed it, and takes no part in this call, or in a successor after a loss."""
 
     def _message(self) -> str:
         if self.closed:
@@ -531,28 +512,28 @@ class Revoked(NexarError):
 
 @facts
 class NoQuorum(NexarError):
-    """No majority of the membership can be reached, so nobody here may go on."""
+    """No majority of the membership can be reached, so this side may not continue."""
 
     alive: Sequence[Rank]
     needed: int
     left: Sequence[Rank] = ()
-    """Ranks that ended or closed their communicator, of those that cannot be reached."""
+    """The unreachable ranks that ended or closed their communicator."""
 
     def _message(self) -> str:
         if self.left:
             return (
-                f"{list_ranks(self.left)} left, and {list_ranks(self.alive)} alone cannot go on: a majority needs "
-                f"{self.needed}\nno rank may end while another one needs it: let all call comm.barrier() at the end"
+                f"{list_ranks(self.left)} left, and {list_ranks(self.alive)} alone cannot continue: a majority needs "
+                f"{self.needed}\nno rank may end while another needs it: call comm.barrier() on all ranks at the end"
             )
         return (
             f"only {list_ranks(self.alive)} can be reached, a majority needs {self.needed}; "
-            "the other side may be going on: restart this one, or mend the network"
+            "the other side may be running: restart this side, or repair the network"
         )
 
 
 @facts
 class RecoveryTimeout(NexarError, TimeoutError):
-    """A majority is there, but it did not agree in time."""
+    """A majority is reachable, but did not agree in time."""
 
     missing_votes: Sequence[Rank]
     timeout: float
@@ -584,10 +565,10 @@ class UnknownFunction(RpcError):
     """The peer serves no function of that name."""
 
     registered: Sequence[str] = ()
-    """What it does serve; an id stands behind its name."""
+    """The functions it serves; ids follow the names."""
 
     def _message(self) -> str:
-        from difflib import get_close_matches  # noqa: PLC0415 - only who mistypes a name pays for it
+        from difflib import get_close_matches  # noqa: PLC0415 - needed only for a mistyped name
 
         close = get_close_matches(self.function, [each.partition(" (id ")[0] for each in self.registered], n=3)
         meant = f" (did you mean {' or '.join(close)}?)" if close else ""
@@ -624,7 +605,7 @@ class RpcOverloaded(RpcError):
     limit: int
 
     def _message(self) -> str:
-        return f"{self._call} was turned away: {self.limit} calls run there; try later, or raise NEXAR_RPC_CONCURRENCY"
+        return f"{self._call} was rejected: {self.limit} calls run there; try later, or raise NEXAR_RPC_CONCURRENCY"
 
 
 @facts

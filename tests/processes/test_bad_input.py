@@ -142,7 +142,7 @@ def test_ranks_that_end_while_another_one_needs_them_are_named(refused, tmp_path
     said = refused(Nexar, "run", "-n", 3, script(tmp_path, text))
     named = "NoQuorum: ranks 1, 2 left, " in said or re.search(r"lost: rank \d: it left.*; joined", said)
     assert named, said
-    assert "mend the network" not in said
+    assert "repair the network" not in said
 
 
 def test_the_rank_that_raised_is_shown_whole_and_those_that_failed_because_of_it_in_a_line(refused, tmp_path):

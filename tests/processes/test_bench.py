@@ -134,7 +134,7 @@ serve(System(), sys.argv[1])
 
     def test_a_rank_that_leaves_before_it_says_who_it_is_is_told_of(self, tmp_path):
         silent = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('oh')"
-        with pytest.raises(SystemFailed, match="a rank came and left without a word"), self.runners(tmp_path, silent):
+        with pytest.raises(SystemFailed, match="a rank disconnected without a hello"), self.runners(tmp_path, silent):
             pass
 
     def test_a_program_that_is_not_there_is_named(self, tmp_path):

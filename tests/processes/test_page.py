@@ -178,4 +178,4 @@ def test_status_and_top_show_a_run_whose_ticket_they_have(tmp_path: Path) -> Non
     assert not ticket.exists()
     with Nexar("status", "--ticket-file", ticket, cwd=tmp_path) as late:
         assert late.end() == 2
-    assert "has ended and taken it away" in late.stderr
+    assert "the run that wrote it has ended" in late.stderr

@@ -249,7 +249,7 @@ def test_both_ranks_are_told_at_once_of_unequal_world_sizes(tmp_path, sizes):
         return answer, time.monotonic() - began
 
     for answer, seconds in on_ranks(tmp_path, 2, task, initialise=False):
-        assert f"rank 0 expects {sizes[0]} ranks, and rank 1 was told that they are {sizes[1]}" in answer
+        assert f"rank 0 expects {sizes[0]} ranks, but rank 1 expects {sizes[1]}" in answer
         assert seconds < PATIENCE / 2
 
 

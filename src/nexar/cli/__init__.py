@@ -1,1 +1,1 @@
-"""What you type: `nexar run`, `nexar seed`, `nexar config`, `nexar doctor`, `nexar bench`."""
+"""The `nexar` command."""

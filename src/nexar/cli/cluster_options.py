@@ -1,11 +1,4 @@
-"""The options that let a process into a cluster that exists: a ticket, a file with one, or the seed's address.
-
-Options that stand for settings: what several commands take, and how children are told.
-
-What a command that opens a cluster shows of it to others: a page for browsers, and the ticket for who is to look.
-
-What the commands share that look at a running cluster: the way to its seed.
-"""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -35,36 +28,37 @@ if TYPE_CHECKING:
 Ticket = Annotated[str | None, typer.Option(help="Join the cluster of this ticket.", show_default=False)]
 TicketFile = Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600); waits until it is there.")]
 NO_ENTRY: Final = {"ticket": None, "seed": None}
-"""Settings that leave out every way in that the environment knows."""
+"""Settings that override every invitation in the environment."""
 
 _POLL_INTERVAL = 0.05
 
 
 def entry_options(
-    ticket: str | None, ticket_file: Path | None, seed: str | None = None, *, patience: float = 0.0
+    ticket: str | None, ticket_file: Path | None, seed: str | None = None, *, file_timeout: float = 0.0
 ) -> dict[str, object]:
-    """The setting that one of the three options stands for. What was given here replaces what is in the environment.
+    """The setting of the option that was given; it replaces the environment's.
 
-    A file that is not there is waited for, at most `patience` seconds: its seed may have been started a moment ago, and
-    one that does not answer yet is waited for too. UsageError for two ways at once, and for a file that cannot be read.
+    Waits at most `file_timeout` seconds for the file: its seed may have just been started. UsageError.
     """
     given = [option for option in (ticket, ticket_file, seed) if option is not None]
     if len(given) > 1:
-        raise UsageError("--ticket, --ticket-file and --seed are different ways in: give one of them")
+        raise UsageError("--ticket, --ticket-file and --seed exclude one another: give one of them")
     if ticket_file is not None:
-        appears(ticket_file, patience)
+        appears(ticket_file, file_timeout)
         ticket = _read_ticket(ticket_file)
     if ticket is not None:
         return {**NO_ENTRY, "ticket": ticket}
     return {} if seed is None else {**NO_ENTRY, "seed": seed}
 
 
-def appears(path: Path, patience: float) -> bool:
-    """Return when the file is there, or when it is time to say that it is not. Files with tickets appear whole."""
-    if path.exists() or patience <= 0:
+def appears(path: Path, file_timeout: float) -> bool:
+    """Blocks until the file exists, at most `file_timeout` seconds. Files with tickets appear whole."""
+    if path.exists() or file_timeout <= 0:
         return path.exists()
-    fail_with(f"waiting for the ticket in {path}, {patience:g} s at most; whoever opens the cluster writes it")
-    deadline = time.monotonic() + patience
+    fail_with(
+        f"waiting for the ticket in {path}, {file_timeout:g} s at most; the process that opens the cluster writes it"
+    )
+    deadline = time.monotonic() + file_timeout
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL)
     return path.exists()
@@ -81,10 +75,8 @@ def _read_ticket(path: Path) -> str:
 
 @contextmanager
 def ticket_in(path: Path, ticket: str, *, keep: bool = False) -> Iterator[None]:
-    """The ticket is in a file that only its owner can read (0600) for as long as the block takes.
-
-    Then it opens nothing any more, and who comes next must not take it for a new one; so it is removed, unless `keep`,
-    or unless somebody else has put another one there. UsageError if it cannot be written.
+    """Write the ticket to a file (0600). After the block it is removed, because the ticket is useless then, unless
+    `keep` is set or it was replaced. UsageError.
     """
     content = f"{ticket}\n".encode()
     try:
@@ -99,18 +91,18 @@ def ticket_in(path: Path, ticket: str, *, keep: bool = False) -> Iterator[None]:
 
 
 def _remove(path: Path, content: bytes) -> None:
-    with suppress(OSError, UsageError):  # gone, or no file of ours any more: then it is not ours to remove
+    with suppress(OSError, UsageError):  # gone, or replaced: then it must not be removed
         if read_secret_file(path) == content:
             path.unlink()
 
 
 Elastic = Annotated[bool, typer.Option("--elastic", help="Admit nodes after the cluster has formed.")]
 Least = Annotated[int | None, typer.Option("--min", help="With fewer members a checkpoint waits for more.")]
-Most = Annotated[int | None, typer.Option("--max", help="More members than this are refused.")]
+Most = Annotated[int | None, typer.Option("--max", help="Reject members above this number.")]
 
 
 def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> dict[str, object]:
-    """The settings that the three options stand for; those that were not given are left out."""
+    """Only the options that were given."""
     given = {
         "elastic_enabled": elastic or None,
         "elastic_min_world_size": least,
@@ -120,14 +112,14 @@ def elastic_settings(*, elastic: bool, least: int | None, most: int | None) -> d
 
 
 def check_elastic(config: Config, *, least: int | None, most: int | None) -> None:
-    """ConfigError for an option that would mean nothing: a cluster that is not elastic has one size."""
+    """ConfigError for an option that has no effect."""
     for option, value in (("--min", least), ("--max", most)):
         if value is not None and not config.elastic_enabled:
             raise ConfigError(variable=option, value=value, allowed="only in an elastic cluster", hint="give --elastic")
 
 
 def as_variables(given: Mapping[str, object]) -> dict[str, str]:
-    """The same settings as variables, for children."""
+    """As environment variables, for children."""
     names = {setting.name: setting.variable for setting in settings()}
     return {names[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
@@ -141,38 +133,40 @@ PageAt = Annotated[
 WriteTicket = Annotated[
     Path | None, typer.Option(help="Write the ticket to a file (0600), for nexar status and top; removed at the end.")
 ]
-_HERE = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 def page_address(text: str | None) -> tuple[str, int] | None:
-    """Where the option says that the page is to be. ConfigError."""
+    """ConfigError if malformed."""
     if text is None:
         return None
     try:
         host, _, port = text.rpartition(":")
-        return parse_address(f"{host or _HERE}:{port}")  # elsewhere `:80` is every interface
+        return parse_address(f"{host or _LOOPBACK}:{port}")  # elsewhere `:80` means every interface
     except (UsageError, ValueError):
         raise ConfigError(variable="--page", value=text, allowed="HOST:PORT or a port; port 0: any") from None
 
 
 @contextmanager
-def shown_cluster(door: SeedService, place: tuple[str, int] | None, write_ticket: Path | None = None) -> Iterator[None]:
-    """The page is there, and the ticket in its file, for as long as the block takes. UsageError."""
+def shown_cluster(
+    service: SeedService, address: tuple[str, int] | None, write_ticket: Path | None = None
+) -> Iterator[None]:
+    """Serve the page and keep the ticket in its file until the block ends. UsageError."""
     with ExitStack() as stack:
         if write_ticket is not None:
-            stack.enter_context(ticket_in(write_ticket, door.ticket))
-        if place is not None:
-            from nexar.observe.page import StatusWebPage  # noqa: PLC0415  # only who wants one pays for it
+            stack.enter_context(ticket_in(write_ticket, service.ticket))
+        if address is not None:
+            from nexar.observe.page import StatusWebPage  # noqa: PLC0415  # loaded only if a page is requested
             from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
-            page = stack.enter_context(StatusWebPage(door.board, parse_ticket(door.ticket).secret, *place))
+            page = stack.enter_context(StatusWebPage(service.board, parse_ticket(service.ticket).secret, *address))
             fail_with(f"the page of this cluster is at {page.url}")
-            if not _is_here(place[0]):
-                fail_with("warning: the page is not encrypted; who listens on that network sees it, and its address")
+            if not _is_loopback(address[0]):
+                fail_with("warning: the page is not encrypted; others on that network can read it and its address")
         yield
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -180,39 +174,39 @@ def _is_here(host: str) -> bool:
 
 
 _NO_SEED = (
-    "nothing says which cluster to look at: give --ticket or --ticket-file, or set NEXAR_TICKET; `nexar seed` prints a "
+    "no cluster was named: give --ticket or --ticket-file, or set NEXAR_TICKET; `nexar seed` prints a "
     "ticket, and `nexar run --write-ticket FILE` writes one"
 )
 
 
-_USUAL: Final = 10.0
-"""Seconds that a seed has which is there, and busy."""
-_LONGEST: Final = 1e9  # seconds, as of settings
+_SEED_TIMEOUT: Final = 10.0
+"""Seconds for a busy seed to answer."""
+_LONGEST: Final = 1e9  # seconds, as in the settings
 
 
 def observer_session(
     ticket: str | None, ticket_file: Path | None, seed: str | None, *, timeout: float | None
 ) -> ObserverSession:
-    """A line to the seed of that cluster; the caller closes it. UsageError, ConfigError, JoinRefused, SeedUnreachable.
+    """The caller closes it. UsageError, ConfigError, JoinRefused, SeedUnreachable.
 
-    `timeout`: so long the file and the seed are waited for. None: a seed that is there has some seconds to answer, but
-    where there is no file, or nobody listens, that is said at once.
+    `timeout`: for the file and the seed. None: a missing file or a closed port fails at once; a seed that listens has
+    some seconds to answer.
     """
-    from nexar.cluster.seed_session import ObserverSession  # noqa: PLC0415  # after the options made sense
+    from nexar.cluster.seed_session import ObserverSession  # noqa: PLC0415  # wrong options are rejected without loading it
 
-    if timeout is not None and not 0 <= timeout <= _LONGEST:  # nor what is no number: it is in no order
+    if timeout is not None and not 0 <= timeout <= _LONGEST:  # rejects NaN too
         raise ConfigError(variable="--timeout", value=str(timeout), allowed=f"seconds, 0 to {_LONGEST:g}")
     if ticket_file is not None and not appears(ticket_file, timeout or 0.0):
         raise UsageError(
-            f"there is no ticket in {ticket_file}: the run that wrote it has ended and taken it away, or is yet to "
-            "write it; start it, or wait for it longer (--timeout)"
+            f"no ticket in {ticket_file}: the run that wrote it has ended, or has not written it yet; "
+            "start the run, or wait longer (--timeout)"
         )
     config = effective(entry_options(ticket, ticket_file, seed)).config
     try:
-        return ObserverSession(_invitation(config), config, timeout=timeout or _USUAL, hurry=timeout is None)
+        return ObserverSession(_invitation(config), config, timeout=timeout or _SEED_TIMEOUT, hurry=timeout is None)
     except SeedUnreachable as gone:
         if gone.timeout is None:
-            raise  # somebody answers there
+            raise  # the seed answered
         raise SeedUnreachable(
             addresses=gone.addresses,
             attempts=gone.attempts,
@@ -235,8 +229,8 @@ def _invitation(config: Config) -> Invitation:
 def _remedy(ticket_file: Path | None) -> str:
     written = "" if ticket_file is None else f" whose ticket was written to {ticket_file} at {_written(ticket_file)}"
     return (
-        f"the cluster{written} has ended, or its members go on without the seed: start it again (`nexar seed "
-        "--state-dir` with the directory of before), or give the ticket of one that runs; if it does run, its port "
+        f"the cluster{written} has ended, or its members continue without the seed: restart the seed (`nexar seed "
+        "--state-dir` with the same directory), or give the ticket of a running cluster; if the seed runs, its port "
         "must be open for TCP and UDP"
     )
 
@@ -244,5 +238,5 @@ def _remedy(ticket_file: Path | None) -> str:
 def _written(path: Path) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))
-    except OSError:  # taken away since it was read
-        return "a time that is gone with it"
+    except OSError:  # removed since it was read
+        return "an unknown time"

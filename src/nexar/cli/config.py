@@ -1,4 +1,4 @@
-"""`nexar config`: the settings in force, and where each came from. Secrets stay hidden."""
+"""`nexar config`: prints the effective settings and their origins, without secrets."""
 
 import json
 from typing import Annotated
@@ -10,7 +10,7 @@ from nexar.config import settings
 from nexar.environment import Effective, effective
 
 
-def config(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+def config(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the effective value of each setting and its origin."""
 
     def action() -> int:

@@ -1,4 +1,4 @@
-"""How a command ends: one clear message and an exit code. A traceback is shown only where the bug is ours."""
+"""Runs a command and turns errors into one message and an exit code. Only internal errors show a traceback."""
 
 import logging
 import signal
@@ -15,7 +15,7 @@ WRONG_INPUT = 2
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """Run a command. What it returns, or what its error means; the error's message is on standard error then."""
+    """Returns the result, or the exit code of the error, whose message is written to standard error."""
     try:
         with _handled(), _terminable():
             return action()
@@ -31,13 +31,14 @@ def exit_code_of(action: Callable[[], int]) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came. It unwinds the command as Ctrl-C does, so that what was opened is closed and those who wait are
-    told; a container, whose first process has no default for SIGTERM, would otherwise not even end."""
+    """SIGTERM unwinds the command as Ctrl-C does, so that everything is closed. A container's first process would not
+    end otherwise.
+    """
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """The first SIGTERM is polite, the second one is not. Who was started to ignore it still does."""
+    """The first SIGTERM unwinds, the second kills. An ignored SIGTERM stays ignored."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         yield
         return
@@ -55,7 +56,7 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _handled() -> Iterator[None]:
-    """What our code has to say while a command runs, from warnings on, is marked as ours too."""
+    """Prefix what nexar logs."""
     logger, handler = logging.getLogger("nexar"), logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("nexar: %(message)s"))
@@ -67,6 +68,6 @@ def _handled() -> Iterator[None]:
 
 
 def fail_with(message: str) -> None:
-    """One message, marked as ours."""
+    """Write one message to standard error."""
     sys.stderr.write(f"nexar: {message}\n")
     sys.stderr.flush()

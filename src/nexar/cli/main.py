@@ -1,6 +1,4 @@
-"""The standard streams of a command, which its parent may have closed.
-
-The command `nexar`.
+"""The command `nexar`.
 
 Help is plain text: rich is slow to import, and a launcher should have started its children by then.
 """
@@ -24,10 +22,9 @@ _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_closed_streams() -> None:
-    """Open the null device for each standard stream that was closed when the interpreter started.
+    """Open the null device for each standard stream that was closed at start, before anything else is opened.
 
-    Otherwise the next file that is opened gets its descriptor: a rank would be given a pipe of the launcher as its
-    standard input. Call it before anything else is opened.
+    Otherwise the next opened file gets its descriptor: a rank would get a pipe of the launcher as its standard input.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -58,7 +55,7 @@ app.add_typer(trace)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415 - slow to import, and seldom asked for
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import, and seldom needed
 
         print(f"nexar {version('nexar')}")
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""Bars for what takes a while: on standard error, where that is a terminal; elsewhere nothing at all."""
+"""Progress bars on standard error, if that is a terminal; otherwise nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_LOOK: Final = 0.2  # seconds between two looks at what is counted
+_LOOK: Final = 0.2  # seconds between two readings of the count
 
 Advance = Callable[[str], None]
-"""One more is done; what comes next."""
+"""One more is done; the text names the next."""
 
 
 @contextmanager
 def advancing(what: str, total: int) -> Iterator[Advance]:
-    """A bar that moves when it is told to, and at no other time: nothing disturbs what is measured meanwhile."""
+    """Drawn only when advanced, so that it does not disturb measurements."""
     if not sys.stderr.isatty():
         yield _nothing
         return
@@ -37,7 +37,7 @@ def advancing(what: str, total: int) -> Iterator[Advance]:
 
 @contextmanager
 def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
-    """A bar that shows what `look` returns, which a thread of its own asks now and then, until the block ends."""
+    """A thread calls `look` until the block ends."""
     if not sys.stderr.isatty():
         yield
         return
@@ -62,7 +62,7 @@ def counting(what: str, total: int, look: Callable[[], int]) -> Iterator[None]:
 
 
 def _bar(**options: Any) -> Progress:
-    """It is gone when it is done. What is printed meanwhile stands above it, unless it goes elsewhere."""
+    """Disappears when it is done. Text printed meanwhile appears above it."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and only a terminal needs it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -79,4 +79,4 @@ def _bar(**options: Any) -> Progress:
 
 
 def _nothing(_: str) -> None:
-    """Nobody looks."""
+    """Used if there is no terminal."""

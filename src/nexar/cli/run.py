@@ -1,7 +1,4 @@
-"""`nexar run --trace FILE`: a place for the parts of all ranks of this host, and the trace they make at the end.
-
-`nexar run`: start ranks on this host.
-"""
+"""`nexar run`: starts ranks on this host and can write a trace of the run."""
 
 from __future__ import annotations
 
@@ -49,8 +46,8 @@ TraceTo = Annotated[
 
 @contextmanager
 def traced(path: Path | None) -> Iterator[dict[str, object]]:
-    """The settings that make ranks write their parts; the trace is in the file when the block has ended, however it
-    did. UsageError if nothing can be written there.
+    """The settings that make ranks write their parts; the trace is written when the block ends, even by an error.
+    UsageError.
     """
     if path is None:
         yield {}
@@ -68,7 +65,7 @@ def traced(path: Path | None) -> Iterator[dict[str, object]]:
 
 
 def _problem(path: Path) -> str:
-    """Why there will be no file of that name at the end, so far as that can be known now: nothing is touched."""
+    """Why the file could not be written at the end. Touches nothing."""
     if path.is_dir():
         return "it is a directory"
     if not path.parent.is_dir():
@@ -79,25 +76,23 @@ def _problem(path: Path) -> str:
 
 
 def merge(directories: list[Path], path: Path) -> int:
-    """Make one trace of what is there, and say so. Returns of how many ranks; 0: there is nothing to make it of, and
-    the file is not touched.
-    """
-    from nexar.observe.trace_merge import read_parts, write_trace  # noqa: PLC0415  # arrays and all: only who wants it
+    """Returns the number of ranks; 0: there are no parts, and the file is not touched."""
+    from nexar.observe.trace_merge import read_parts, write_trace  # noqa: PLC0415  # imports numpy
 
     found = read_parts(directories)
     for name, reason in found.unreadable.items():
         fail_with(f"{name} is left out of the trace: {reason}")
     if found.earlier:
-        fail_with(f"{found.earlier} parts are of other runs, and left out: this is the last one that wrote any")
+        fail_with(f"skipped {found.earlier} parts of earlier runs")
     if not found.parts:
         places = ", ".join(map(str, directories))
         fail_with(
-            f"no rank has left its part of a trace in {places}, so {path} is not written: ranks do so when they end, "
+            f"no parts of a trace in {places}, so {path} is not written; ranks write them when they end, "
             "if NEXAR_TRACE_DIR names the directory"
         )
         return 0
     written = write_trace(path, found.parts)
-    missing = f"; {written.missed} calls came before those, and were not kept" if written.missed else ""
+    missing = f"; {written.missed} earlier calls were not kept" if written.missed else ""
     fail_with(
         f"{written.calls} calls of {written.ranks} ranks are in {path}{missing}; open it at https://ui.perfetto.dev"
     )
@@ -106,15 +101,15 @@ def merge(directories: list[Path], path: Path) -> int:
 
 def run(
     target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script; with -m a module.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on as they are.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed to SCRIPT unchanged.")] = None,
     *,
-    count: Annotated[int, typer.Option("-n", "--nproc-per-node", help="How many ranks this host runs.")] = 1,
+    count: Annotated[int, typer.Option("-n", "--nproc-per-node", help="Number of ranks on this host.")] = 1,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.")] = False,
     no_python: Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not Python.")] = False,
     ticket: Ticket = None,
     ticket_file: TicketFile = None,
     seed: Annotated[str | None, typer.Option(help="HOST:PORT of the seed; the token is NEXAR_CLUSTER_TOKEN.")] = None,
-    first_rank: Annotated[int | None, typer.Option(help="The rank of the first; else the seed decides.")] = None,
+    first_rank: Annotated[int | None, typer.Option(help="First rank of this host; unset: the seed assigns it.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Write the output to files here, one per rank.")] = None,
     tee: Annotated[bool, typer.Option("--tee", help="With --log-dir: show the output too.")] = False,
     local_ranks_filter: Annotated[str | None, typer.Option(help="Show only these local ranks: 0,2")] = None,
@@ -122,7 +117,7 @@ def run(
     least: Least = None,
     most: Most = None,
     max_restarts: Annotated[
-        int, typer.Option(help="With --elastic: start so many ranks again, in all, when they die.", show_default=False)
+        int, typer.Option(help="With --elastic: restart at most this many failed ranks in total.", show_default=False)
     ] = 0,
     on_failure: Annotated[
         str | None,
@@ -138,45 +133,47 @@ def run(
     """Start N ranks on this host and wait for them."""
 
     def action() -> int:
-        from nexar.launch.run import RunRequest, run_host  # noqa: PLC0415  # after the options were found to make sense
+        from nexar.launch.run import RunRequest, run_host  # noqa: PLC0415  # wrong options are rejected without loading it
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         variables = without_outer_launch(inherited()) | as_variables(given)
         command = Command(choose_form(module=module, no_python=no_python), target, tuple(arguments or ()))
         _check(count, command)
-        patience = effective({**given, **NO_ENTRY}, variables).config.formation_timeout
-        config = effective({**given, **entry_options(ticket, ticket_file, seed, patience=patience)}, variables).config
+        file_timeout = effective({**given, **NO_ENTRY}, variables).config.formation_timeout
+        config = effective(
+            {**given, **entry_options(ticket, ticket_file, seed, file_timeout=file_timeout)}, variables
+        ).config
         _check_port(count, config)
         check_elastic(config, least=least, most=most)
         _check_restarts(max_restarts, config)
         _check_most(count, config)
         _check_metrics(count, config)
-        place = page_address(page)
+        address = page_address(page)
         _check_own(config, page=page, write_ticket=write_ticket)
-        wishes = SupervisorOptions(
+        options = SupervisorOptions(
             shown=parse_filter(local_ranks_filter, count),
-            log_dir=_made(log_dir),
+            log_dir=_create_directory(log_dir),
             tee=tee,
             on_failure=_on_failure(on_failure, config),
             max_restarts=0 if config.recovery_policy == "abort" else max_restarts,
         )
         with traced(trace) as more:
-            order = RunRequest(
+            request = RunRequest(
                 count=count,
                 command=command,
                 config=config,
-                wishes=wishes,
+                options=options,
                 inherited=variables | as_variables(more),
                 first_rank=first_rank,
-                when_open=lambda door: shown_cluster(door, place, write_ticket),
+                when_open=lambda service: shown_cluster(service, address, write_ticket),
             )
-            return run_host(order, _console())
+            return run_host(request, _console())
 
     raise typer.Exit(exit_code_of(action))
 
 
 def _check(count: int, command: Command) -> None:
-    """Refuse what cannot work before anything is started: one message instead of one per rank."""
+    """Before anything is started: one message instead of one per rank."""
     if count < 1:
         raise ConfigError(variable="-n", value=count, allowed="a whole number, 1 or more")
     if command.form == "script" and not Path(command.target).exists():
@@ -195,7 +192,7 @@ def _check_port(count: int, config: Config) -> None:
 
 def _check_metrics(count: int, config: Config) -> None:
     if config.metrics_port is not None:
-        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # arrays and all: only who wants metrics
+        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # imports numpy
 
         check_metrics(config, count)
 
@@ -211,17 +208,17 @@ def _check_restarts(max_restarts: int, config: Config) -> None:
     if max_restarts < 0:
         raise ConfigError(variable="--max-restarts", value=max_restarts, allowed="a whole number, 0 or more")
     if max_restarts and not config.elastic_enabled:
-        allowed = "0 in a cluster that is not elastic: nobody would let a rank in that was started again"
+        allowed = "0 in a cluster that is not elastic: it does not admit restarted ranks"
         raise ConfigError(variable="--max-restarts", value=max_restarts, allowed=allowed, hint="give --elastic too")
 
 
 def _on_failure(given: str | None, config: Config) -> OnFailure | None:
-    """Given, or implied by the recovery policy; None: it depends on the cluster. ConfigError for a contradiction."""
+    """None: it depends on the cluster. ConfigError for a contradiction."""
     abort = config.recovery_policy == "abort"
     if given is not None and given not in get_args(OnFailure):
         raise ConfigError(variable="--on-failure", value=given, allowed="stop or continue")
     if given == "continue" and abort:
-        allowed = "stop, with NEXAR_RECOVERY_POLICY=abort: no rank goes on after a loss"
+        allowed = "stop, with NEXAR_RECOVERY_POLICY=abort: no rank continues after a loss"
         raise ConfigError(variable="--on-failure", value=given, allowed=allowed)
     return "stop" if abort else cast("OnFailure | None", given)
 
@@ -230,13 +227,13 @@ def _check_own(config: Config, *, page: str | None, write_ticket: Path | None) -
     if config.ticket is None and config.seed is None:
         return
     if page is not None:
-        raise UsageError("the page is served by who opens the cluster: give --page to `nexar seed`")
+        raise UsageError("--page: the process that opens the cluster serves the page; give --page to `nexar seed`")
     if write_ticket is not None:
         raise UsageError("--write-ticket is for a cluster that this command opens; this one has a ticket already")
 
 
 def _is_module(name: str) -> bool:
-    """Whether the outermost package is there; looking deeper would run its code in the launcher."""
+    """A search deeper than the outermost package would run its code in the launcher."""
     sys.path.insert(0, "")  # as python -m does
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
@@ -246,7 +243,7 @@ def _is_module(name: str) -> bool:
         sys.path.remove("")
 
 
-def _made(log_dir: Path | None) -> Path | None:
+def _create_directory(log_dir: Path | None) -> Path | None:
     if log_dir is not None:
         try:
             log_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`nexar seed`: open the door of a cluster, and stay until everybody has left."""
+"""`nexar seed`: opens a cluster, and serves it until every member has left."""
 
 import time
 from collections.abc import Iterator
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from nexar.cluster.decisions.admission_events import SeedEvent
     from nexar.cluster.seed import SeedService
 
-_POLL_INTERVAL: Final = 0.5  # seconds after which a signal is seen that another thread was given
-_LAUNCHERS_TIMEOUT: Final = 10.0  # seconds that launchers have to agree on the rank that failed
+_POLL_INTERVAL: Final = 0.5  # seconds until a signal is handled that another thread received
+_LAUNCHERS_TIMEOUT: Final = 10.0  # seconds for the launchers to agree on the rank that failed
 
 
 def seed(
     *,
-    size: Annotated[int, typer.Option(help="How many members the cluster is to have.")],
+    size: Annotated[int, typer.Option(help="Number of members of the cluster.")],
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on, UDP and TCP; port 0: any.")] = None,
     ticket_file: Annotated[
         Path | None, typer.Option(help="Write the ticket to a file (0600), not to stdout; removed at the end.")
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Keep the cluster's identity here over a restart.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Keep the cluster's identity here across restarts.")] = None,
     elastic: Elastic = False,
     least: Least = None,
     most: Most = None,
@@ -50,54 +50,53 @@ def seed(
     """Let ranks join a cluster. Ends when every member has left; with --elastic, when it is stopped."""
 
     def action() -> int:
-        from nexar.cluster.seed import SeedService  # noqa: PLC0415  # after the options were found to make sense
+        from nexar.cluster.seed import SeedService  # noqa: PLC0415  # wrong options are rejected without loading it
 
         given = elastic_settings(elastic=elastic, least=least, most=most)
         config = effective(given, without_outer_launch(inherited())).config
         check_elastic(config, least=least, most=most)
-        place = page_address(page)
+        address = page_address(page)
         if size < 1:
             raise ConfigError(variable="--size", value=size, allowed="a whole number, 1 or more")
         with (
-            SeedService(listen, size, config=config, state_dir=state_dir, on_event=_announce) as door,
-            _report_event(door, size, config, ticket_file, keep=state_dir is not None),
-            shown_cluster(door, place),
+            SeedService(listen, size, config=config, state_dir=state_dir, on_event=_announce) as service,
+            _publish_ticket(service, size, config, ticket_file, keep=state_dir is not None),
+            shown_cluster(service, address),
         ):
-            _wait_for_end(door, size, config)
+            _wait_for_end(service, size, config)
         return GOOD
 
     raise typer.Exit(exit_code_of(action))
 
 
 @contextmanager
-def _report_event(
-    door: "SeedService", size: int, config: Config, ticket_file: Path | None, *, keep: bool
+def _publish_ticket(
+    service: "SeedService", size: int, config: Config, ticket_file: Path | None, *, keep: bool
 ) -> Iterator[None]:
-    """Say where it is, and give the ticket to whoever asked: to the file, else to standard output, alone on its line.
+    """Report the address, and write the ticket to the file or else to standard output, alone on its line.
 
-    Where the secret is a token everybody has it already, and no ticket is shown. `keep`: the file outlives the seed, as
-    the cluster does.
+    With a token no ticket is shown. `keep`: the file outlives the seed, as the cluster does.
     """
-    with nullcontext() if ticket_file is None else ticket_in(ticket_file, door.ticket, keep=keep):
+    with nullcontext() if ticket_file is None else ticket_in(ticket_file, service.ticket, keep=keep):
         if ticket_file is None and config.cluster_token is None:
-            print(door.ticket, flush=True)
-        patience = f"{config.formation_timeout:g} s at most"
-        fail_with(f"the seed listens at {door.address} and waits for {size} members, {patience}")
+            print(service.ticket, flush=True)
+        limit = f"{config.formation_timeout:g} s at most"
+        fail_with(f"the seed listens at {service.address} and waits for {size} members, {limit}")
         yield
 
 
-def _announce(note: "SeedEvent") -> None:
-    """One line for each launcher, so that who waits sees which hosts are there; ranks would be too many."""
-    if note.kind == "reserved":
-        fail_with(f"a launcher at {note.address} has {note.reason}")
+def _announce(event: "SeedEvent") -> None:
+    """Only launchers; ranks would be too many."""
+    if event.kind == "reserved":
+        fail_with(f"a launcher at {event.address} has {event.reason}")
 
 
-def _wait_for_end(door: "SeedService", size: int, config: Config) -> None:
-    with counting("members", size, lambda: door.board().joined):
-        door.wait_formed()  # the seed itself knows when the time for forming is over, and tells everybody first
+def _wait_for_end(service: "SeedService", size: int, config: Config) -> None:
+    with counting("members", size, lambda: service.board().joined):
+        service.wait_formed()  # the seed keeps the formation timeout, and notifies every joiner first
     fail_with(f"the cluster has formed with {size} members")
-    while config.elastic_enabled:  # others may come when all have left: it ends when it is stopped
+    while config.elastic_enabled:  # nodes may join after all have left: it ends when it is stopped
         time.sleep(_POLL_INTERVAL)
-    door.wait_empty()
+    service.wait_empty()
     fail_with("every member has left")
-    door.wait_launchers(_LAUNCHERS_TIMEOUT)
+    service.wait_launchers(_LAUNCHERS_TIMEOUT)

@@ -1,9 +1,4 @@
-"""An overview as a table: in a terminal with colours, elsewhere as plain text.
-
-`nexar status`: who is in a cluster, and what they do.
-
-`nexar top`: what `nexar status` shows, live.
-"""
+"""`nexar status` and `nexar top`: show the members of a cluster, once or live."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ _COLOURS: Final = {"running": "green", "waiting": "yellow", "stuck": "magenta", 
 
 
 def plain(overview: Overview, *, rates: bool = False) -> str:
-    """For whoever reads it from a pipe or a file."""
+    """For a pipe or a file."""
     lines = [overview.title]
     found = [cells_of(line, rates=rates) for line in overview.lines]
     if found:
@@ -45,7 +40,7 @@ def plain(overview: Overview, *, rates: bool = False) -> str:
 
 
 def coloured(overview: Overview, *, rates: bool) -> RenderableType:
-    """For a terminal. What members say of themselves is text, never markup."""
+    """For a terminal. Texts of members are never interpreted as markup."""
     from rich.console import Group  # noqa: PLC0415 - slow to import, and only a terminal needs it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -62,19 +57,19 @@ def coloured(overview: Overview, *, rates: bool) -> RenderableType:
         if line.rank == overview.straggler and line.gone is None:
             shown["late by"].stylize("bold yellow")
         table.add_row(*shown.values(), style="red" if line.state == "lost" else "")
-    sentence = "" if overview.straggler is None else straggler_text(overview)
-    return Group(table, Text(sentence, style="yellow"))
+    footer = "" if overview.straggler is None else straggler_text(overview)
+    return Group(table, Text(footer, style="yellow"))
 
 
 FORMING: Final = 3
-"""The exit status while members are still on their way."""
+"""The exit status while the cluster is forming."""
 
-Ticket = Annotated[str | None, typer.Option(help="Of the cluster to look at.", show_default=False)]
+Ticket = Annotated[str | None, typer.Option(help="Ticket of the cluster to show.", show_default=False)]
 TicketFile = Annotated[Path | None, typer.Option(help="Read the ticket from a file (0600).")]
 SeedAt = Annotated[str | None, typer.Option("--seed", help="HOST:PORT of the seed; the token is NEXAR_CLUSTER_TOKEN.")]
 Timeout = Annotated[
     float | None,
-    typer.Option(help="Seconds to wait for the file, and for the seed; else only one that is there is waited for."),
+    typer.Option(help="Seconds to wait for the file and the seed; unset: wait only for a seed that listens."),
 ]
 
 
@@ -84,19 +79,20 @@ def status(
     ticket_file: TicketFile = None,
     seed: SeedAt = None,
     timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the members of a running cluster: where they are, what they do, whom they wait for, who is lost and why.
+    """Show the members of a running cluster: where they are, what they do, which rank they wait for, which are lost and
+    why.
 
-    Exit status: 0 if everybody is there, 1 if somebody is lost or stuck, or the seed does not answer, 2 if there is no
+    Exit status: 0 if all members are there, 1 if one is lost or stuck, or if the seed does not answer, 2 if there is no
     ticket, 3 if the cluster is still forming.
     """
 
     def action() -> int:
-        from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415  # after the options made sense
+        from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415  # wrong options are rejected without loading it
 
-        with observer_session(ticket, ticket_file, seed, timeout=timeout) as looking:
-            overview = OverviewBuilder().see(looking.look(), time.monotonic())
+        with observer_session(ticket, ticket_file, seed, timeout=timeout) as session:
+            overview = OverviewBuilder().see(session.look(), time.monotonic())
         if as_json:
             print(json.dumps(overview.facts(), indent=2))
         elif sys.stdout.isatty():
@@ -118,19 +114,19 @@ def top(
     ticket_file: TicketFile = None,
     seed: SeedAt = None,
     timeout: Timeout = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int | None, typer.Option(help="End after so many looks; else with Ctrl-C.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and look, for programs.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between updates.")] = 1.0,
+    count: Annotated[int | None, typer.Option(help="End after this many updates; unset: run until Ctrl-C.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per update.")] = False,
 ) -> None:
-    """Show the members of a running cluster, again and again: bytes per second, current operation, stragglers."""
+    """Show the members of a running cluster live: bytes per second, current operation, stragglers."""
 
     def action() -> int:
         _check(interval, count)
-        with observer_session(ticket, ticket_file, seed, timeout=timeout) as looking:
+        with observer_session(ticket, ticket_file, seed, timeout=timeout) as session:
             if as_json or not sys.stdout.isatty():
-                _print(looking, interval, count, as_json=as_json)
+                _print(session, interval, count, as_json=as_json)
             else:
-                _live(looking, interval, count)
+                _live(session, interval, count)
         return GOOD
 
     raise typer.Exit(exit_code_of(action))
@@ -143,30 +139,30 @@ def _check(interval: float, count: int | None) -> None:
         raise ConfigError(variable="--count", value=count, allowed="a whole number, 1 or more")
 
 
-def _print(looking: ObserverSession, interval: float, count: int | None, *, as_json: bool) -> None:
+def _print(session: ObserverSession, interval: float, count: int | None, *, as_json: bool) -> None:
     from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415
 
-    overview_builder, looks = OverviewBuilder(), 0
+    overview_builder, updates = OverviewBuilder(), 0
     while True:
-        overview = overview_builder.see(looking.look(), time.monotonic())
+        overview = overview_builder.see(session.look(), time.monotonic())
         print(json.dumps(overview.facts()) if as_json else plain(overview, rates=True), flush=True)
-        looks += 1
-        if looks == count:
+        updates += 1
+        if updates == count:
             return
         time.sleep(interval)
 
 
-def _live(looking: ObserverSession, interval: float, count: int | None) -> None:
+def _live(session: ObserverSession, interval: float, count: int | None) -> None:
     from rich.live import Live  # noqa: PLC0415 - slow to import, and only a terminal needs it
 
     from nexar.observe.overview import OverviewBuilder  # noqa: PLC0415
 
-    overview_builder, looks = OverviewBuilder(), 0
+    overview_builder, updates = OverviewBuilder(), 0
     with Live(auto_refresh=False, screen=False) as live:
         while True:
-            overview = overview_builder.see(looking.look(), time.monotonic())
+            overview = overview_builder.see(session.look(), time.monotonic())
             live.update(coloured(overview, rates=True), refresh=True)
-            looks += 1
-            if looks == count:
+            updates += 1
+            if updates == count:
                 return
             time.sleep(interval)

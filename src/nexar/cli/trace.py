@@ -1,4 +1,4 @@
-"""`nexar trace`: what the flight recorders of all ranks say together."""
+"""`nexar trace`: analyses flight recorder dumps and merges traces."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ import typer
 
 from nexar.cli.exit_codes import FAILED, GOOD, exit_code_of
 
-trace = typer.Typer(
-    name="trace", rich_markup_mode=None, no_args_is_help=True, help="Find out afterwards what ranks were doing."
-)
+trace = typer.Typer(name="trace", rich_markup_mode=None, no_args_is_help=True, help="Analyse what ranks were doing.")
 
 
 @trace.callback()
 def _trace() -> None:
-    """Without this, one command alone would be the whole of `trace`."""
+    """Without this callback a single command would replace `trace` itself."""
 
 
 @trace.command()
 def analyze(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the dumps of all ranks are.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the dumps of all ranks.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read the dumps of all ranks and say who diverged where.
+    """Read the dumps of all ranks and report which ranks diverged, and where.
 
-    Exit status: 0 if nobody did, 1 if somebody did, 2 if there is nothing to read.
+    Exit status: 0 if none did, 1 if one did, 2 if there is nothing to read.
     """
 
     def action() -> int:
-        from nexar.observe.dump_analysis import analyse, read_dumps  # noqa: PLC0415
+        from nexar.observe.dump_analysis import analyse, read_dumps  # noqa: PLC0415  # imports numpy
 
         found = read_dumps(directory)
         findings = analyse(found.dumps)
@@ -50,14 +48,12 @@ def analyze(
 
 @trace.command("merge")
 def merge_parts(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="What NEXAR_TRACE_DIR named, of all hosts.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the trace goes.")],
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="The NEXAR_TRACE_DIR of every host.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write the trace to.")],
 ) -> None:
-    """Make one trace of the parts that the ranks wrote, on one clock: for runs on several hosts, or by other launchers.
+    """Merge the parts that the ranks wrote into one trace: for runs on several hosts, or by other launchers.
 
-    Exit status: 0 if there is one, 1 if no rank had written anything.
+    Exit status: 0 if the trace was written, 1 if no rank has written a part.
     """
 
     def action() -> int:
@@ -75,11 +71,11 @@ def _page(facts: dict[str, object]) -> str:
     assert isinstance(unreadable, dict)
     lines = [f"{facts['dumps']} dumps of {len(ranks)} ranks"]
     lines += [f"cannot read {name}: {reason}" for name, reason in unreadable.items()]
-    lines += [_line(finding) for finding in findings] or ["nobody diverged: no rank is stuck in a call or missing"]
+    lines += [_line(finding) for finding in findings] or ["no rank diverged: none is stuck in a call or missing"]
     return "\n".join(lines)
 
 
 def _line(finding: dict[str, object]) -> str:
     communicator = finding["communicator"]
-    where = f"communicator {communicator}: " if communicator else ""  # the first one needs no name
+    where = f"communicator {communicator}: " if communicator else ""  # the first communicator needs no name
     return f"- {where}{finding['text']}"

@@ -1,6 +1,5 @@
-"""What can be set: one frozen value, `Config`, and the description of each of its settings.
-
-Nothing here reads the environment or a file: `nexar.environment` does, at the edge, and hands a `Config` in.
+"""`Config`, and the description of each setting. `nexar.environment` reads the environment and files, not this
+package.
 """
 
 from nexar.config.settings import Config, Setting, agreed_settings, settings

@@ -1,7 +1,6 @@
 """`Config`: every setting of nexar, with its default and its explanation.
 
-Each field carries its own description, so the reference page and `nexar config` are made from this file and nothing
-else. A field is its variable without `NEXAR_` and `_SECS`, in lower case. A `Config` that exists is valid.
+A field is its variable without `NEXAR_` and `_SECS`, in lower case. A `Config` is always valid.
 """
 
 from dataclasses import Field, dataclass, field, fields
@@ -36,7 +35,7 @@ _POSITIVE = Whole(least=1)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What there is to know of one field of `Config`."""
+    """The description of one field of `Config`."""
 
     name: str
     variable: str
@@ -46,11 +45,10 @@ class Setting:
     unit: str
     secret: bool
     agrees: bool
-    """It must be the same on every rank: ranks with other values would take part in other schedules, or expect another
-    topology or membership. The seed compares it."""
+    """Must be equal on every rank, because it determines schedules, topology or membership. The seed compares it."""
 
     def show(self, value: object) -> object:
-        """The value as it may be printed."""
+        """Hides secrets."""
         return REDACTED if self.secret and value is not None else value
 
     def refuse(self, value: object, hint: str = "") -> ConfigError:
@@ -59,18 +57,18 @@ class Setting:
 
 
 def _setting(default: _Value, kind: ValueType, doc: str, *, secret: bool = False, agrees: bool = False) -> _Value:
-    """A field with its description; typed as its default, the way `dataclasses.field` is."""
+    """Typed as its default, like `dataclasses.field`."""
     described: Any = field(default=default, metadata={"kind": kind, "doc": doc, "secret": secret, "agrees": agrees})
     return cast("_Value", described)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Config:
-    """All settings of one node. What is not given has its default; what is given is checked, alone and together."""
+    """All settings of one node. Raises ConfigError for a value that is not allowed."""
 
     # -- joining
     cluster_token: str | None = _setting(
-        None, Token(), "The cluster's secret, where it exists before the seed does. Proven, never sent.", secret=True
+        None, Token(), "The cluster's secret, if it exists before the seed. It is proven, never sent.", secret=True
     )
     seed: str | None = _setting(None, Endpoint(), "Where the seed listens; used with the token.")
     ticket: str | None = _setting(
@@ -86,7 +84,7 @@ class Config:
     )
     formation_timeout: float = _setting(60.0, Seconds(), "How long the whole cluster may take to form.")
     join_timeout: float = _setting(
-        0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that lets it in."
+        0.0, Seconds(zero="no limit"), "How long a late joiner waits for the checkpoint that admits it."
     )
     join_max_pending: int = _setting(
         256, Whole(least=1, most=1_000_000), "Unauthenticated connections that the seed, or a rank, holds at once."
@@ -110,21 +108,21 @@ class Config:
         None, Text("a host name or address", _HOST), "Address to listen on; unset: every interface in use."
     )
     advertise: str | None = _setting(
-        None, Text("host names or addresses separated by commas"), "Addresses told to peers; unset: those found."
+        None, Text("host names or addresses separated by commas"), "Addresses advertised to peers; unset: detected."
     )
     port: int = _setting(0, Whole(most=65535, zero="any free port"), "The one port of this process, UDP and TCP.")
     port_range: tuple[int, int] | None = _setting(None, PortRange(), "Ports to take the first free one from.")
     host_id: str | None = _setting(
         None,
-        Text("a name of up to 255 characters that print, without spaces", _NAME),
-        "Ranks with different host ids never share memory; unset: found out.",
+        Text("a name of up to 255 printable characters, without spaces", _NAME),
+        "Ranks with different host ids never share memory; unset: detected.",
     )
 
     # -- transports
     transports: tuple[str, ...] = _setting(("shm", "quic", "tls"), Schemes(), "Transports in order of preference.")
     topology: str = _setting("full_mesh", Topology(), "Which pairs of ranks have a data link.", agrees=True)
     enable_tcp_bulk_sidecar: bool | Literal["auto"] = _setting(
-        AUTO, WordOr(AUTO, AUTO, Flag()), "Large payloads on a TCP connection of their own; auto: where it wins."
+        AUTO, WordOr(AUTO, AUTO, Flag()), "Large payloads on a TCP connection of their own; auto: where it is faster."
     )
     encrypt_bulk_transport: bool = _setting(True, Flag(), "Encrypt that connection; off only on trusted networks.")
     buffer_profile: str | tuple[tuple[int, int], ...] = _setting(
@@ -136,19 +134,21 @@ class Config:
 
     # -- messages
     eager_limit_bytes: int = _setting(
-        65_536, Whole(least=1, most=1 << 20), "Messages up to this size travel at once; larger ones wait for a grant."
+        65_536, Whole(least=1, most=1 << 20), "Messages up to this size are sent at once; larger ones wait for a grant."
     )
     credit_bytes: int = _setting(
         1_048_576,
         Whole(least=262_144, most=1 << 40),
-        "Eager bytes a receiver lets one peer have on the way, per communicator.",
+        "Eager bytes that one peer may have in flight, per communicator.",
     )
-    early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes this node holds for receives nobody has posted yet.")
+    early_bytes: int = _setting(536_870_912, _POSITIVE, "Bytes of unexpected messages that this node holds.")
 
     # -- collectives
     collective_timeout: float = _setting(30.0, Seconds(), "Deadline of a collective without progress.")
     barrier_timeout: float = _setting(30.0, Seconds(), "Deadline of a barrier without progress.")
-    large_msg_bytes: int = _setting(8_388_608, _POSITIVE, "From this size on, schedules for throughput.", agrees=True)
+    large_msg_bytes: int = _setting(
+        8_388_608, _POSITIVE, "From this size on, schedules are chosen for throughput.", agrees=True
+    )
     pipeline_segment_bytes: int = _setting(2_097_152, _POSITIVE, "Segment of a pipelined schedule.", agrees=True)
     ring_max_world: int = _setting(8, _POSITIVE, "Largest world that uses the plain ring.", agrees=True)
     bucket_bytes: int = _setting(26_214_400, _POSITIVE, "Cap of one fused bucket of all_reduce_bucketed.", agrees=True)
@@ -158,7 +158,7 @@ class Config:
 
     # -- remote calls
     rpc_timeout: float = _setting(30.0, Seconds(), "Deadline of a remote call.")
-    rpc_concurrency: int = _setting(64, _POSITIVE, "Remote calls served at once; more are turned away.")
+    rpc_concurrency: int = _setting(64, _POSITIVE, "Remote calls served at once; more are rejected.")
 
     # -- failure and recovery
     heartbeat_interval: float = _setting(1.0, Seconds(), "Time between two heartbeats.", agrees=True)
@@ -170,14 +170,14 @@ class Config:
     recovery_policy: str = _setting(
         "automatic",
         Choice(("automatic", "manual", "abort"), aliases=((AUTO, "automatic"),)),
-        "What follows the loss of a member.",
+        "What happens after the loss of a member.",
         agrees=True,
     )
 
     # -- growing and shrinking
     elastic_enabled: bool = _setting(False, Flag(), "Admit nodes after the cluster has formed.")
     elastic_min_world_size: int = _setting(1, _POSITIVE, "With fewer members than this a checkpoint waits for more.")
-    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are refused.")
+    elastic_max_world_size: int = _setting(0, Whole(zero="unlimited"), "More members than this are rejected.")
     elastic_checkpoint_timeout: float = _setting(
         60.0, Seconds(), "Deadline of a checkpoint that changes the membership."
     )
@@ -189,16 +189,15 @@ class Config:
         "Port of the metrics for Prometheus; each further rank of a host has the next one.",
     )
     trace_dir: str | None = _setting(
-        None, Text("a directory"), "Where each rank writes, at its end, what a trace of the run is made of."
+        None, Text("a directory"), "Where each rank writes its part of a trace when it ends."
     )
     dump_dir: str | None = _setting(
         None,
         Text("a directory"),
-        "Where the flight recorder writes when a collective fails; unset: only on SIGUSR1, to nexar-dumps here.",
+        "Where the flight recorder writes when a collective fails; unset: only on SIGUSR1, to ./nexar-dumps.",
     )
 
     def __post_init__(self) -> None:
-        """Bring every value into its normal form, then check them against one another."""
         for setting in settings():
             value = getattr(self, setting.name)
             try:
@@ -208,18 +207,18 @@ class Config:
         _check_together(self)
 
     def __repr__(self) -> str:
-        """The settings that differ from their defaults, secrets hidden."""
+        """Without defaults and secrets."""
         changed = [(s, getattr(self, s.name)) for s in settings() if getattr(self, s.name) != s.default]
         return f"Config({', '.join(f'{setting.name}={setting.show(value)!r}' for setting, value in changed)})"
 
 
 def agreed_settings(config: Config) -> dict[str, str]:
-    """Name and value, as text, of each setting that must be the same on every rank."""
+    """Those that must be equal on every rank, as text."""
     return {setting.name: f"{getattr(config, setting.name)}" for setting in settings() if setting.agrees}
 
 
 def settings() -> tuple[Setting, ...]:
-    """Every setting, in the order of this file."""
+    """In the order of this file."""
     return _SETTINGS
 
 
@@ -241,7 +240,7 @@ _SETTINGS = tuple(_describe(described) for described in fields(Config))
 
 
 def _check_together(config: Config) -> None:
-    """Values fine alone can contradict one another. A law: what holds, whose value is to blame, what is allowed."""
+    """ConfigError for values that contradict one another. A law: condition, the setting to blame, what is allowed."""
     largest = config.elastic_max_world_size
     laws = (
         (

@@ -1,9 +1,7 @@
-"""Kinds of setting: what values each takes, and how a text becomes one.
+"""Types of settings. Pure.
 
-A kind has three parts: `accept` brings a Python value into its one normal form or raises `Refused`; `parse` does the
-same for a text (an environment variable, a command-line option); `allowed` says in words what both take. Pure.
-
-Kinds of setting with a form of their own: secrets, lists, ranges, topologies, buffer tiers. Pure.
+`accept` brings a Python value into its normal form or raises `ValueRefused`; `parse` does the same for a text;
+`allowed` says in words what both take.
 """
 
 import math
@@ -16,13 +14,13 @@ from typing import Literal
 from nexar.types import real, whole
 
 AUTO: Literal["auto"] = "auto"
-_LONGEST = 1e9  # seconds, thirty years
+_LONGEST = 1e9  # seconds: thirty years
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 class ValueRefused(ValueError):
-    """The value is none of this kind; the caller knows which setting it was meant for."""
+    """The value is not allowed."""
 
 
 class ValueType(ABC):
@@ -30,26 +28,25 @@ class ValueType(ABC):
 
     @property
     @abstractmethod
-    def allowed(self) -> str:
-        """What is taken, in words, for error messages and the reference."""
+    def allowed(self) -> str: ...
 
     @abstractmethod
     def accept(self, value: object) -> object:
-        """The normal form of a Python value, or Refused."""
+        """ValueRefused if it is not allowed."""
 
     def parse(self, text: str) -> object:
-        """The value a text stands for. The text is trimmed and not empty: empty means unset and never comes here."""
+        """The text is trimmed and not empty: an empty variable counts as unset."""
         return self.accept(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds(ValueType):
-    """A duration, fractions allowed, as long as the system can wait: it counts nanoseconds in 64 bits."""
+    """A duration, bounded by what the system can wait: it counts nanoseconds in 64 bits."""
 
     zero: str = ""
-    """What 0 means; empty: 0 is refused."""
+    """What 0 means; empty: 0 is not allowed."""
     least: float = 0.0
-    """Other than 0, it may be this short."""
+    """The minimum, other than 0."""
 
     @property
     def allowed(self) -> str:
@@ -77,7 +74,7 @@ class Whole(ValueType):
     least: int = 0
     most: int | None = None
     zero: str = ""
-    """What 0 means, where it means something special."""
+    """What 0 means, if it is special."""
 
     @property
     def allowed(self) -> str:
@@ -139,7 +136,7 @@ class Choice(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class WordOr(ValueType):
-    """A word that stands for `value`, or a value of another kind: `auto` or a flag, `off` or a port."""
+    """A word that stands for `value`, or a value of another type."""
 
     word: str
     value: object
@@ -160,10 +157,10 @@ class WordOr(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Text(ValueType):
-    """A text of a given form; unset (None) unless given. Its case is kept."""
+    """A text of a given form, or None. Its case is kept."""
 
     form: str
-    """What it is, in words."""
+    """Description for `allowed`."""
     pattern: str = r"(?s).+"
 
     @property
@@ -183,7 +180,7 @@ _PORTS = range(1, 65536)
 
 @dataclass(frozen=True, slots=True)
 class Token(ValueType):
-    """A secret people made. Its strength can only be bounded from above, by its length and its alphabet."""
+    """A secret that users made. Length and alphabet bound its strength only from above."""
 
     @property
     def allowed(self) -> str:
@@ -199,7 +196,7 @@ class Token(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(ValueType):
-    """Host and port, as text; None: unset."""
+    """Host and port as text, or None."""
 
     @property
     def allowed(self) -> str:
@@ -217,7 +214,7 @@ class Endpoint(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Topology(ValueType):
-    """Who has a data link to whom."""
+    """Which pairs of ranks have a data link."""
 
     @property
     def allowed(self) -> str:
@@ -235,7 +232,7 @@ class Topology(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Schemes(ValueType):
-    """Names of transports, the preferred one first. Third parties may register more, so any name is taken here."""
+    """Names of transports in order of preference. Any name is accepted: third parties may register more."""
 
     @property
     def allowed(self) -> str:
@@ -254,7 +251,7 @@ class Schemes(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class PortRange(ValueType):
-    """First and last port, both included; None: no range."""
+    """First and last port, both included, or None."""
 
     @property
     def allowed(self) -> str:
@@ -271,7 +268,7 @@ class PortRange(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class BufferTiers(ValueType):
-    """A named profile of the buffer pool, or its tiers: (bytes, how many are kept), the smallest first."""
+    """A named profile of the buffer pool, or its tiers: (bytes, how many are kept)."""
 
     @property
     def allowed(self) -> str:
@@ -292,13 +289,13 @@ class BufferTiers(ValueType):
 
 
 def _most_bits(text: str) -> float:
-    """The entropy the text has if it was drawn well. Few distinct characters mean that it was not."""
+    """The entropy if the text was drawn well. Few distinct characters mean that it was not."""
     alphabet = 16 if re.fullmatch(r"[0-9a-fA-F]*", text) else 64
     return len(text) * math.log2(alphabet) if len(set(text)) >= 8 else 0.0
 
 
 def _pair(value: object, separator: str) -> tuple[int, int]:
-    """Two whole numbers, from a sequence or from a text with a separator."""
+    """Two whole numbers, from a sequence or a text."""
     if isinstance(value, str):
         value = [_digits(part) for part in value.split(separator)]
     if not isinstance(value, Sequence) or len(value) != 2:

@@ -1,1 +1,1 @@
-"""Starting: who started this process, and how to start, watch and end the ranks of one host."""
+"""Starts ranks, and joins the cluster a process was started for."""

@@ -1,14 +1,7 @@
-"""Leaves the cluster when the interpreter exits and the program has not closed its communicator.
+"""Joins the cluster of an invitation, and leaves it at interpreter exit if the communicator is still open.
 
-A program that ends, or calls `sys.exit`, leaves as `close()` does: messages that were sent arrive, sends that were
-started get time to end, and the other ranks are told. An exit handler cannot see the exit code; the launcher reports
-it. An uncaught exception of the main thread is in `sys.last_value`, whatever `sys.excepthook` is, and the other ranks
-are told of it with its traceback.
-
-A thread that is started by `init()` does the leaving: from Python 3.12 on no thread can be started during exit, and an
-exit handler that waits for a thread can stop waiting.
-
-From an invitation to a communicator, with what the settings want others to see of this rank.
+The exception that ended the main thread is in `sys.last_value`, whatever `sys.excepthook` is. `init()` starts the
+thread that leaves: since Python 3.12 no thread can be started during exit.
 """
 
 from __future__ import annotations
@@ -45,11 +38,11 @@ EXIT_TIMEOUT: Final = 5.0
 """Seconds for all nodes of the process to leave."""
 
 LeaveFunction: TypeAlias = Callable[[BaseException | None], None]
-"""Leaves the cluster because of this exception; None: the program has ended well, as far as can be seen."""
+"""Leaves the cluster because of this exception; None if the program seems to have ended well."""
 
 
 class LeaveAtExit:
-    """Leaves for one node at exit. `cancel` it when the node is closed before. Any thread."""
+    """Leaves the cluster for one node at exit. Thread-safe."""
 
     def __init__(self, leave: LeaveFunction) -> None:
         self._leave = leave
@@ -61,7 +54,7 @@ class LeaveAtExit:
         _leavers[id(self)] = self
 
     def cancel(self) -> None:
-        """The node is closed, or is being closed. Idempotent."""
+        """Idempotent."""
         _leavers.pop(id(self), None)
         if not self._wake.is_set():
             self._cancelled = True
@@ -70,12 +63,11 @@ class LeaveAtExit:
             self._thread.join(EXIT_TIMEOUT)
 
     def begin(self, error: BaseException | None) -> None:
-        """The interpreter exits: leave now, in the thread."""
         self._error = error
         self._wake.set()
 
     def has_left(self, deadline: float) -> bool:
-        """Whether the node has left by then (time.monotonic)."""
+        """Blocks at most until `deadline` (time.monotonic)."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -85,16 +77,16 @@ class LeaveAtExit:
             return
         try:
             self._leave(self._error)
-        except Exception as error:  # noqa: BLE001  # nobody is left who could catch it: the process ends
+        except Exception as error:  # noqa: BLE001  # the process ends: no caller is left to catch it
             _log.warning("this rank could not leave the cluster at exit: %s", error)
 
 
 _leavers: Final[dict[int, LeaveAtExit]] = {}
-"""Of this process, by id. Each method of a dict is atomic."""
+"""The open nodes of this process, by id. Each method of a dict is atomic."""
 
 
 def _leave_all() -> None:
-    """At exit, before the nodes lose their threads."""
+    """Runs before the nodes lose their threads."""
     leavers = list(_leavers.values())
     if not leavers:
         return
@@ -107,17 +99,17 @@ def _leave_all() -> None:
     except KeyboardInterrupt:
         return  # the user does not want to wait
     if late:
-        _log.warning("this rank exits; other ranks have not taken all that it sent within %g s", EXIT_TIMEOUT)
+        _log.warning("this rank exits; other ranks have not received all that it sent within %g s", EXIT_TIMEOUT)
 
 
 def _uncaught() -> BaseException | None:
-    """The exception that ended the main thread. The prompt of an interactive interpreter goes on after one."""
+    """None in an interactive interpreter, which continues after an exception."""
     interactive = hasattr(sys, "ps1") or sys.flags.interactive
     return None if interactive else getattr(sys, "last_value", None)
 
 
 def _quiet(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
-    """As `threading.excepthook`. The exit ends the calls of daemon threads, which is no failure of the program."""
+    """A daemon thread's call that the exit ends is not a failure."""
 
     def report(arguments: threading.ExceptHookArgs) -> None:
         daemon = arguments.thread is not None and arguments.thread.daemon
@@ -130,16 +122,14 @@ def _quiet(hook: Callable[[threading.ExceptHookArgs], object]) -> Callable[[thre
 
 
 process_hooks.before_exit(_leave_all)
-os.register_at_fork(after_in_child=_leavers.clear)  # in a forked child the nodes are the parent's
+os.register_at_fork(after_in_child=_leavers.clear)  # in a forked child the nodes belong to the parent
 
 SEND_TIMEOUT: Final = EXIT_TIMEOUT - 1.0
-"""Seconds at exit for messages that were started; the rest is for leaving."""
+"""Seconds at exit for started sends; the rest of EXIT_TIMEOUT is for leaving."""
 
 
 def tells_for_host(local_rank: int | None) -> bool:
-    """Whether this rank tells the user what every rank of its host waits for: the first two do, one of which may be
-    what the others wait for.
-    """
+    """Whether this rank prints what its host waits for. Two ranks do: the others may wait for one of them."""
     return local_rank is None or local_rank <= 1
 
 
@@ -152,10 +142,7 @@ def join_cluster(
     size: int | None = None,
     local_rank: int | None = None,
 ) -> Communicator:
-    """As `bootstrap`, whose errors it raises. The metrics listen before the others are met, so that a port that is
-    taken is this process's trouble alone; they end with the communicator. A communicator that is still open when the
-    interpreter exits is left then.
-    """
+    """As `bootstrap`. The metrics server opens first, so that a taken port fails in this process alone."""
     ends = ExitStack()
     adopt = _serve_metrics(config, local_rank or 0, ends)
 
@@ -181,10 +168,10 @@ def join_cluster(
 
 
 def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable[[NodeRuntime], None]:
-    """Open the metrics if the settings want them; `ends` closes them. What it returns is told whose they are."""
+    """`ends` closes the server. The returned function sets the node it reports."""
     if config.metrics_port is None:
         return lambda _: None
-    from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # only who wants metrics pays for them
+    from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # loaded only if metrics are enabled
 
     metrics = open_metrics(config, config.metrics_port, local_rank)
     ends.callback(metrics.close)
@@ -196,14 +183,13 @@ def _serve_metrics(config: Config, local_rank: int, ends: ExitStack) -> Callable
 
 
 def _leave(communicator: Communicator, runtime: NodeRuntime, error: BaseException | None) -> None:
-    """At exit. A rank that raised leaves at once: the others wait to be told."""
+    """A rank that raised leaves at once, because the others wait for its notice."""
     if error is None:
         _deliver_sends(runtime)
     communicator.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
 
 
 def _deliver_sends(runtime: NodeRuntime) -> None:
-    """Wait for sends that were started and not waited for, and warn about those that nobody has received."""
     mesh, node = runtime.mesh, runtime.node
     undelivered = deliver_sends(mesh.links, node.progress, time.monotonic() + SEND_TIMEOUT)
     if undelivered:

@@ -1,12 +1,7 @@
-"""What a launcher tells a process about its place in the world. Pure.
+"""Finds out from the environment which launcher started this process, and as which rank. Pure.
 
-Slurm's two compressed notations: lists of hosts (`node[001-004,7],x`) and tasks per node (`2(x3),1`). Pure.
-
-Which launcher started this process? Answered from its environment alone, so that recorded ones can be tested. Pure.
-
-The first launcher that left its marks wins: ours, torchrun (or whoever sets torch's names), Slurm, Open MPI, PMI
-(MPICH, Intel MPI, Cray), a Kubernetes indexed job. Half a set of marks is a mistake and refused: guessing the other
-half would put two processes on one rank, or wait for ranks that nobody starts.
+The first launcher whose variables are present wins. Incomplete variables are rejected: a guess would put two processes
+on one rank, or wait for ranks that are never started.
 """
 
 import re
@@ -22,10 +17,7 @@ LauncherKind: TypeAlias = Literal["nexar", "torch", "slurm", "openmpi", "pmi", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInfo:
-    """How this process was started. A start that exists is consistent: 0 <= rank < size, and so on inside the host.
-
-    What the launcher did not say is None.
-    """
+    """How this process was started: 0 <= rank < size, also inside the host. None: not set by the launcher."""
 
     kind: LauncherKind
     rank: Rank
@@ -33,21 +25,20 @@ class LaunchInfo:
     local_rank: int | None = None
     local_size: int | None = None
     group_rank: int | None = None
-    """Which host, counted in the order of ranks."""
+    """Index of the host, in the order of ranks."""
     master_addr: str | None = None
-    """Where rank 0 runs, as a name or number of a host."""
+    """Host name or address of rank 0."""
     master_port: int | None = None
-    """The port the launcher gave to torch; ours are derived from it."""
+    """The port the launcher gave to torch; nexar derives its own from it."""
     launcher: NodeId = UNKNOWN_NODE
-    """The launcher's own node id, where it is ours."""
+    """The launcher's node id, if it is a nexar launcher."""
     job: str | None = None
-    """What all ranks of this start, and no others on their hosts, have in common; None: only the parent process."""
+    """Identifies this job among those on its hosts; None: only the parent process does."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that contradict one another."""
-        _check_place("rank", self.rank, "size", self.size)
+        _check_below("rank", self.rank, "size", self.size)
         if self.local_size is not None:
-            _check_place("local rank", self.local_rank or 0, "local size", self.local_size)
+            _check_below("local rank", self.local_rank or 0, "local size", self.local_size)
             if self.local_size > self.size:
                 raise ConfigError(
                     variable="local size", value=self.local_size, allowed=f"at most the size of the world ({self.size})"
@@ -55,15 +46,14 @@ class LaunchInfo:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether all ranks are known to share this host."""
         return self.size in (1, self.local_size)
 
 
-def _check_place(name: str, place: int, whole_name: str, whole: int) -> None:
+def _check_below(name: str, number: int, whole_name: str, whole: int) -> None:
     if whole < 1:
         raise ConfigError(variable=whole_name, value=whole, allowed="a whole number, 1 or more")
-    if place >= whole:
-        raise ConfigError(variable=name, value=place, allowed=f"0 to {whole - 1}: below the {whole_name} ({whole})")
+    if number >= whole:
+        raise ConfigError(variable=name, value=number, allowed=f"0 to {whole - 1}: below the {whole_name} ({whole})")
 
 
 _HOSTS_VARIABLE = "SLURM_STEP_NODELIST"
@@ -72,7 +62,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def first_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
-    """The first host of a list. Each bracket gives the first of what it holds; digits keep their leading zeros."""
+    """The first host of a Slurm host list (`node[001-004,7],x`), with leading zeros."""
     name = _first_item(hosts.strip())
     expanded = re.sub(r"\[([^\[\]]*)\]", lambda bracket: re.split(r"[-,]", bracket[1], maxsplit=1)[0], name)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", expanded):
@@ -81,7 +71,6 @@ def first_host(hosts: str, variable: str = _HOSTS_VARIABLE) -> str:
 
 
 def _first_item(hosts: str) -> str:
-    """Everything before the first comma that is outside brackets."""
     inside = 0
     for position, character in enumerate(hosts):
         inside += (character == "[") - (character == "]")
@@ -91,7 +80,7 @@ def _first_item(hosts: str) -> str:
 
 
 def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
-    """How many tasks run on the node of this index."""
+    """The number of tasks on this node, from Slurm's notation (`2(x3),1`)."""
     passed = 0
     for part in tasks.strip().split(","):
         found = _TASKS.fullmatch(part.strip())
@@ -104,23 +93,24 @@ def tasks_on(node: int, tasks: str, variable: str = _TASKS_VARIABLE) -> int:
 
 
 LAUNCHER_VARIABLE = "NEXAR_LAUNCHER"
-"""The node id of the launcher of ours that started the process."""
+"""Node id of the nexar launcher that started the process."""
 
 JOINER_VARIABLE = "NEXAR_JOINER"
-"""Set where a launcher of ours started the process to join a cluster that has formed: it has no rank yet."""
+"""Set by a nexar launcher for a process that joins a formed cluster: it has no rank yet."""
 
 Environment: TypeAlias = Mapping[str, str]
 
 
 def detect(environ: Environment) -> LaunchInfo | None:
-    """Who started this process and as which rank; None: nobody who says. ConfigError for marks that make no sense."""
+    """None if no launcher is recognised. ConfigError for inconsistent variables."""
     present = {name: text.strip() for name, text in environ.items() if text.strip()}
     if JOINER_VARIABLE in present:
-        return None  # what an outer launcher said is not meant for it
-    return next((start for look in _LAUNCHERS if (start := look(present)) is not None), None)
+        return None  # the variables of an outer launcher do not apply to it
+    return next((start for detector in _LAUNCHERS if (start := detector(present)) is not None), None)
 
 
-# -- one function per launcher: None where its marks are missing -------------------------------------------------------
+# -- one function per launcher: None if its variables are missing
+# --------------------------------------------------------
 
 
 def _nexar(environ: Environment) -> LaunchInfo | None:
@@ -134,7 +124,7 @@ def _nexar(environ: Environment) -> LaunchInfo | None:
 def _torch(environ: Environment) -> LaunchInfo | None:
     if "RANK" in environ:
         return _with_torch_names(environ, LaunchInfo(kind="torch", rank=0, size=1, job=_torch_job(environ)))
-    if "WORLD_SIZE" in environ and not _anybody(environ):
+    if "WORLD_SIZE" in environ and not _has_other_launcher(environ):
         raise _missing("RANK", "WORLD_SIZE")
     return None
 
@@ -147,7 +137,7 @@ def _slurm(environ: Environment) -> LaunchInfo | None:
     tasks_variable = "SLURM_STEP_TASKS_PER_NODE"
     node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else None
     knows_tasks = tasks_variable in environ and node is not None
-    rank, size = _place(environ, "SLURM_PROCID", size_variable)
+    rank, size = _rank_and_size(environ, "SLURM_PROCID", size_variable)
     return LaunchInfo(
         kind="slurm",
         rank=rank,
@@ -170,12 +160,11 @@ def _pmi(environ: Environment) -> LaunchInfo | None:
 
 
 def _kubernetes(environ: Environment) -> LaunchInfo | None:
-    """Kubernetes tells the index and nothing else: the manifest has to give WORLD_SIZE and MASTER_ADDR."""
     if "JOB_COMPLETION_INDEX" not in environ:
         return None
     if "WORLD_SIZE" not in environ:
         raise _missing("WORLD_SIZE", "JOB_COMPLETION_INDEX", "set it to the job's completions in the manifest")
-    rank, size = _place(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
+    rank, size = _rank_and_size(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
     return LaunchInfo(
         kind="kubernetes",
         rank=rank,
@@ -195,7 +184,8 @@ _LAUNCHERS: tuple[Callable[[Environment], LaunchInfo | None], ...] = (
 )
 
 
-# -- what several of them share ----------------------------------------------------------------------------------------
+# -- shared by several launchers
+# -----------------------------------------------------------------------------------------
 
 
 def _with_torch_names(environ: Environment, known: LaunchInfo) -> LaunchInfo:
@@ -203,8 +193,8 @@ def _with_torch_names(environ: Environment, known: LaunchInfo) -> LaunchInfo:
         raise _missing("RANK", LAUNCHER_VARIABLE)
     if "WORLD_SIZE" not in environ:
         raise _missing("WORLD_SIZE", "RANK")
-    rank, size = _place(environ, "RANK", "WORLD_SIZE")
-    local_rank, local_size = _local_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, size = _rank_and_size(environ, "RANK", "WORLD_SIZE")
+    local_rank, local_size = _local_rank_and_size(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return LaunchInfo(
         kind=known.kind,
         rank=rank,
@@ -237,9 +227,9 @@ _JOB_NAMES = {
 def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str) -> LaunchInfo | None:
     if rank_variable not in environ and size_variable not in environ:
         return None
-    rank, size = _place(environ, rank_variable, size_variable)
+    rank, size = _rank_and_size(environ, rank_variable, size_variable)
     names = next((pair for pair in _LOCAL_NAMES[kind] if pair[0] in environ), _LOCAL_NAMES[kind][0])
-    local_rank, local_size = _local_place(environ, *names)
+    local_rank, local_size = _local_rank_and_size(environ, *names)
     return LaunchInfo(
         kind="openmpi" if kind == "openmpi" else "pmi",
         rank=rank,
@@ -253,30 +243,30 @@ def _mpi(environ: Environment, rank_variable: str, size_variable: str, kind: str
 
 
 def _is_batch_script(environ: Environment) -> bool:
-    """sbatch shows its script SLURM_PROCID=0 too, but the script is no task: only srun makes steps."""
+    """sbatch sets SLURM_PROCID=0 for its script too, but only srun makes steps."""
     return environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
 
 
 def _overruled(environ: Environment) -> bool:
-    """Whether an MPI launcher inside the allocation gave other numbers.
+    """Whether an MPI launcher inside the allocation set other numbers.
 
-    mpiexec starts its daemons with srun, one per node, and the ranks inherit the daemon's Slurm variables. The inner
-    launcher is the one that counted the ranks. srun --mpi=pmi2 sets both, and then both agree.
+    mpiexec starts its daemons with srun, and the ranks inherit the daemon's Slurm variables. srun --mpi=pmi2 sets both,
+    and both agree.
     """
     theirs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")
     slurm = environ["SLURM_PROCID"], environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
     return any(rank in environ and (environ[rank], environ.get(size)) != slurm for rank, size in theirs)
 
 
-def _anybody(environ: Environment) -> bool:
+def _has_other_launcher(environ: Environment) -> bool:
     return any(name in environ for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX"))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _place(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int, int]:
-    """Rank and size, both there and fitting."""
+def _rank_and_size(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int, int]:
+    """ConfigError if one is missing or they are inconsistent."""
     for here, other in ((rank_variable, size_variable), (size_variable, rank_variable)):
         if here not in environ:
             raise _missing(here, other)
@@ -289,13 +279,12 @@ def _place(environ: Environment, rank_variable: str, size_variable: str) -> tupl
     return rank, size
 
 
-def _local_place(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int | None, int | None]:
-    """The same inside the host, where a launcher may tell only the rank."""
+def _local_rank_and_size(environ: Environment, rank_variable: str, size_variable: str) -> tuple[int | None, int | None]:
     if size_variable not in environ:
         return _optional(environ, rank_variable), None
     if rank_variable not in environ:
         return None, _number(environ, size_variable)
-    return _place(environ, rank_variable, size_variable)
+    return _rank_and_size(environ, rank_variable, size_variable)
 
 
 def _optional(environ: Environment, variable: str) -> int | None:

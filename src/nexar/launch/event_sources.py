@@ -1,7 +1,4 @@
-"""Hands items from other threads to a loop that waits for descriptors.
-
-Signals as something that can be waited for together with pipes.
-"""
+"""Event sources with a file descriptor: items from other threads, and signals."""
 
 import os
 import signal
@@ -16,11 +13,11 @@ _Item = TypeVar("_Item")
 
 
 class Mailbox(Generic[_Item]):
-    """Any thread puts; one takes. Context manager: items that are put after its end are dropped."""
+    """Any thread puts, one takes. Items put after its block are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._items: deque[_Item] = deque()  # this and `_closed` under the lock
+        self._items: deque[_Item] = deque()  # the lock guards this and `_closed`
         self._closed = False
         self._read, self._write = os.pipe()
         for end in (self._read, self._write):
@@ -31,15 +28,14 @@ class Mailbox(Generic[_Item]):
         with self._lock:
             if not self._closed:
                 self._items.append(item)
-                with suppress(BlockingIOError):  # full of wake-ups: one is enough
+                with suppress(BlockingIOError):  # the pipe is full of wake-ups: one is enough
                     os.write(self._write, b"\0")
 
     def fileno(self) -> int:
-        """Readable when there may be items."""
         return self._read
 
     def take(self) -> list[_Item]:
-        """All that were put since, in order."""
+        """Never blocks."""
         with self._lock:
             with suppress(BlockingIOError):
                 os.read(self._read, 65_536)
@@ -59,21 +55,21 @@ class Mailbox(Generic[_Item]):
             os.close(self._write)
 
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask the launcher to stop."""
-CONTINUED = signal.SIGCONT
-"""The launcher runs again after it was stopped (Ctrl-Z), or was put in the foreground."""
-ASKING = signal.SIGUSR1
-"""Asks the ranks where they are: the launcher passes it on."""
+CONTINUE_SIGNAL = signal.SIGCONT
+"""The launcher resumes after Ctrl-Z, or moves to the foreground."""
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes the ranks dump their flight recorders: the launcher forwards it."""
 
-_Former: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
+_Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SignalInbox:
-    """Collects the stopping signals, ASKING, CONTINUED and SIGCHLD while it is entered; in the main thread only.
+    """Collects signals inside its block; main thread only.
 
-    The kernel's handler writes the number to a pipe, so no signal is lost between looking and sleeping. One that was
-    ignored before (`nohup`) stays ignored. Leaving restores what was.
+    The C-level handler writes to a pipe, so no signal is lost between polling and sleeping. A signal that was ignored
+    before (`nohup`) stays ignored.
     """
 
     def __enter__(self) -> Self:
@@ -81,10 +77,10 @@ class SignalInbox:
         for end in (self._read, self._write):
             os.set_blocking(end, False)
         self._former_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._former: dict[int, _Former] = {}
-        for number in (*STOPPING, ASKING, CONTINUED, signal.SIGCHLD):
+        self._former: dict[int, _Handler] = {}
+        for number in (*STOP_SIGNALS, DUMP_SIGNAL, CONTINUE_SIGNAL, signal.SIGCHLD):
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
-                self._former[number] = signal.signal(number, _noted)
+                self._former[number] = signal.signal(number, _do_nothing)
         return self
 
     def __exit__(
@@ -97,16 +93,15 @@ class SignalInbox:
         os.close(self._write)
 
     def fileno(self) -> int:
-        """Readable when a signal has come."""
         return self._read
 
     def take(self) -> list[int]:
-        """The signals that came since the last call, in order."""
+        """Never blocks."""
         try:
             return list(os.read(self._read, 4096))
         except BlockingIOError:
             return []
 
 
-def _noted(number: int, frame: FrameType | None) -> None:
-    """The number is in the pipe already; this handler only keeps the default from happening."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Replaces the default action."""

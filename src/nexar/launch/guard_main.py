@@ -1,8 +1,7 @@
-"""The guard: ends the ranks of a launcher that is gone. A script of its own, with the standard library alone.
+"""The guard process: ends the ranks of a launcher that died. Uses the standard library alone.
 
-Its standard input is a pipe whose other end only the launcher holds. Lines on it: `+ID` a process group to know, `-ID`
-one to forget, `bye`. The end of the pipe without `bye` means that the launcher died without a word (kill -9, the
-out-of-memory killer), and then nobody else is left to clean up.
+Lines on its standard input: `+ID` adds a process group, `-ID` removes one, `bye` ends the guard. If the pipe ends
+without `bye`, the launcher was killed.
 """
 
 import os
@@ -11,11 +10,11 @@ import sys
 import time
 
 GRACE = 2.0
-"""Seconds between the polite and the impolite signal."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def listen() -> set[int] | None:
-    """The groups that are left when the launcher is gone; None after `bye`."""
+    """Blocks until the launcher is gone. Returns the groups that are left; None after `bye`."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         if line == b"bye\n":
@@ -25,7 +24,7 @@ def listen() -> set[int] | None:
 
 
 def send(group: int, number: int) -> bool:
-    """Whether there was anybody left to get the signal."""
+    """Return whether a process got the signal."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -34,7 +33,7 @@ def send(group: int, number: int) -> bool:
 
 
 def end(groups: set[int], mark: str) -> None:
-    """Ask them to end, wait, make them; then whoever else carries the mark of this launch."""
+    """SIGTERM, after GRACE SIGKILL; then kill every other process of this launch."""
     deadline = time.monotonic() + GRACE
     left = {group for group in groups if send(group, signal.SIGTERM)}
     while left and time.monotonic() < deadline:
@@ -50,18 +49,14 @@ def end(groups: set[int], mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with the mark in their environment.
-
-    This closes the moment between the start of a rank and the line that told of it. Where there is no /proc the list is
-    empty and the moment stays open.
-    """
+    """Covers the interval between the start of a rank and the line that announces it; not without /proc."""
     needle = f"NEXAR_LAUNCH={mark}".encode()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
     return [pid for pid in pids if needle in environment_of(pid)]
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """The variables a process was started with; none if it is not ours to see."""
+    """Empty if this user may not read it."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")
@@ -72,7 +67,7 @@ def environment_of(pid: int) -> list[bytes]:
 def main() -> None:
     """Wait for the end of the launcher."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it outlives what ends the launcher, by a moment
+        signal.signal(number, signal.SIG_IGN)  # the guard must outlive the signal that ends the launcher
     mark = sys.argv[1]
     left = listen()
     if left is not None:

@@ -1,7 +1,4 @@
-"""SIGUSR1 makes the flight recorder write what this process is doing.
-
-`init()` and `connect()`: from the environment of this process, or from a ticket, to a communicator.
-"""
+"""`init()` and `connect()`: join a cluster from the environment of this process, or from a ticket."""
 
 from __future__ import annotations
 
@@ -35,8 +32,9 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
 
 def install_dump_handler() -> None:
-    """From now on, unless SIGUSR1 means something already. Handlers are set in the main thread only: elsewhere nothing
-    happens. To be called before a node is opened: that sees to it that a blocked call does not keep the signal waiting.
+    """Make SIGUSR1 dump the flight recorder, unless it has a handler. Main thread only; otherwise nothing happens.
+
+    Call before a node is opened: the node makes sure that a blocked call does not delay the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
@@ -44,15 +42,14 @@ def install_dump_handler() -> None:
 
 
 def _dump_handler() -> _Handler:
-    """A launcher asks all its ranks: who has nothing to tell goes on."""
     return partial(_dump, os.getpid() if MARK_VARIABLE in inherited() else 0)
 
 
 def _dump(launched: int, number: int, _frame: FrameType | None) -> None:
-    """Where no communicator is open, also in a forked child, the signal does what it would do without us; but for the
-    process that a launcher has `launched`.
+    """Without a communicator the signal has its default action, except in the process `launched`: a launcher signals
+    all its ranks.
     """
-    from nexar.collectives.flight_recorder import dump_all  # noqa: PLC0415  # loaded by whoever has a communicator
+    from nexar.collectives.flight_recorder import dump_all  # noqa: PLC0415  # already loaded if a communicator is open
 
     if not dump_all("SIGUSR1") and os.getpid() != launched:
         signal.signal(number, signal.SIG_DFL)
@@ -65,9 +62,7 @@ _Result = TypeVar("_Result")
 
 
 def _with_short_traceback(join: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Errors come out without the way they took through our code: everything there is to know is in their message, and
-    the traceback of an uncaught one ends with the caller's own line. Bugs of ours come whole.
-    """
+    """Drop nexar's own frames, except from internal errors."""
 
     @wraps(join)
     def joined(*arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Result:
@@ -76,7 +71,7 @@ def _with_short_traceback(join: Callable[_Arguments, _Result]) -> Callable[_Argu
         except InternalError:
             raise
         except NexarError as error:
-            _log.debug("this is where it came from", exc_info=error)
+            _log.debug("traceback of the error", exc_info=error)
             raise error.with_traceback(None) from None
 
     return joined
@@ -84,16 +79,16 @@ def _with_short_traceback(join: Callable[_Arguments, _Result]) -> Callable[_Argu
 
 @_with_short_traceback
 def init(config: Config | None = None, **settings: Any) -> Communicator:
-    """Join the cluster this process was started for, and return when everybody is there.
+    """Join the cluster this process was started for; returns when all ranks have joined.
 
-    In a process started by `nexar run`, torchrun, srun, mpiexec or a Kubernetes indexed job, or with a ticket (or the
-    seed's address and the token) in its environment. `settings` are fields of `Config` and win over `config`, which
-    wins over the environment; a field of `config` that has its default counts as not given. ConfigError or UsageError
-    with the remedy if nothing says how to come in; JoinRefused, SeedUnreachable or FormationTimeout if that fails. The
-    caller closes the communicator; one that is still open at interpreter exit is closed then, within 5 s.
+    The process was started by `nexar run`, torchrun, srun, mpiexec or a Kubernetes indexed job, or has a ticket (or the
+    seed's address and the token) in its environment. `settings` are fields of `Config`; they override `config`, which
+    overrides the environment. A default value in `config` counts as not given. Raises ConfigError or UsageError, with
+    the remedy, if nothing tells how to join; JoinRefused, SeedUnreachable or FormationTimeout if joining fails. The
+    caller closes the communicator; at interpreter exit an open one is closed within 5 s.
     """
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
-    from nexar.launch.create import join_cluster, tells_for_host  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.launch.create import join_cluster, tells_for_host  # noqa: PLC0415  # wrong settings are rejected without loading it
 
     chosen = choose_config(config, settings)
     take_ticket()
@@ -110,8 +105,8 @@ def init(config: Config | None = None, **settings: Any) -> Communicator:
 
 @_with_short_traceback
 def connect(ticket: str, config: Config | None = None, **settings: Any) -> Communicator:
-    """Join the cluster of a ticket, whoever started this process; the seed gives the rank. Errors as for `init`."""
-    from nexar.launch.create import join_cluster  # noqa: PLC0415  # a wrong ticket is refused without it
+    """Join the cluster of a ticket; the seed assigns the rank. Errors as for `init`."""
+    from nexar.launch.create import join_cluster  # noqa: PLC0415  # a wrong ticket is rejected without loading it
 
     invitation, chosen = parse_ticket(ticket), choose_config(config, settings)
     install_dump_handler()
@@ -120,11 +115,11 @@ def connect(ticket: str, config: Config | None = None, **settings: Any) -> Commu
 
 
 def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
-    """The settings in force: arguments before `config` before the environment. ConfigError, UsageError."""
+    """Arguments override `config`, which overrides the environment. ConfigError, UsageError."""
     if config is not None and not isinstance(config, Config):
         raise UsageError(
-            f"config is a nexar.Config, not a {type(config).__name__}; settings are given by name, "
-            "a ticket to nexar.connect()"
+            f"config must be a nexar.Config, not {type(config).__name__}; pass settings by name, "
+            "and a ticket to nexar.connect()"
         )
     given = {} if config is None else changed_settings(config)
     return effective({**given, **settings}).config
@@ -132,9 +127,7 @@ def choose_config(config: Config | None, settings: dict[str, Any]) -> Config:
 
 @contextmanager
 def open_entry(entry: Entry, config: Config, tell: Callable[[str], None] | None = None) -> Iterator[Invitation]:
-    """What the door means; kept open until the block ends, where this rank opened it. Errors as for `init`. `tell`
-    shows the user what is waited for.
-    """
+    """A cluster that this rank opens stays open until the block ends."""
     if isinstance(entry, ByTicket):
         yield parse_ticket(entry.ticket)
     elif isinstance(entry, ByToken):

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 def local(n: int, config: Config | None = None, **settings: Any) -> AbstractContextManager[list[Communicator]]:
-    """A context manager that gives n communicators, one for each rank, in this process and on its memory.
+    """A context manager that gives n communicators, one per rank, inside this process.
 
-    Every verb blocks until the others have done their part, so give each communicator a thread of its own. For
-    notebooks and tests: above the transport it is the code that a cluster of many hosts runs. Where the settings want
-    metrics, each rank serves its own, as in a process of its own.
+    Operations block until the other ranks have done their part, so give each communicator a thread. For notebooks and
+    tests: above the transport it runs the code of a real cluster. If metrics are enabled, each rank serves its own.
     """
     chosen = choose_config(config, settings)
     install_dump_handler()
@@ -30,7 +29,7 @@ def local(n: int, config: Config | None = None, **settings: Any) -> AbstractCont
 
 
 def _serve_metrics(config: Config, runtime: NodeRuntime, rank: Rank) -> Callable[[], None]:
-    from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # only who wants metrics pays for them
+    from nexar.observe.metrics import NodeSource, open_metrics  # noqa: PLC0415  # loaded only if metrics are enabled
 
     metrics = open_metrics(config, config.metrics_port or 0, rank)
     metrics.collector.source = NodeSource(runtime)

@@ -1,18 +1,18 @@
-"""What ranks write, cut into lines and searched for the traceback that matters. Pure."""
+"""Splits the output of ranks into lines and finds tracebacks. Pure."""
 
 import re
 from collections.abc import Iterator
 
 LONGEST_LINE = 64 << 20
-"""Bytes after which a line is shown although its end has not come: a bound for the memory of the launcher."""
+"""Bytes after which an incomplete line is shown: bounds the memory of the launcher."""
 
 KEPT_BYTES = 131_072
-"""Of what a rank wrote last: enough for a long traceback, bounded whatever the rank writes."""
+"""Kept of a rank's last output: enough for a long traceback, and bounded."""
 
 TRACEBACK_SECONDS = 2.0
-"""How long a traceback is kept back: by then a process that ends with it has ended."""
+"""How long a traceback is held: by then a process that ends with it has ended."""
 
-_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a \r at the very end may be half of \r\n: it waits
+_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a \r at the very end may be half of \r\n, so it waits
 _HEADER_LINE = re.compile(rb"\s*(?:\+ Exception Group )?Traceback \(most recent call last\):\s*\Z")
 _HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$", re.MULTILINE)
 _FRAME = re.compile(r"Traceback \(most recent call last\):$|  File \"")
@@ -21,14 +21,14 @@ _LAST_LINES = 20
 
 
 class LineSplitter:
-    """Turns pieces of output, cut anywhere, into lines. A carriage return ends a line too: progress bars use it."""
+    """Splits pieces of output into lines. A carriage return ends a line too: progress bars use it."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
-        self._rest = bytearray()  # it has no end, except perhaps a \r at the end of it
+        self._rest = bytearray()  # contains no line end, except perhaps a trailing \r
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that are complete now, each with its end. Each byte is searched once, however long a line is."""
+        """Each byte is searched once, however long a line is."""
         searched = max(0, len(self._rest) - 1)
         self._rest += piece
         ends = [end.end() for end in _END.finditer(self._rest, searched)]
@@ -41,20 +41,20 @@ class LineSplitter:
             del self._rest[: self._longest]
 
     def finish(self) -> bytes:
-        """What was left without an end, with one; empty if nothing was."""
+        """The incomplete rest, with a line end."""
         rest, self._rest = bytes(self._rest), bytearray()
         return rest if not rest or rest.endswith(b"\r") else rest + b"\n"
 
 
 class TracebackHold:
-    """Keeps back a traceback, and what follows it, for a moment: it may be what the process ends with."""
+    """Holds a traceback and what follows for a moment: the process may end with it."""
 
     def __init__(self, seconds: float = TRACEBACK_SECONDS) -> None:
         self._seconds = seconds
         self._lines: list[bytes] = []
         self._bytes = 0
         self.due: float | None = None
-        """When the lines are to be shown (the clock of the caller); None: there are none."""
+        """When to show the lines (the caller's clock); None: no lines are held."""
 
     def feed(self, line: bytes, now: float) -> list[bytes]:
         """The lines to show now."""
@@ -67,12 +67,10 @@ class TracebackHold:
         return self.release() if self._bytes > KEPT_BYTES else []
 
     def extend(self, seconds: float) -> None:
-        """Keep it back for so much longer, if anything is kept back."""
         if self.due is not None:
             self.due += seconds
 
     def release(self) -> list[bytes]:
-        """All that is kept back."""
         lines, self._lines, self._bytes, self.due = self._lines, [], 0, None
         return lines
 
@@ -85,21 +83,16 @@ class Tail:
         self._bytes = bytearray()
 
     def feed(self, piece: bytes) -> None:
-        """Add what came."""
         self._bytes += piece
         if len(self._bytes) > 2 * self._kept_bytes:  # seldom, so that each byte is moved once on average
             del self._bytes[: -self._kept_bytes]
 
     def text(self) -> str:
-        """What is kept."""
         return bytes(self._bytes[-self._kept_bytes :]).decode(errors="replace")
 
 
 def last_traceback(errors: str) -> str:
-    """The last traceback in what a rank wrote to standard error, whole: with those it was linked to and what followed.
-
-    A text without a traceback (a syntax error, a program that is not Python) gives its last lines.
-    """
+    """The last traceback, with linked ones before it and all text after it; else the last lines."""
     headers = [found.start() for found in _HEADER.finditer(errors)]
     if not headers:
         return "\n".join(errors.rstrip().splitlines()[-_LAST_LINES:])
@@ -112,14 +105,13 @@ def last_traceback(errors: str) -> str:
 
 
 def exception_name(traceback: str) -> str:
-    """The name of the class that was raised, without its module."""
+    """Without its module."""
     return _raised(traceback).partition(":")[0].rpartition(".")[2].strip()
 
 
 def _raised(traceback: str) -> str:
-    """The line behind the last frame: what was raised. Further lines of its message, and notes, come after it.
-
-    Before it may be an empty line: Python 3.11 writes one where it has no marks for the last source line.
+    """The line after the last frame. Python 3.11 writes an empty line before it if it has no marks for the
+    source line.
     """
     lines = traceback.splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]

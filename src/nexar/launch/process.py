@@ -1,14 +1,10 @@
-"""The standard input of the launcher, for rank 0.
+"""The processes of ranks, and the launcher's standard input, which rank 0 reads.
 
-A file or a pipe is inherited by the process of rank 0, which reads it directly. A terminal cannot be: ranks are in
-process groups of their own, and the system stops a group in the background that reads from its terminal. So the
-launcher reads the terminal and passes it on through a pipe.
+The system stops a background process group that reads from the terminal. So the launcher reads it and forwards it to
+rank 0 through a pipe.
 
-One rank: a process, the leader of a process group of its own, whose output comes here.
-
-The group is what makes an end complete. Workers that a rank forked belong to its group; when the rank has ended, the
-rest of the group is killed *before* the rank is reaped: until then its process id, which names the group, cannot be
-given to anybody else.
+Each rank leads a process group with the workers that it forks. When a rank has ended, the group is killed *before* the
+rank is reaped: until then the group's id cannot be reused.
 """
 
 import fcntl
@@ -34,11 +30,11 @@ _INPUT_BYTES: Final = 65_536
 
 
 class StandardInput:
-    """Context manager. One thread uses it, which waits with `selector` and calls the data of the keys it returns."""
+    """Used by the thread that waits with `selector` and calls the data of its keys."""
 
     def __init__(self, selector: selectors.BaseSelector, source: int = 0) -> None:
         self._selector, self._source = selector, source
-        self._pending = b""  # read, and not yet taken by the pipe
+        self._pending = b""  # read, and not yet written to the pipe
         self._pipe: tuple[int, int] | None = None
         if _is_terminal(source):
             self._pipe = os.pipe()
@@ -46,23 +42,22 @@ class StandardInput:
             selector.register(source, selectors.EVENT_READ, self._pass_on)
 
     def descriptor_for(self, plan: RankPlan) -> int:
-        """What the process of a rank gets as its standard input: for `Popen`."""
         if plan.rank != 0 or not _is_open(self._source):
             return subprocess.DEVNULL
         return self._source if self._pipe is None else self._pipe[0]
 
     def _pass_on(self) -> None:
-        """The selector says that the terminal can be read, or the pipe written."""
+        """Called when the terminal is readable, or the pipe writable."""
         assert self._pipe is not None
         if self._pending:
             self._write(self._pipe[1])
         elif _is_foreground(self._source):
             self._take(os.read(self._source, _INPUT_BYTES), self._pipe[1])
         else:
-            self._selector.unregister(self._source)  # the input is meant for the program in the foreground
+            self._selector.unregister(self._source)  # the input is for the program in the foreground
 
     def resume(self) -> None:
-        """The launcher may be in the foreground again: read the terminal, if it is not read and has not ended."""
+        """Call when the launcher may be in the foreground again."""
         has_ended = self._pipe is None or self._pipe[1] < 0
         if not has_ended and not self._pending and self._source not in self._selector.get_map():
             self._selector.register(self._source, selectors.EVENT_READ, self._pass_on)
@@ -87,7 +82,7 @@ class StandardInput:
             self._selector.register(self._source, selectors.EVENT_READ, self._pass_on)
 
     def _end(self) -> None:
-        """The user ended the input (Ctrl-D): rank 0 is to see that."""
+        """After Ctrl-D rank 0 must see the end too."""
         self._selector.unregister(self._source)
         assert self._pipe is not None
         os.close(self._pipe[1])
@@ -118,30 +113,28 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _is_foreground(terminal: int) -> bool:
-    """Whether this process may read from it."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
-        return False  # it is not the terminal that controls this process
+        return False  # not the controlling terminal of this process
 
 
 _PIECE_BYTES = 65_536
 
 
 class RankProcess:
-    """A started rank. Ends by itself, or by `signal`; owns its pipes and log files until `close`."""
+    """A started rank. Owns its pipes and log files until `close`."""
 
     def __init__(
         self, plan: RankPlan, console: Console | None, log_dir: Path | None, stdin: int = subprocess.DEVNULL
     ) -> None:
-        """`stdin`: as for `Popen`."""
+        """UsageError if the process cannot be started."""
         self.plan = plan
         self.outputs: dict[Stream, StreamOutput] = {}
         self.exit_pipe = ExitPipe()
         self.raised_at = inf
-        """When it told of an exception of its own (time.monotonic); infinite: it has not."""
+        """When it reported an exception of its own (time.monotonic); infinite: it has not."""
         self.failed = False
-        """Whether it counts as failed."""
         try:
             for stream in STREAMS:
                 self.outputs[stream] = StreamOutput(plan, stream, console, log_dir)
@@ -171,16 +164,18 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its group."""
+        """Also the id of its group."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """None until it was reaped; negative: the signal that ended it."""
+        """None until it is reaped; negative: the signal that ended it."""
         return self._process.returncode
 
     def reap(self, before: Callable[[int], None]) -> bool:
-        """Whether it has ended. If so its group is ended too, `before` is told the group, and then it is reaped."""
+        """Return whether it has ended. If so, kill its group, call `before` with the group's id, then reap it. Never
+        blocks.
+        """
         if self.returncode is not None:
             return True
         if not self._has_ended():
@@ -191,7 +186,7 @@ class RankProcess:
         return True
 
     def _has_ended(self) -> bool:
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaped a moment too early, and the moment is short
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaped a moment too early
             return self._process.poll() is not None
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -199,25 +194,25 @@ class RankProcess:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            return  # nobody is left in it; macOS calls a group of zombies not permitted
+            return  # the group is empty; macOS raises PermissionError for a group of zombies
 
     def signal(self, number: int) -> None:
-        """Send a signal to its whole group; nothing once it was reaped."""
+        """To its group. Does nothing once it is reaped."""
         if self.returncode is None:
             try:
                 os.killpg(self.pid, number)
-            except PermissionError:  # macOS, of a group of zombies
+            except PermissionError:  # macOS, for a group of zombies
                 return
 
     def ask(self, number: int) -> bool:
-        """Send a signal to it alone, if it has a handler: whether it has. Workers that it forked are not meant."""
+        """Send a signal to it alone, if it has a handler. Return whether it has."""
         if self.returncode is not None or not _catches(self.pid, number):
             return False
         os.kill(self.pid, number)
         return True
 
     def read(self, stream: Stream) -> bytes | None:
-        """Take what is there now and pass it on: None, nothing; empty: the stream has ended."""
+        """None: nothing is available; empty: the stream has ended."""
         try:
             piece = os.read(self.pipes[stream], _PIECE_BYTES)
         except BlockingIOError:
@@ -227,9 +222,9 @@ class RankProcess:
         return piece
 
     def drain(self) -> None:
-        """Take what is there now. Once it was reaped that is all that its group wrote: the group is gone with it.
+        """Read what is available; after the reap that is all its group wrote.
 
-        A process that left the group may still hold the pipe, and write faster than it is read here.
+        The amount is fixed first: a process that left the group may write faster than this reads.
         """
         for stream, pipe in self.pipes.items():
             left = _readable_bytes(pipe)
@@ -237,11 +232,10 @@ class RankProcess:
                 left -= len(piece)
 
     def exit_report(self) -> ExitReport:
-        """How it ends, by its own account so far. A rank that said nothing fails by itself."""
         return self.exit_pipe.take() or ExitReport()
 
     def close(self) -> None:
-        """Close pipes and files; after it was reaped. Idempotent."""
+        """After the reap. Idempotent."""
         self._close_outputs()
         self.exit_pipe.close()
         for pipe in (self._process.stdout, self._process.stderr):
@@ -258,7 +252,7 @@ def _readable_bytes(pipe: int) -> int:
 
 
 def _catches(process: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, so far as the system tells."""
+    """According to /proc."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

@@ -1,22 +1,18 @@
-"""What the ranks of one rendezvous write on its board, and what each makes of it. Pure.
+"""Joins processes that another program (torch) has brought together and that share a text store.
 
-The board (torch's store) is not trusted: whoever reaches it can read and write everything. Law: no secret is written
-there, and nothing that a rank reads there makes it trust a key that it would not trust otherwise, unless the user has
-allowed that by `ticket_in_store`. So rank 0 posts, in this order of preference,
+Rank 0 waits for a hello of every rank, opens a cluster, or takes the one they were started for, and posts an answer
+that says how the ranks get their invitation, or why rank 0 failed.
 
-- that it follows the invitation in its environment: the others follow their own;
-- with a token: the seed's addresses, which the token proves;
-- with all ranks on one host: the name of a file in the private folder of the user;
+Law: the store is not trusted. No secret is written there, and nothing read there makes a rank trust a key that it would
+not trust otherwise, unless `ticket_in_store` allows it. So rank 0 posts, in this order of preference:
+
+- that it uses the invitation in its environment: the others use their own;
+- with a token: the seed's addresses, which the token authenticates;
+- with all ranks on one host: the name of a file in the user's private folder;
 - with `ticket_in_store` alone: the ticket.
 
-The board may also hold what an earlier attempt of the same job wrote. Each rank therefore puts a new random number
-into its hello, and believes only an answer that repeats it: no earlier attempt can have known that number.
-
-Joining where somebody else has brought the processes together, and gives them a board for texts.
-
-Rank 0 waits until every rank has said hello on the board and decides how the ranks get their invitation:
-`rendezvous_messages` says why each way is safe. Then it opens the cluster, or names the one that the processes were
-started for, and answers. If it cannot do that, its answer says why, and the others raise at once.
+The store may hold texts of an earlier attempt. So each hello has a new random number, and a rank accepts only an answer
+that repeats it.
 """
 
 from __future__ import annotations
@@ -62,46 +58,45 @@ InvitationWay: TypeAlias = Literal["environment", "addresses", "file", "ticket"]
 
 
 class RendezvousRound(msgspec.Struct, frozen=True):
-    """Rank 0 begins a rendezvous."""
+    """Posted by rank 0 when it begins."""
 
     number: str
-    """Random: hellos and answer are kept under it."""
+    """Random; part of the keys of the hellos and of the answer."""
     size: int
-    """How many ranks rank 0 expects."""
 
 
 class RendezvousHello(msgspec.Struct, frozen=True):
-    """What a rank says of itself. Rank 0 makes one too, but does not post it."""
+    """Rank 0 does not post its own."""
 
     number: str
-    """Random: recognised in the answer."""
+    """Random; the answer repeats it."""
     size: int
     """How many ranks this one expects."""
     host: str
     folder: str
-    """Identity of the user's private folder on that host; empty where a token makes it superfluous."""
+    """Identity of the user's private folder on that host; empty if a token makes it unnecessary."""
 
 
 class RendezvousAnswer(msgspec.Struct, frozen=True):
-    """Rank 0's answer to all hellos."""
+    """Posted by rank 0 after all hellos."""
 
     heard: list[str]
     """The numbers of the hellos of ranks 1, 2, …"""
     way: InvitationWay | Literal["token_needed", "failed"]
     content: str = ""
-    """Addresses joined by commas, a file's name, a ticket, or the reason of what went wrong."""
+    """Addresses joined by commas, a file name, a ticket, or the reason of a failure."""
 
 
 Message = TypeVar("Message", RendezvousRound, RendezvousHello, RendezvousAnswer)
 
 
 def encoded(message: RendezvousRound | RendezvousHello | RendezvousAnswer) -> str:
-    """As text for the board."""
+    """As text for the store."""
     return msgspec.json.encode(message).decode()
 
 
 def decoded(text: str, kind: type[Message]) -> Message:
-    """UsageError for a text that is no such message."""
+    """UsageError for any other text."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -113,9 +108,7 @@ def decoded(text: str, kind: type[Message]) -> Message:
 def chosen_way(
     config: Config, hellos: Sequence[RendezvousHello], *, has_invitation: bool
 ) -> InvitationWay | Literal["token_needed"]:
-    """How rank 0, with this config, invites the others. `hellos` of all ranks, by rank; `has_invitation`: its
-    environment names the cluster to join. UsageError for unequal world sizes.
-    """
+    """How rank 0 invites the others. UsageError for unequal world sizes."""
     for rank, hello in enumerate(hellos):
         if hello.size != len(hellos):
             raise UsageError(unequal_sizes(len(hellos), rank, hello.size))
@@ -129,22 +122,17 @@ def chosen_way(
 
 
 def share_a_host(hellos: Sequence[RendezvousHello]) -> bool:
-    """Whether all ranks say that they run on one host."""
+    """By the ranks' own claims."""
     return len({hello.host for hello in hellos}) == 1
 
 
 def share_a_folder(hellos: Sequence[RendezvousHello]) -> bool:
-    """Whether all ranks say that they reach one private folder. Nothing is lost if that is a lie: the ticket lies in a
-    file of rank 0's host, and the ranks that are elsewhere do not find it.
-    """
+    """A false claim is harmless: ranks elsewhere do not find the file on rank 0's host."""
     return share_a_host(hellos) and len({hello.folder for hello in hellos}) == 1 and hellos[0].folder != ""
 
 
 def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationWay:
-    """How a rank with this config follows the answer.
-
-    UsageError for what rank 0 could not do, ConfigError for a way that the settings of this rank do not allow.
-    """
+    """UsageError if rank 0 failed, ConfigError for a way that this rank's settings do not allow."""
     if answer.way == "failed":
         raise UsageError(headed("rank 0 could not open the cluster", printable(answer.content)))
     if answer.way == "token_needed":
@@ -167,7 +155,7 @@ def accepted_way(answer: RendezvousAnswer, config: Config) -> InvitationWay:
 
 
 def token_needed(reason: str) -> ConfigError:
-    """The error for ranks that have no safe way to hand over the ticket."""
+    """The ranks have no safe way to pass on the ticket."""
     return ConfigError(
         variable="NEXAR_CLUSTER_TOKEN",
         value="",
@@ -179,50 +167,51 @@ def token_needed(reason: str) -> ConfigError:
 
 
 def separation(hellos: Sequence[RendezvousHello]) -> str:
-    """Which ranks do not share rank 0's host, or not its private folder: the reason for `token_needed`."""
+    """The reason for `token_needed`."""
     first = hellos[0]
     ranks = [rank for rank, hello in enumerate(hellos) if (hello.host, hello.folder) != (first.host, first.folder)]
-    named = ", ".join(map(str, ranks[:_NAMED])) + (" …" if len(ranks) > _NAMED else "")
+    named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (" …" if len(ranks) > _MOST_NAMED else "")
     what = "user and one temporary directory" if share_a_host(hellos) else "host"
     return f"rank 0 and rank {named} do not share one {what}"
 
 
-_NAMED: Final = 4
+_MOST_NAMED: Final = 4
 """How many ranks a message names."""
 
 
 def unequal_sizes(opened_for: int, rank: Rank, told: int) -> str:
-    """The message for a rank that expects another number of ranks than rank 0."""
-    return f"rank 0 expects {opened_for} ranks, and rank {rank} was told that they are {told}; give all one world size"
+    """The message for different world sizes."""
+    return f"rank 0 expects {opened_for} ranks, but rank {rank} expects {told}; use the same world size on all ranks"
 
 
 _FIRST_INTERVAL: Final = 0.005
-_LAST_INTERVAL: Final = 0.1  # also how long it takes to notice that an attempt follows on another one
+_LAST_INTERVAL: Final = 0.1  # also how long it takes to notice that a new attempt has begun
 _NUMBER_BYTES: Final = 16
 _GRACE: Final = 5.0
 
-_used: set[Invitation] = set()  # of the environment, that this process has followed; written by whoever joins
+_used: set[Invitation] = (
+    set()
+)  # invitations of the environment that this process has used; written by the thread that joins
 _Found = TypeVar("_Found")
 
 
 class TextStore(Protocol):
-    """Where the ranks leave texts for one another. It may hold texts of earlier attempts of the same job."""
+    """A key-value store that the ranks share."""
 
     def put(self, key: str, text: str) -> None:
-        """Write it, in place of what was there. NexarError if the board is gone."""
+        """NexarError if the store is gone."""
 
     def find(self, key: str) -> str | None:
-        """What was written last; None: nothing. Never waits. NexarError if the board is gone."""
+        """Never blocks. NexarError if the store is gone."""
 
 
-def join_through_store(board: TextStore, rank: Rank, size: int, timeout: float, **settings: Any) -> Communicator:
-    """Join with those who have the same board; all call it. Returns when everybody is there; the caller closes.
+def join_through_store(store: TextStore, rank: Rank, size: int, timeout: float, **settings: Any) -> Communicator:
+    """Join with the other ranks of this store; all ranks call it.
 
-    `timeout`: seconds that the ranks may take to come to the board. `settings` and errors are those of `init`; besides,
-    FormationTimeout at rank 0 and OperationTimeout at the others tell who did not come to the board, UsageError tells
-    the others why rank 0 could not open the cluster, and ConfigError that a token is needed.
+    `timeout`: seconds for the ranks to post their hellos. Errors as for `init`; also FormationTimeout at rank 0 and
+    OperationTimeout at the others for missing ranks, UsageError if rank 0 failed, ConfigError if a token is needed.
     """
-    from nexar.launch.create import join_cluster  # noqa: PLC0415  # wrong settings are refused without it
+    from nexar.launch.create import join_cluster  # noqa: PLC0415  # wrong settings are rejected without loading it
 
     config = choose_config(None, settings)
     take_ticket()
@@ -232,11 +221,11 @@ def join_through_store(board: TextStore, rank: Rank, size: int, timeout: float, 
     hello = _hello(size, config)
     with ExitStack() as opened:
         if rank:
-            invitation = _follow(_answered(board, rank, hello, timeout), config, timeout)
+            invitation = _follow(_await_answer(store, rank, hello, timeout), config, timeout)
         else:
-            invitation = opened.enter_context(_opened(board, hello, config, start, timeout))
+            invitation = opened.enter_context(_open_cluster(store, hello, config, start, timeout))
         launcher = UNKNOWN_NODE
-        if invitation == _of_environment(config):
+        if invitation == _environment_invitation(config):
             _used.add(invitation)
             launcher = UNKNOWN_NODE if start is None else start.launcher
         local_rank = None if start is None else start.local_rank
@@ -245,7 +234,7 @@ def join_through_store(board: TextStore, rank: Rank, size: int, timeout: float, 
 
 def _hello(size: int, config: Config) -> RendezvousHello:
     folder = "" if config.cluster_token is not None else folder_identity()
-    host = host_id(Config())  # not NEXAR_HOST_ID: whether ranks reach one file and one loopback is a fact of the system
+    host = host_id(Config())  # not NEXAR_HOST_ID: whether ranks share files and the loopback is a fact of the system
     return RendezvousHello(secrets.token_hex(_NUMBER_BYTES), size, host, folder)
 
 
@@ -253,22 +242,22 @@ def _hello(size: int, config: Config) -> RendezvousHello:
 
 
 @contextmanager
-def _opened(
-    board: TextStore, hello: RendezvousHello, config: Config, start: LaunchInfo | None, timeout: float
+def _open_cluster(
+    store: TextStore, hello: RendezvousHello, config: Config, start: LaunchInfo | None, timeout: float
 ) -> Iterator[Invitation]:
-    """What rank 0 itself follows. What it opened for that stays open until the block ends."""
+    """What rank 0 opened stays open until the block ends."""
     number = secrets.token_hex(_NUMBER_BYTES)
-    board.put(_ROUND, encoded(RendezvousRound(number, hello.size)))
+    store.put(_ROUND, encoded(RendezvousRound(number, hello.size)))
     with ExitStack() as opened:
         try:
-            hellos = [hello, *_hellos(board, number, hello.size, timeout)]
+            hellos = [hello, *_hellos(store, number, hello.size, timeout)]
             way, content, invitation = _invite(hellos, config, start, opened)
         except Exception as error:
-            heard = [each.number for each in _readable(board, number, hello.size).values()]
-            board.put(_answer_key(number), encoded(RendezvousAnswer(heard, "failed", told(error))))
+            heard = [each.number for each in _readable(store, number, hello.size).values()]
+            store.put(_answer_key(number), encoded(RendezvousAnswer(heard, "failed", told(error))))
             raise
         heard = [each.number for each in hellos[1:]]
-        board.put(_answer_key(number), encoded(RendezvousAnswer(heard, way, content)))
+        store.put(_answer_key(number), encoded(RendezvousAnswer(heard, way, content)))
         if invitation is None:
             raise token_needed(content)
         yield invitation
@@ -277,8 +266,8 @@ def _opened(
 def _invite(
     hellos: Sequence[RendezvousHello], config: Config, start: LaunchInfo | None, opened: ExitStack
 ) -> tuple[InvitationWay | Literal["token_needed"], str, Invitation | None]:
-    """The way and the content of the answer, and the invitation for rank 0 itself; None: a token is needed."""
-    given = _given(config, start, len(hellos))
+    """Way and content of the answer, and rank 0's own invitation; None: a token is needed."""
+    given = _unused_invitation(config, start, len(hellos))
     way = chosen_way(config, hellos, has_invitation=given is not None)
     if way == "token_needed":
         return way, separation(hellos), None
@@ -294,23 +283,21 @@ def _invite(
     return way, seed.ticket if way == "ticket" else ",".join(invitation.addresses), invitation
 
 
-def _given(config: Config, start: LaunchInfo | None, size: int) -> Invitation | None:
-    """To the cluster this process was started for, once. Later, and for another number of ranks, rank 0 opens one."""
-    given = _of_environment(config)
+def _unused_invitation(config: Config, start: LaunchInfo | None, size: int) -> Invitation | None:
+    """The environment's invitation, if it is unused and fits this number of ranks."""
+    given = _environment_invitation(config)
     fits = start is None or start.size == size
     return given if fits and given not in _used else None
 
 
-def _hellos(board: TextStore, number: str, size: int, timeout: float) -> Iterator[RendezvousHello]:
-    """Of ranks 1, 2, …, in this order. UsageError names a rank that expects another number of ranks, at once: the ranks
-    that are missing may not exist.
-    """
+def _hellos(store: TextStore, number: str, size: int, timeout: float) -> Iterator[RendezvousHello]:
+    """Of ranks 1, 2, … UsageError at once for another world size: the missing ranks may not exist."""
     deadline = time.monotonic() + timeout
     for rank in range(1, size):
-        text = _awaited(partial(board.find, _hello_key(number, rank)), deadline)
+        text = _poll_until(partial(store.find, _hello_key(number, rank)), deadline)
         if text is None:
-            _compare_sizes(_readable(board, number, size), size)
-            raise _missing(board, number, size, timeout)
+            _compare_sizes(_readable(store, number, size), size)
+            raise _missing(store, number, size, timeout)
         hello = _hello_of(rank, text)
         _compare_sizes({rank: hello}, size)
         yield hello
@@ -323,83 +310,81 @@ def _compare_sizes(hellos: Mapping[Rank, RendezvousHello], size: int) -> None:
 
 
 def _hello_of(rank: Rank, text: str) -> RendezvousHello:
-    """UsageError names the rank whose hello cannot be read."""
     try:
         return decoded(text, RendezvousHello)
     except UsageError as error:
         raise UsageError(f"the hello of rank {rank} cannot be read\n{error}") from error
 
 
-def _missing(board: TextStore, number: str, size: int, timeout: float) -> FormationTimeout:
-    """Names the ranks that did not come."""
-    came = [rank for rank in range(size) if not rank or board.find(_hello_key(number, rank))]
-    missing = list_ranks([rank for rank in range(size) if rank not in came])
+def _missing(store: TextStore, number: str, size: int, timeout: float) -> FormationTimeout:
+    present = [rank for rank in range(size) if not rank or store.find(_hello_key(number, rank))]
+    missing = list_ranks([rank for rank in range(size) if rank not in present])
     reason = f"{missing} did not come to torch's store within {format_seconds(timeout)}"
-    joined = [f"rank {rank}" for rank in came]
+    joined = [f"rank {rank}" for rank in present]
     return FormationTimeout(joined=joined, expected=size, refused={}, timeout=timeout, reason=reason)
 
 
-def _readable(board: TextStore, number: str, size: int) -> dict[Rank, RendezvousHello]:
-    """The hellos that are on the board now, of all ranks that can hear an answer."""
+def _readable(store: TextStore, number: str, size: int) -> dict[Rank, RendezvousHello]:
+    """The hellos of all ranks that can read an answer."""
     found: dict[Rank, RendezvousHello] = {}
     for rank in range(1, size):
-        text = board.find(_hello_key(number, rank))
-        with suppress(UsageError):  # whoever wrote that waits for no answer of this version
+        text = store.find(_hello_key(number, rank))
+        with suppress(UsageError):  # another version of nexar wrote it, and cannot read this version's answer
             if text is not None:
                 found[rank] = decoded(text, RendezvousHello)
     return found
 
 
-# -- the others ----------------------------------------------------------------------------------------------------
+# -- other ranks
+# ---------------------------------------------------------------------------------------------------------
 
 
-def _answered(
-    board: TextStore, rank: Rank, hello: RendezvousHello, timeout: float, grace: float = _GRACE
+def _await_answer(
+    store: TextStore, rank: Rank, hello: RendezvousHello, timeout: float, grace: float = _GRACE
 ) -> RendezvousAnswer:
-    """Rank 0's answer to this hello, which is said again in every round that rank 0 begins. `grace`: seconds that an
-    answer may come later than `timeout`, if rank 0 is there: it may have begun later, and names who is missing.
+    """Posts the hello again in every round. `grace`: if rank 0 has come, its answer may be so much later, because it
+    names the missing ranks.
     """
-    said: RendezvousRound | None = None
+    posted: RendezvousRound | None = None
 
     def look() -> RendezvousAnswer | None:
-        nonlocal said
-        text = board.find(_ROUND)
+        nonlocal posted
+        text = store.find(_ROUND)
         if text is None:
             return None
         current = decoded(text, RendezvousRound)
-        if current != said:
-            board.put(_hello_key(current.number, rank), encoded(hello))
-            said = current
-        found = board.find(_answer_key(current.number))
+        if current != posted:
+            store.put(_hello_key(current.number, rank), encoded(hello))
+            posted = current
+        found = store.find(_answer_key(current.number))
         answer = None if found is None else decoded(found, RendezvousAnswer)
         return answer if answer is not None and hello.number in answer.heard else None
 
     deadline = time.monotonic() + timeout
-    answer = _awaited(look, deadline)
-    # A round with an answer is an earlier one.
-    rank_0_came = said is not None and board.find(_answer_key(said.number)) is None
-    if answer is None and rank_0_came:
-        answer = _awaited(look, deadline + grace)
+    answer = _poll_until(look, deadline)
+    # A round that has an answer without this hello belongs to an earlier attempt.
+    rank_0_present = posted is not None and store.find(_answer_key(posted.number)) is None
+    if answer is None and rank_0_present:
+        answer = _poll_until(look, deadline + grace)
     if answer is not None:
         return answer
-    if said is not None and said.size != hello.size:
-        raise UsageError(unequal_sizes(said.size, rank, hello.size))
+    if posted is not None and posted.size != hello.size:
+        raise UsageError(unequal_sizes(posted.size, rank, hello.size))
     waiting_for = "the process of rank 0, which opens the cluster and says so in torch's store"
-    if said is not None and rank_0_came:
+    if posted is not None and rank_0_present:
         waiting_for = (
-            f"rank 0, which waits until all {said.size} ranks have come to torch's store; its error names them"
+            f"rank 0, which waits until all {posted.size} ranks have come to torch's store; its error names them"
         )
     raise OperationTimeout(operation='init_process_group("nexar")', waiting_for=waiting_for, timeout=timeout)
 
 
 def _follow(answer: RendezvousAnswer, config: Config, timeout: float) -> Invitation:
-    """The invitation that the answer leads to. ConfigError, UsageError as `accepted_way`."""
     way = accepted_way(answer, config)
     if way == "ticket":
         return parse_ticket(answer.content)
     if way == "file":
         return parse_ticket(wait_for_ticket(_file_name(answer.content), timeout))
-    if way == "environment" and (given := _of_environment(config)) is not None:
+    if way == "environment" and (given := _environment_invitation(config)) is not None:
         return given
     if way == "environment" and config.cluster_token is None:
         allowed = "the ticket that rank 0 joins with, the same on all ranks"
@@ -408,9 +393,9 @@ def _follow(answer: RendezvousAnswer, config: Config, timeout: float) -> Invitat
 
 
 def _file_name(content: str) -> str:
-    """UsageError for what `_invite` would not make: the board must not lead out of the private folder."""
+    """A text in the store must not lead out of the private folder."""
     if not re.fullmatch(rf"[0-9a-f]{{{2 * _NUMBER_BYTES}}}", content):
-        raise UsageError("the answer in torch's store names no file of rank 0; somebody else has written there")
+        raise UsageError("the answer in torch's store names no file of rank 0; another program has written there")
     return content
 
 
@@ -428,9 +413,9 @@ def _answer_key(number: str) -> str:
     return f"nexar/{number}/answer"
 
 
-def _awaited(look: Callable[[], _Found | None], deadline: float) -> _Found | None:
-    """What `look` returns once that is not None; None at the deadline. The board is polled: no store can tell of a new
-    round and of an answer at once, and a wait inside a store cannot be interrupted by Ctrl-C.
+def _poll_until(look: Callable[[], _Found | None], deadline: float) -> _Found | None:
+    """None at the deadline. Polls: no store can wait for a round and an answer at once, and Ctrl-C cannot interrupt its
+    wait.
     """
     interval = _FIRST_INTERVAL
     while (found := look()) is None:
@@ -443,15 +428,14 @@ def _awaited(look: Callable[[], _Found | None], deadline: float) -> _Found | Non
 
 
 def _started() -> LaunchInfo | None:
-    """Half a set of a launcher's marks is no mistake here: rank and size are known from elsewhere."""
+    """Incomplete launcher variables are not an error here: the caller knows rank and size."""
     try:
         return detect(inherited())
     except ConfigError:
         return None
 
 
-def _of_environment(config: Config) -> Invitation | None:
-    """To the cluster this process was started for."""
+def _environment_invitation(config: Config) -> Invitation | None:
     if config.ticket is not None:
         return parse_ticket(config.ticket)
     if config.seed is not None:

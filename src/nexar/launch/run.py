@@ -1,8 +1,7 @@
-"""One host's part of a cluster: a way in, a block of ranks, the processes, and the verdict.
+"""`nexar run` on one host: joins or opens a cluster, runs the ranks, and reports the result.
 
-The launcher is known to the seed by a line of its own: it reserves the ranks before it starts them, so that `RANK` is
-what a rank will be, and it tells of the children that end. Without a ticket or token it opens the cluster itself, with
-the seed as threads of this process.
+The launcher reserves the ranks at the seed before it starts them, so that `RANK` is right. Without a ticket or token it
+runs the seed itself.
 """
 
 import dataclasses
@@ -36,31 +35,31 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What `nexar run` was asked for, checked."""
+    """The checked arguments of `nexar run`."""
 
     count: int
     command: Command
     config: Config
-    wishes: SupervisorOptions
+    options: SupervisorOptions
     inherited: Mapping[str, str] = field(repr=False)
     first_rank: Rank | None = None
     when_open: Callable[["SeedService"], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Entered with the seed of a cluster that is opened here, and left before it closes."""
+    """Entered with the seed if the cluster is opened here, and left before the seed closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEntry:
-    """How the ranks get in: what it means to us, and the variables that tell them."""
+    """The invitation, and the variables that pass it to the ranks."""
 
     invitation: Invitation
     variables: Mapping[str, str] = field(repr=False)
     own: bool = False
-    """The cluster is on this host only, and ours."""
+    """This launcher opened the cluster, for this host only."""
 
 
 def run_host(request: RunRequest, console: Console) -> int:
-    """Run the ranks and wait for them. The exit code of it all; the reasons are on the console."""
-    from nexar.cluster.seed_session import LauncherSession  # noqa: PLC0415  # what is wrong with the order is said at once
+    """Run the ranks and wait for them. Returns the exit code."""
+    from nexar.cluster.seed_session import LauncherSession  # noqa: PLC0415  # wrong arguments are rejected without loading it
     from nexar.cluster.wait_notice import tell_on_stderr  # noqa: PLC0415
 
     failures: Mailbox[RankFailure] = Mailbox()
@@ -74,15 +73,15 @@ def run_host(request: RunRequest, console: Console) -> int:
             first_rank=request.first_rank,
             tell=tell_on_stderr,
             on_run_failed=lambda message: failures.put(_failure(message)),
-        ) as attendant,
+        ) as session,
     ):
         host, port = _master(entry, request.inherited)
         block = HostBlock(
             count=request.count,
-            first_rank=attendant.first_rank,
-            size=attendant.size,
-            group_rank=attendant.group_rank or 0,
-            launcher=attendant.node,
+            first_rank=session.first_rank,
+            size=session.size,
+            group_rank=session.group_rank or 0,
+            launcher=session.node,
             master_addr=host,
             master_port=port,
         )
@@ -97,13 +96,13 @@ def run_host(request: RunRequest, console: Console) -> int:
         )
         supervisor = Supervisor(
             plans,
-            request.wishes,
+            request.options,
             console=console,
-            cluster=attendant,
+            cluster=session,
             mark=mark,
             failures=failures,
             alone=entry.own,
-            stops=(request.wishes.on_failure or ("continue" if attendant.elastic else "stop")) == "stop",
+            stops=(request.options.on_failure or ("continue" if session.elastic else "stop")) == "stop",
         )
         result = supervisor.run()
     _explain(result, supervisor, console)
@@ -128,7 +127,8 @@ def _opened(request: RunRequest) -> Iterator[ClusterEntry]:
     else:
         from nexar.cluster.seed import SeedService  # noqa: PLC0415  # only the host that opens the cluster needs it
 
-        # Who may come later may come from elsewhere. Otherwise what is advertised concerns the ranks, not the seed.
+        # Joiners of an elastic cluster may come from other hosts. Otherwise the advertised address is for the ranks,
+        # not for the seed.
         listen = None if config.elastic_enabled else f"{_LOOPBACK}:0"
         seen = config if config.elastic_enabled else dataclasses.replace(config, advertise=None)
         with SeedService(listen, request.count, config=seen) as seed, request.when_open(seed):
@@ -136,10 +136,8 @@ def _opened(request: RunRequest) -> Iterator[ClusterEntry]:
 
 
 def _master(entry: ClusterEntry, inherited: Mapping[str, str]) -> tuple[str, int]:
-    """What MASTER_ADDR and MASTER_PORT say: a place for a store of torch on the host of rank 0, the same for all hosts.
-
-    What the launcher inherited is passed on. Otherwise it is this host, or the seed's host, which is right
-    where the seed runs beside rank 0. nexar itself does not use it.
+    """MASTER_ADDR and MASTER_PORT, equal on all hosts, for torch's store on rank 0's host. Inherited values win. The
+    seed's host is right if the seed runs beside rank 0.
     """
     if entry.own:
         host, port = _LOOPBACK, _free_port()
@@ -165,16 +163,16 @@ def _free_port() -> int:
 
 
 def _explain(result: LaunchResult, supervisor: Supervisor, console: Console) -> None:
-    """Losses first, the failure last: the last lines are what people read."""
+    """The failure last: users read the last lines."""
     for ending in result.lost:
         console.write("stderr", f"nexar: warning: {ending.who} {_describe_exit(ending)}\n".encode())
     if result.failed is not None:
         errors = supervisor.errors_of(result.failed)
-        words = f"nexar: {result.failed.who} {result.failed}"
+        headline = f"nexar: {result.failed.who} {result.failed}"
         console.write(
-            "stderr", f"{words}, the first to fail:\n{errors}\n".encode() if errors else f"{words}\n".encode()
+            "stderr", f"{headline}, the first to fail:\n{errors}\n".encode() if errors else f"{headline}\n".encode()
         )
 
 
 def _describe_exit(ending: RankExit) -> str:
-    return "came too late: nobody was left to let it in" if ending.came_too_late else f"{ending} and is lost"
+    return "came too late: no member was left to admit it" if ending.came_too_late else f"{ending} and is lost"

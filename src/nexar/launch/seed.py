@@ -1,4 +1,4 @@
-"""`nexar.Seed`: a seed with the settings of this process's environment, as `init`, `local` and `spawn` have them."""
+"""`nexar.Seed`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nexar.launch.init import choose_config
 
 
 class Seed(ConfiguredSeed):
-    """A seed of a cluster of `size` members (`nexar.cluster.seed.SeedService`) whose settings come from arguments, then
-    `config`, then the environment and the file it names.
+    """Opens a cluster of `size` members. As `SeedService`, with settings from arguments, `config`, environment and its
+    file.
     """
 
     def __init__(
@@ -27,6 +27,6 @@ class Seed(ConfiguredSeed):
         on_event: Callable[[SeedEvent], None] | None = None,
         **settings: Any,
     ) -> None:
-        """ConfigError for a setting that there is not, or that cannot have its value."""
+        """ConfigError for an unknown setting or a wrong value."""
         chosen = choose_config(config, settings)
         super().__init__(listen, size, config=chosen, state_dir=state_dir, on_event=on_event)

@@ -1,11 +1,9 @@
-"""The seed as a process of its own, started by rank 0: `python -m nexar.launch.seed_main`.
+"""The seed as a process, started by rank 0: `python -m nexar.launch.seed_main`.
 
-It ends when every member has left. Its standard input is a pipe that rank 0 holds: the pipe's end before the cluster
-has formed means that rank 0 has failed, and then the world will never be complete; afterwards it means nothing, for
-rank 0 is a member like any other.
+Rank 0 holds the other end of its standard input. If that ends before the cluster has formed, rank 0 has failed and the
+world will never be complete; later it has no meaning.
 
-The process that rank 0 starts only starts the seed. So rank 0 has a child for a moment, and not until the last member
-has left, when nobody would be there to take note of the end.
+The process that rank 0 starts only forks the seed, so that rank 0 has no child to reap when the last member has left.
 """
 
 import os
@@ -20,50 +18,50 @@ from nexar.launch.seed_process import SeedFailed, SeedReady, SeedTerms
 
 
 def main() -> int:
-    """Leave the parent, open, say so, attend."""
-    if os.fork():  # nothing was imported yet that has threads
+    """Serve until every member has left."""
+    if os.fork():  # no imported module has started a thread yet
         os._exit(0)
-    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # an import that fails is told like any other failure
+    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # the parent reports a failing import like any other failure
 
     terms = msgspec.json.decode(sys.stdin.buffer.readline(), type=SeedTerms)
     config = Config(**terms.settings)
     try:
         seed = SeedService(terms.listen, terms.size, config=config)
     except NexarError as error:
-        _say(SeedFailed(str(error)))
+        _send(SeedFailed(str(error)))
         return 1
     with seed:
-        _say(SeedReady(seed.ticket, seed.address, os.getpid()))
+        _send(SeedReady(seed.ticket, seed.address, os.getpid()))
         formed = threading.Event()
         threading.Thread(target=_end_with_parent, args=(formed,), name="nexar-parent", daemon=True).start()
         try:
-            seed.wait_formed()  # as long as the settings allow: the seed counts, and tells every candidate first
+            seed.wait_formed()  # the seed keeps the time, and notifies every joiner first
         except NexarError:
-            return 1  # every candidate was told why
+            return 1  # the seed has told every joiner why
         formed.set()
-        _let_go()
+        _detach_output()
         seed.wait_empty()
     return 0
 
 
-def _say(message: msgspec.Struct) -> None:
+def _send(message: msgspec.Struct) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def _end_with_parent(formed: threading.Event) -> None:
-    """The end of the pipe and the commit race when rank 0 joins and leaves at once: a moment decides for the commit."""
+    """If rank 0 joins and leaves at once, the end of the pipe races with the commit: one second lets the commit win."""
     sys.stdin.buffer.read()
     if not formed.wait(1.0):
         os._exit(1)
 
 
-def _let_go() -> None:
-    """Whoever reads the output of rank 0 to its end must not wait for the seed."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+def _detach_output() -> None:
+    """A process that reads rank 0's output to its end must not wait for the seed."""
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
+        os.dup2(null, descriptor)
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,7 @@
-"""What rank 0 and the seed process it starts tell each other: one line each way. Pure.
+"""Rank 0's side of the seed process it starts, and the private file that passes the ticket to the ranks of its host.
 
-Rank 0's side of the seed it starts.
-
-A ticket passed from rank 0 to the other ranks of its host, through a file that only this user can reach.
-
-The folder is the user's own (0700) and checked to be; the file (0600) appears whole. It names the process of the seed:
-a file that an earlier run left behind after a crash names one that is gone, and is not believed.
+The folder (0700) is checked to be the user's alone; the file (0600) appears whole. It names the seed's process: a file
+that a crashed run left behind names a dead process and is ignored.
 """
 
 import os
@@ -31,7 +27,7 @@ from nexar.security.storage import read_secret_file, write_secret_file
 
 
 class SeedTerms(msgspec.Struct, frozen=True):
-    """To the seed: what to open. It travels through a pipe: the settings hold the secret."""
+    """Sent through a pipe, because the settings hold the secret."""
 
     size: int
     listen: str
@@ -39,7 +35,7 @@ class SeedTerms(msgspec.Struct, frozen=True):
 
 
 class SeedReady(msgspec.Struct, frozen=True, tag="ready"):
-    """From the seed: it is open."""
+    """The seed is open."""
 
     ticket: str
     address: str
@@ -47,70 +43,72 @@ class SeedReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class SeedFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """From the seed: it cannot open, and why."""
+    """The seed cannot open."""
 
     reason: str
 
 
 def changed_settings(config: Config) -> dict[str, Any]:
-    """The settings that differ from their defaults: what makes the same `Config` on the other side."""
+    """Those that differ from their defaults."""
     values = {setting.name: (getattr(config, setting.name), setting.default) for setting in settings()}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
 _MODULE = "nexar.launch.seed_main"
-_NOTICE_TIMEOUT = 5.0  # seconds that a seed has to tell the other ranks that the cluster does not form
+_NOTICE_TIMEOUT = 5.0  # seconds for the seed to tell the other ranks that the cluster does not form
 
 
 class SeedProcess:
-    """A seed in a process and a session of its own. Context manager: left by an error it is ended; left well it stays.
+    """A seed in a session of its own. An error in its block ends it; otherwise it serves until every member has left.
 
-    Staying is the point: it attends the cluster until every member has left, also after this process has gone. So it is
-    no child of this process, which may end many clusters and would have to wait for the end of each one's seed: the
-    child that is started starts the seed, and ends.
+    It is not a child of this process, which would have to reap it: the direct child forks the seed and exits.
     """
 
     def __init__(self, size: int, listen: str, config: Config, timeout: float) -> None:
-        """UsageError if it cannot open, OperationTimeout if it does not in time."""
-        self._session, self._orders, self._news = _spawn()
+        """UsageError if the seed cannot open, OperationTimeout."""
+        self._session, self._stdin, self._stdout = _spawn()
         try:
             terms = SeedTerms(size, listen, changed_settings(config))
-            _write(self._orders, msgspec.json.encode(terms) + b"\n")
-            ready = self._hear(timeout)
+            _write(self._stdin, msgspec.json.encode(terms) + b"\n")
+            ready = self._read_ready(timeout)
         except BaseException:
             self._end()
             raise
         self.ticket, self.address, self.pid = ready.ticket, ready.address, ready.pid
 
-    def _hear(self, timeout: float) -> SeedReady:
-        line = _read_line(self._news, time.monotonic() + timeout)
+    def _read_ready(self, timeout: float) -> SeedReady:
+        line = _read_line(self._stdout, time.monotonic() + timeout)
         if line is None:
             raise OperationTimeout(operation="nexar.init()", waiting_for="the seed it started", timeout=timeout)
         if not line.endswith(b"\n"):
-            raise UsageError("the seed that rank 0 started ended at once; what it wrote is above")
+            raise UsageError("the seed that rank 0 started ended at once; its output is above")
         message = msgspec.json.decode(line, type=SeedReady | SeedFailed)
         if isinstance(message, SeedFailed):
             raise UsageError(f"rank 0 could not open the cluster: {message.reason}")
         return message
 
     def _close(self) -> None:
-        os.close(self._orders)
-        os.close(self._news)
-        with suppress(ChildProcessError):  # a program that waits for any child, or for none, has taken note already
-            os.waitpid(self._session, 0)  # it ended when it had started the seed, or was ended with it
+        os.close(self._stdin)
+        os.close(self._stdout)
+        with suppress(ChildProcessError):  # the program may reap any child, or ignore SIGCHLD
+            os.waitpid(self._session, 0)  # it exited after it started the seed, or was killed with it
 
     def _end_after_notice(self) -> None:
-        """The seed ends by itself when it has no parent and its cluster does not form. First it tells the other ranks
-        why; ended at once it might not, and they would try to reach it until their time is up.
+        """Without a parent the seed tells the other ranks why and ends; killed at once, it would leave them to time
+        out.
         """
-        os.close(self._orders)
-        self._orders = os.open(os.devnull, os.O_WRONLY)  # closed with the other pipe
-        _read_line(self._news, time.monotonic() + _NOTICE_TIMEOUT)  # it writes no more: the pipe ends with the seed
+        os.close(self._stdin)
+        self._stdin = os.open(os.devnull, os.O_WRONLY)  # closed with the other pipe
+        _read_line(
+            self._stdout, time.monotonic() + _NOTICE_TIMEOUT
+        )  # the seed writes nothing more: the pipe ends with it
         self._end()
 
     def _end(self) -> None:
-        with suppress(ProcessLookupError):  # the same program, and the seed has ended by itself
-            os.killpg(self._session, signal.SIGKILL)  # while one of the two is there, no other group has this id
+        with suppress(
+            ProcessLookupError
+        ):  # a program that reaps any child may have reaped it, and the seed has ended by itself
+            os.killpg(self._session, signal.SIGKILL)  # while one of the two exists, no other group has this id
         self._close()
 
     def __enter__(self) -> Self:
@@ -126,25 +124,25 @@ class SeedProcess:
 
 
 def _spawn() -> tuple[int, int, int]:
-    """The session's id, the pipe to its standard input, the pipe from its standard output. Others inherit neither."""
-    orders_in, orders = os.pipe()
-    news, news_out = os.pipe()
+    """Session id, pipe to its standard input, pipe from its standard output."""
+    stdin_read, stdin = os.pipe()
+    stdout, stdout_write = os.pipe()
     try:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-m", _MODULE],
             inherited(),
-            file_actions=[(os.POSIX_SPAWN_DUP2, orders_in, 0), (os.POSIX_SPAWN_DUP2, news_out, 1)],
-            setsid=True,  # what is sent to the group of rank 0 is not meant for the seed
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)],
+            setsid=True,  # signals to the group of rank 0 must not reach the seed
         )
     except BaseException:
-        os.close(orders)
-        os.close(news)
+        os.close(stdin)
+        os.close(stdout)
         raise
     finally:
-        os.close(orders_in)
-        os.close(news_out)
-    return pid, orders, news
+        os.close(stdin_read)
+        os.close(stdout_write)
+    return pid, stdin, stdout
 
 
 def _write(pipe: int, line: bytes) -> None:
@@ -152,11 +150,11 @@ def _write(pipe: int, line: bytes) -> None:
         try:
             line = line[os.write(pipe, line) :]
         except BrokenPipeError:
-            return  # it has ended, which the other pipe tells
+            return  # it has ended, which the other pipe shows
 
 
 def _read_line(pipe: int, deadline: float) -> bytes | None:
-    """A line; what came before the end of the pipe; None at the deadline."""
+    """A line, or what came before the end of the pipe; None at the deadline."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     line = b""
@@ -170,20 +168,20 @@ def _read_line(pipe: int, deadline: float) -> bytes | None:
     return line
 
 
-_LOOK_INTERVAL = 0.02
+_POLL_INTERVAL = 0.02
 
 
 class _TicketFile(msgspec.Struct, frozen=True):
     ticket: str
     seed: int
-    """The process id of the seed."""
+    """Process id of the seed."""
     started: str
-    """When that process started, as far as the system tells: ids are given out again."""
+    """When that process started, if the system tells: process ids are reused."""
 
 
 @contextmanager
 def offered_ticket(name: str, ticket: str, seed: int) -> Iterator[None]:
-    """Offer the ticket for as long as the block takes."""
+    """Offer the ticket until the block ends."""
     path = _folder() / name
     write_secret_file(path, msgspec.json.encode(_TicketFile(ticket, seed, _started(seed))))
     try:
@@ -194,26 +192,26 @@ def offered_ticket(name: str, ticket: str, seed: int) -> Iterator[None]:
 
 
 def wait_for_ticket(name: str, timeout: float, tell: Tell | None = None) -> str:
-    """Wait for the ticket that rank 0 offers, and `tell` the user so. OperationTimeout if it does not."""
+    """Blocks until rank 0 offers the ticket. OperationTimeout."""
     path, deadline = _folder() / name, time.monotonic() + timeout
     waiting_for = "rank 0, which opens the cluster on this host"
     with WaitNotice(tell, lambda: f"waiting for {waiting_for}{seconds_left(deadline)}"):
-        while (ticket := _look(path)) is None:
+        while (ticket := _read_ticket_file(path)) is None:
             if time.monotonic() > deadline:
                 raise OperationTimeout(operation="nexar.init()", waiting_for=waiting_for, timeout=timeout)
-            time.sleep(_LOOK_INTERVAL)
+            time.sleep(_POLL_INTERVAL)
     return ticket
 
 
 def folder_identity() -> str:
-    """The same for processes of one host that offer and take in one folder, and for no others there. UsageError if the
-    folder of this user is not private.
+    """Equal for processes of one host that share the private folder, and only for them. UsageError if it is not
+    private.
     """
     status = _folder().stat()
     return f"{status.st_dev:x}.{status.st_ino:x}"
 
 
-def _look(path: Path) -> str | None:
+def _read_ticket_file(path: Path) -> str | None:
     try:
         note = msgspec.json.decode(read_secret_file(path), type=_TicketFile)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -222,21 +220,21 @@ def _look(path: Path) -> str | None:
 
 
 def _folder() -> Path:
-    """The private folder of this user. UsageError if somebody else has made it or can look into it."""
+    """UsageError if another user made it or can read it."""
     path = Path(tempfile.gettempdir()) / f"nexar-{os.geteuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
-            f"{path} is not a folder of this user alone, so no ticket is put there; remove it, or set TMPDIR to "
-            "another place for all ranks, or start a seed and set NEXAR_TICKET"
+            f"{path} is not private to this user, so no ticket is written there; remove it, set TMPDIR to "
+            "another directory for all ranks, or start a seed and set NEXAR_TICKET"
         )
     return path
 
 
 def _started(pid: int) -> str:
-    """A text that tells this process from others that had or will have its id; empty if there is no such process."""
+    """Distinguishes processes that reuse an id; empty if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -245,7 +243,6 @@ def _started(pid: int) -> str:
 
 
 def _alive(pid: int) -> str:
-    """Where there is no /proc: at least whether it is there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""`spawn(fn, n)`: n processes on this host run a function on one communicator; their results come back as a list."""
+"""`spawn(fn, n)`: run a function in n processes on this host."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_GRACE = 2.0  # between the polite and the impolite signal
+_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 _STARTED, _RAISED, _RETURNED = "started", "raised", "returned"
 
 
 def spawn(
     fn: Callable[[Communicator], _Result], n: int, config: Config | None = None, **settings: Any
 ) -> list[_Result]:
-    """Run `fn(comm)` in n new processes and return what each returned, by rank. Settings as for `init`.
+    """Run `fn(comm)` in n new processes and return the results by rank. Settings as for `init`.
 
-    The first failure ends them all: RemoteError with the traceback of the rank that raised, PeerLost if one died. `fn`
-    and what it returns must be picklable; call this below `if __name__ == "__main__":`, as for multiprocessing. When it
-    returns or raises, the processes have ended.
+    The first failure ends all: RemoteError with the traceback of the rank that raised, PeerLost if one died. `fn` and
+    its result must be picklable; call this below `if __name__ == "__main__":`, as for multiprocessing. When it returns
+    or raises, the processes have ended.
     """
     _check(fn, n)
-    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # a wrong call is refused without it
+    from nexar.cluster.seed import SeedService  # noqa: PLC0415  # a wrong call is rejected without loading it
 
-    chosen = choose_config(config, {**settings, "ticket": None, "seed": None})  # this cluster is its own
+    chosen = choose_config(config, {**settings, "ticket": None, "seed": None})  # this cluster is separate
     if chosen.metrics_port is not None:
-        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # only who wants metrics pays for them
+        from nexar.observe.metrics import check_metrics  # noqa: PLC0415  # loaded only if metrics are enabled
 
         check_metrics(chosen, n)
     with SeedService("127.0.0.1:0", n, config=chosen) as seed:
-        team = _RankProcesses(fn, n, seed.ticket, chosen)
+        processes = _RankProcesses(fn, n, seed.ticket, chosen)
         try:
-            return team.results()
+            return processes.results()
         finally:
-            team.end()
+            processes.end()
 
 
 def _check(fn: Callable[..., Any], n: int) -> None:
@@ -63,7 +63,7 @@ def _check(fn: Callable[..., Any], n: int) -> None:
         raise UsageError(f"spawn(fn={fn!r}, n): fn is what each process calls with its communicator, a function")
     try:
         ForkingPickler.dumps(fn)
-    except Exception as error:  # whatever its __reduce__ raises, the answer is the same
+    except Exception as error:  # __reduce__ may raise anything
         raise UsageError(
             f"{fn!r} cannot be sent to another process ({error}); pass a function defined at the top of a module, "
             "not a lambda and not one defined inside another function"
@@ -72,8 +72,6 @@ def _check(fn: Callable[..., Any], n: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one process is told."""
-
     fn: Callable[..., Any]
     rank: Rank
     size: int
@@ -82,12 +80,10 @@ class _Task:
 
 
 class _RankProcesses:
-    """The processes of one spawn."""
-
     def __init__(self, fn: Callable[..., Any], n: int, ticket: str, config: Config) -> None:
         self._name = getattr(fn, "__qualname__", repr(fn))
         self._processes: list[SpawnProcess] = []
-        self._lines: dict[Connection, Rank] = {}
+        self._pipes: dict[Connection, Rank] = {}
         self._started: set[Rank] = set()
         self._results: dict[Rank, Any] = {}
         settings = changed_settings(config)
@@ -100,27 +96,27 @@ class _RankProcesses:
 
     def _start(self, task: _Task) -> None:
         context = get_context("spawn")
-        here, there = context.Pipe(duplex=False)
-        self._lines[here] = task.rank
-        process = context.Process(target=_work, args=(there, task), name=f"nexar-rank-{task.rank}")
+        read_end, write_end = context.Pipe(duplex=False)
+        self._pipes[read_end] = task.rank
+        process = context.Process(target=_run_rank, args=(write_end, task), name=f"nexar-rank-{task.rank}")
         try:
             process.start()
         finally:
-            there.close()
+            write_end.close()
         self._processes.append(process)
 
     def results(self) -> list[Any]:
-        """Wait for all, or for the first failure."""
+        """Blocks until all have returned; raises the first failure."""
         while len(self._results) < len(self._processes):
-            waiting = [line for line, rank in self._lines.items() if rank not in self._results]
-            for line in connection.wait(waiting):
-                assert isinstance(line, Connection)
-                self._hear(line, self._lines[line])
+            waiting = [pipe for pipe, rank in self._pipes.items() if rank not in self._results]
+            for pipe in connection.wait(waiting):
+                assert isinstance(pipe, Connection)
+                self._receive(pipe, self._pipes[pipe])
         return [self._results[rank] for rank in range(len(self._processes))]
 
-    def _hear(self, line: Connection, rank: Rank) -> None:
+    def _receive(self, pipe: Connection, rank: Rank) -> None:
         try:
-            kind, content = line.recv()
+            kind, content = pipe.recv()
         except EOFError:
             raise self._lost(rank) from None
         if kind == _RAISED:
@@ -132,17 +128,17 @@ class _RankProcesses:
 
     def _lost(self, rank: Rank) -> PeerLost | UsageError:
         process = self._processes[rank]
-        process.join(_GRACE)  # its line closes a moment before it has ended
-        ending = "closed its line" if process.exitcode is None else str(RankExit(rank, process.exitcode))
+        process.join(_GRACE)  # its connection closes a moment before it has ended
+        ending = "closed its connection" if process.exitcode is None else str(RankExit(rank, process.exitcode))
         if rank in self._started or (process.exitcode or 0) < 0:
             return PeerLost(rank=rank, cause=ending, operation=self._name)
         return UsageError(
-            f"rank {rank} {ending} before it could run {self._name}; what it wrote is above. "
+            f"rank {rank} {ending} before it could run {self._name}; its output is above. "
             'Is the call of spawn below `if __name__ == "__main__":`?'
         )
 
     def end(self) -> None:
-        """End whoever still runs. Idempotent."""
+        """Idempotent."""
         if len(self._results) < len(self._processes):
             for process in self._processes:
                 process.terminate()
@@ -153,28 +149,28 @@ class _RankProcesses:
                 process.kill()
                 process.join()
             process.close()
-        for line in self._lines:
-            line.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._processes.clear()
-        self._lines.clear()
+        self._pipes.clear()
 
 
-# -- in the new process ------------------------------------------------------------------------------------------------
+# -- in the new process
+# --------------------------------------------------------------------------------------------------
 
 
-def _work(line: Connection, task: _Task) -> None:
-    """The whole life of a rank."""
+def _run_rank(pipe: Connection, task: _Task) -> None:
     threading.Thread(target=_end_with_parent, name="nexar-parent", daemon=True).start()
-    with line:
-        line.send((_STARTED, None))
+    with pipe:
+        pipe.send((_STARTED, None))
         try:
-            line.send((_RETURNED, _run(line, task)))
+            pipe.send((_RETURNED, _run(pipe, task)))
         except BaseException:  # noqa: BLE001  # the parent raises it
-            _tell(line)
+            _send_failure(pipe)
 
 
-def _run(line: Connection, task: _Task) -> Any:
-    from nexar.launch.create import join_cluster  # noqa: PLC0415  # a failing import is told like any other
+def _run(pipe: Connection, task: _Task) -> Any:
+    from nexar.launch.create import join_cluster  # noqa: PLC0415  # the parent reports a failing import like any other failure
     from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
     config, invitation = Config(**task.settings), parse_ticket(task.ticket)
@@ -183,17 +179,16 @@ def _run(line: Connection, task: _Task) -> Any:
         try:
             return task.fn(communicator)
         except BaseException:
-            _tell(line)  # before the others are told by leaving: what they raise then is not the first failure
+            _send_failure(pipe)  # before this rank leaves: what the others raise then is not the first failure
             raise
 
 
-def _tell(line: Connection) -> None:
-    with suppress(OSError):  # a parent that has heard of a failure listens no longer
-        line.send((_RAISED, traceback.format_exc()))
+def _send_failure(pipe: Connection) -> None:
+    with suppress(OSError):  # after the first failure the parent does not read
+        pipe.send((_RAISED, traceback.format_exc()))
 
 
 def _end_with_parent() -> None:
-    """Nobody is left who wants the result."""
     parent = parent_process()
     if parent is not None:
         parent.join()

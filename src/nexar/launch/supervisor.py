@@ -1,11 +1,8 @@
-"""A process that ends the ranks if this one cannot: after kill -9 no handler of ours runs, but the kernel closes pipes.
+"""Runs the ranks of this host, in one loop in the main thread.
 
-It is started without the site machinery and imports nothing of ours, so it costs a few milliseconds.
-
-Starts the ranks of this host, passes their output on, watches them, starts some again, and ends with them.
-
-One loop in the main thread waits for everything at once: output, ends, signals, failures on other hosts, and the moment
-when asking turns into killing. Whatever way it is left, every process it started has ended and was reaped.
+However the loop is left, every process it started has ended and was reaped. If the launcher is killed, the kernel
+closes its pipes, and the guard process ends the ranks. The guard imports no nexar module, so it costs a few
+milliseconds.
 """
 
 import selectors
@@ -23,7 +20,7 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeAlias
 
 from nexar.errors import UsageError
-from nexar.launch.event_sources import ASKING, CONTINUED, STOPPING, Mailbox, SignalInbox
+from nexar.launch.event_sources import CONTINUE_SIGNAL, DUMP_SIGNAL, STOP_SIGNALS, Mailbox, SignalInbox
 from nexar.launch.exit_report import ExitReport
 from nexar.launch.output import STREAMS, Console, Stream
 from nexar.launch.output_lines import TRACEBACK_SECONDS, exception_name, last_traceback
@@ -38,7 +35,7 @@ _GUARD_END_TIMEOUT = 5.0
 
 
 class Guard:
-    """Knows the process groups of the ranks. Context manager; leaving it sends the guard away, nobody is ended."""
+    """Tells the guard process which process groups to end."""
 
     def __init__(self, mark: str) -> None:
         command = [sys.executable, "-I", "-S", "-E", str(_SCRIPT), mark]
@@ -49,32 +46,31 @@ class Guard:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,  # what ends this process's group or terminal does not end the guard
+                start_new_session=True,  # signals to this process's group or terminal do not end the guard
             )
         except OSError as error:
             raise UsageError(
-                f"no process can be started to watch over the ranks ({error.strerror or error}); "
+                f"cannot start the guard process for the ranks ({error.strerror or error}); "
                 "see the limits of this shell with `ulimit -a`, and raise the one that is too low"
             ) from error
 
     @property
     def pid(self) -> int:
-        """The guard's process id."""
         return self._process.pid
 
     def watch(self, group: int) -> None:
-        """End this group if we die. Call `forget` before its leader is reaped."""
-        self._say(f"+{group}\n")
+        """Call `forget` before the group's leader is reaped."""
+        self._send_line(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """The group has ended; its number may be given to strangers from now on."""
-        self._say(f"-{group}\n")
+        """The group's id may be reused from now on."""
+        self._send_line(f"-{group}\n")
 
     def close(self) -> None:
-        """Send it away. It has ended when this returns. Idempotent."""
+        """Blocks until the guard has ended. Idempotent."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
-            self._say("bye\n")
+            self._send_line("bye\n")
             self._process.stdin.close()
         try:
             self._process.wait(_GUARD_END_TIMEOUT)
@@ -82,12 +78,12 @@ class Guard:
             self._process.kill()
             self._process.wait()
 
-    def _say(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode())
         except BrokenPipeError:
-            return  # somebody killed the guard; the ranks lose nothing but their insurance
+            return  # the guard was killed; the ranks lose only this protection
 
     def __enter__(self) -> Self:
         return self
@@ -99,31 +95,28 @@ class Guard:
 
 
 class DeathReports(Protocol):
-    """What a supervisor has to do with the cluster of its ranks."""
+    """What a supervisor needs of its ranks' cluster."""
 
     @property
-    def formed(self) -> bool:
-        """Whether everybody was there, once."""
+    def formed(self) -> bool: ...
 
     def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
-        """Tell of the end of a rank: which, and how. It does not raise when nobody can be told: the members notice the
-        death by themselves.
-        """
+        """Never raises: the members detect an unreported death themselves."""
 
     def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
-        """Tell the other launchers, through the seed, that the run is to stop. Likewise."""
+        """Tell the other launchers that the run stops. Never raises."""
 
 
 OnFailure: TypeAlias = Literal["stop", "continue"]
 """What the failure of one rank means for the others."""
 _CAUSE_CHARACTERS: Final = 3000
 _RAISED_SECONDS: Final = TRACEBACK_SECONDS / 2
-"""How long a rank that raised has to end before it counts as failed: its traceback is still kept back then."""
+"""How long a rank that raised has to end before it counts as failed. Its traceback is still held then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorOptions:
-    """What the user wants of a run, besides the ranks."""
+    """The user's options, besides the ranks."""
 
     shown: frozenset[int]
     """Local ranks whose output goes to the console."""
@@ -131,23 +124,22 @@ class SupervisorOptions:
     tee: bool = False
     """With `log_dir`: also to the console."""
     on_failure: OnFailure | None = None
-    """None: as the cluster does, which goes on if it is elastic."""
+    """None: continue if the cluster is elastic, else stop."""
     max_restarts: int = 0
-    """How many ranks, in all, are started again when they did not end well."""
+    """How many restarts of failed ranks are allowed, in all."""
     grace: float = GRACE
 
     def shows(self, plan: RankPlan) -> bool:
-        """Whether the console gets what this rank writes."""
         return plan.local_rank in self.shown and (self.log_dir is None or self.tee)
 
 
 class Supervisor:
-    """One run. `run` may be called once, in the main thread."""
+    """`run` may be called once, in the main thread."""
 
     def __init__(
         self,
         plans: Sequence[RankPlan],
-        wishes: SupervisorOptions,
+        options: SupervisorOptions,
         *,
         console: Console,
         cluster: DeathReports,
@@ -156,22 +148,20 @@ class Supervisor:
         alone: bool,
         stops: bool,
     ) -> None:
-        """`failures`: those that the seed chose. `alone`: there is no other launcher. `stops`: the first failure stops
-        the run.
-        """
-        self._plans, self._options, self._console, self._cluster, self._mark = plans, wishes, console, cluster, mark
+        """`failures`: chosen by the seed. `alone`: no other launcher. `stops`: the first failure stops the run."""
+        self._plans, self._options, self._console, self._cluster, self._mark = plans, options, console, cluster, mark
         self._failures, self._stops_run, self._alone = failures, stops, alone
-        self._policy = StopPolicy(alone=alone, grace=wishes.grace)
+        self._policy = StopPolicy(alone=alone, grace=options.grace)
         self._report = FailureReport(console)
         self._running: dict[int, RankProcess] = {}
         self._exits: list[RankExit] = []
         self._errors: dict[str, str] = {}
         self._restarts = 0
-        self._escalation = Escalation(wishes.grace)
+        self._escalation = Escalation(options.grace)
         self._interrupted: int | None = None
 
     def run(self) -> LaunchResult:
-        """Start all, wait for all. UsageError if a rank cannot be started; then none is left."""
+        """UsageError if a rank cannot be started; then none is left."""
         with ExitStack() as stack:
             self._signals = stack.enter_context(SignalInbox())
             self._guard = stack.enter_context(Guard(self._mark))
@@ -183,18 +173,17 @@ class Supervisor:
             for plan in self._plans:
                 self._start(plan)
             while self._running or not self._policy.is_settled(time.monotonic()):
-                self._turn()
-        self._do(self._policy.finish())
+                self._iterate()
+        self._perform(self._policy.finish())
         culprit = self._policy.culprit
         return judge_run(self._exits, interrupted=self._interrupted) if culprit is None else LaunchResult(culprit.code)
 
     def errors_of(self, ending: RankExit) -> str:
-        """The traceback, or the last lines, that a rank wrote to standard error before it ended."""
         return self._errors[ending.who]
 
-    # -- one turn of the loop
+    # -- one iteration of the loop
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         for key, _ in self._selector.select(self._due(time.monotonic())):
             if key.data is not None:
                 key.data()
@@ -205,35 +194,32 @@ class Supervisor:
             self._stop(signal.SIGTERM)
         for failure in self._failures.take():
             if self._stops_run and self._interrupted is None:
-                self._do(self._policy.chosen(failure, time.monotonic()))
+                self._perform(self._policy.chosen(failure, time.monotonic()))
         self._tick(time.monotonic())
 
     def _follow_signals(self) -> None:
         signals = self._signals.take()
         for number in signals:
-            if number in STOPPING:
+            if number in STOP_SIGNALS:
                 self._interrupt(number)
-        if CONTINUED in signals:
+        if CONTINUE_SIGNAL in signals:
             self._input.resume()
-        if ASKING in signals:
-            self._ask()
+        if DUMP_SIGNAL in signals:
+            self._request_dumps()
         if signal.SIGCHLD in signals:
             self._reap_all()
 
     @property
     def _stops(self) -> bool:
-        """Whether failures of this host are dealt with by the policy. Ranks that end after they were asked to have not
-        failed. What the seed chooses still counts then: all launchers end with its exit code.
-        """
+        """Ranks that end after they were asked to have not failed."""
         return self._stops_run and not self._escalation.asked
 
     @property
     def _ends(self) -> bool:
-        """Whether the remaining ranks are about to end: then tracebacks wait until they have."""
+        """Then tracebacks are held until the ranks have ended."""
         return self._escalation.asked or self._policy.culprit is not None
 
     def _due(self, now: float) -> float | None:
-        """Seconds until something is to be done."""
         shown = () if self._ends else (process.outputs["stderr"].due for process in self._running.values())
         early = (process.raised_at + _RAISED_SECONDS for process in self._raised())
         waits = (max(0.0, at - now) for at in (*shown, *early) if at)
@@ -247,12 +233,12 @@ class Supervisor:
             for output in (process.outputs["stderr"] for process in self._running.values()):
                 if output.due is not None and output.due <= now:
                     output.release()
-        self._do(self._policy.tick(now))
+        self._perform(self._policy.tick(now))
         overdue = self._escalation.tick(now)
         if overdue is not None:
             self._send(overdue)
 
-    def _do(self, actions: Sequence[StopAction]) -> None:
+    def _perform(self, actions: Sequence[StopAction]) -> None:
         for action in actions:
             if isinstance(action, ReportFailure):
                 self._report.report(action.failure)
@@ -272,10 +258,12 @@ class Supervisor:
         self._guard.watch(process.pid)
         for stream in STREAMS:
             self._selector.register(process.pipes[stream], selectors.EVENT_READ, partial(self._read, process, stream))
-        self._selector.register(process.exit_pipe.fileno(), selectors.EVENT_READ, partial(self._hear, process))
+        self._selector.register(
+            process.exit_pipe.fileno(), selectors.EVENT_READ, partial(self._read_exit_report, process)
+        )
 
-    def _hear(self, process: RankProcess) -> None:
-        """It told of the exception that ends it, or closed the pipe. What it says later is read when it was reaped."""
+    def _read_exit_report(self, process: RankProcess) -> None:
+        """Later reports are read when the rank is reaped."""
         self._selector.unregister(process.exit_pipe.fileno())
         report = process.exit_report()
         if report.exception:
@@ -285,8 +273,8 @@ class Supervisor:
             process.raised_at = time.monotonic()
 
     def _raised(self, *, until: float = inf) -> list[RankProcess]:
-        """Running ranks that told of an exception until then, and do not count as failed. Empty where that does not
-        stop the run, or ranks are started again, which have to end first.
+        """Running ranks that reported an exception by `until` and do not count as failed. None if ranks are restarted,
+        because those have to end first.
         """
         if not self._stops or self._options.max_restarts:
             return []
@@ -299,15 +287,14 @@ class Supervisor:
         ended = [process for process in self._running.values() if process.reap(self._guard.forget)]
         for process in ended:
             del self._running[process.pid]
-            self._bury(process)
+            self._record_exit(process)
 
-    def _bury(self, process: RankProcess) -> None:
-        """Its last words, its end on record, and the news to those who have to know."""
+    def _record_exit(self, process: RankProcess) -> None:
         process.drain()
         output = process.outputs["stderr"]
         errors, held, report = last_traceback(output.tail()), output.take_held(), process.exit_report()
         replacement = self._replacement(process)
-        ending = self._ending(process, report, replaced=replacement is not None)
+        ending = self._exit_of(process, report, replaced=replacement is not None)
         self._exits.append(ending)
         self._errors[ending.who] = errors
         if ending.code != 0 and replacement is None and self._stops and not process.failed:
@@ -317,19 +304,17 @@ class Supervisor:
         elif not (ending.stopped and (ending.interrupted or ending.blames_another)):
             output.show(held)
         self._close(process)
-        self._tell(process.plan, ending, replacement)
+        self._report_exit(process.plan, ending, replacement)
         if replacement is not None:
             self._start_again(ending, replacement)
 
     def _fail_early(self, process: RankProcess) -> None:
-        """It raised, and its process has not ended: a thread or an exit handler may keep it for good."""
+        """The rank raised, but a thread or an exit handler may keep its process running forever."""
         process.drain()
         self._fail(process, f"raised {process.exit_report().exception}", 1, process.outputs["stderr"].take_held())
 
     def _fail(self, process: RankProcess, cause: str, code: int, held: list[bytes]) -> None:
-        """A rank failed, and the run stops. Its traceback is shown once: by the report, or not at all if it follows
-        from another failure.
-        """
+        """Its traceback is shown once: by the report, or not at all if another failure caused it."""
         process.failed = True
         plan, output, report = process.plan, process.outputs["stderr"], process.exit_report()
         known = self._policy.culprit is not None and not self._policy.culprit.consequence
@@ -343,9 +328,9 @@ class Supervisor:
         self._report.keep(failure, text, report.exception or exception_name(errors))
         if failure.rank is not None:
             self._cluster.report_failure(failure.rank, failure.cause, failure.code, consequence=failure.consequence)
-        self._do(self._policy.failed(failure, time.monotonic()))
+        self._perform(self._policy.failed(failure, time.monotonic()))
 
-    def _ending(self, process: RankProcess, report: ExitReport, *, replaced: bool) -> RankExit:
+    def _exit_of(self, process: RankProcess, report: ExitReport, *, replaced: bool) -> RankExit:
         assert process.returncode is not None
         plan = process.plan
         return RankExit(
@@ -361,12 +346,12 @@ class Supervisor:
         )
 
     def _replacement(self, process: RankProcess) -> RankPlan | None:
-        """What to start in its place, if anything. A joiner needs somebody who lets it in."""
-        unwanted = process.returncode == 0 or self._escalation.asked
-        if unwanted or self._restarts >= self._options.max_restarts:
+        """A joiner needs a running member to admit it."""
+        no_restart = process.returncode == 0 or self._escalation.asked
+        if no_restart or self._restarts >= self._options.max_restarts:
             return None
         formed = self._cluster.formed
-        return process.plan.again(as_joiner=formed) if self._running or not formed else None
+        return process.plan.replacement_plan(as_joiner=formed) if self._running or not formed else None
 
     def _start_again(self, ending: RankExit, plan: RankPlan) -> None:
         self._restarts += 1
@@ -374,14 +359,13 @@ class Supervisor:
         self._console.write("stderr", f"nexar: {ending.who} {ending}; started again, {how}\n".encode())
         self._start(plan)
 
-    def _tell(self, plan: RankPlan, ending: RankExit, replacement: RankPlan | None) -> None:
-        """Tell the cluster of a death. Who is started again before the cluster has formed is not missed, and of who
-        joined later the cluster knows no rank that we know. When the user stops a run on one host, every rank ends, and
-        a cluster that does not form is no news.
+    def _report_exit(self, plan: RankPlan, ending: RankExit, replacement: RankPlan | None) -> None:
+        """A rank restarted before formation is not missed; the rank of a late joiner is unknown here; when the user
+        stops a run on one host, every rank ends.
         """
         awaited = replacement is not None and not self._cluster.formed
-        dissolved = self._alone and self._interrupted is not None
-        if awaited or dissolved or plan.rank is None or plan.joins:
+        stopped_by_user = self._alone and self._interrupted is not None
+        if awaited or stopped_by_user or plan.rank is None or plan.joins:
             return
         details = self._errors[ending.who][-_CAUSE_CHARACTERS:] if ending.code > 0 else ""
         self._cluster.report(plan.rank, f"{ending}\n{details}".rstrip(), well=ending.code == 0)
@@ -393,18 +377,18 @@ class Supervisor:
                 self._selector.unregister(pipe)
         process.close()
 
-    # -- asking
+    # -- flight recorder dumps
 
-    def _ask(self) -> None:
-        """Where the ranks are: their flight recorders write it. Who does not listen yet would end by the signal."""
-        asked = [process.plan.name for process in self._running.values() if process.ask(ASKING)]
-        words = f"asked {', '.join(asked) or 'nobody'} where it is, by {ASKING.name}"
-        self._console.write("stderr", f"nexar: {words}; ranks listen once they have called nexar.init()\n".encode())
+    def _request_dumps(self) -> None:
+        """The signal would kill a rank without a handler."""
+        asked = [process.plan.name for process in self._running.values() if process.ask(DUMP_SIGNAL)]
+        text = f"sent {DUMP_SIGNAL.name} to {', '.join(asked) or 'no rank'} for a dump of the flight recorder"
+        self._console.write("stderr", f"nexar: {text}; ranks handle it once they have called nexar.init()\n".encode())
 
     # -- stopping
 
     def _interrupt(self, number: int) -> None:
-        """The launcher was asked to stop. Asked again, it makes haste."""
+        """A second request shortens the grace."""
         if self._interrupted is None:
             self._interrupted = number
             self._report.interrupted(signal_name(number), self._options.grace)
@@ -412,7 +396,7 @@ class Supervisor:
         self._stop(number)
 
     def _stop_other_hosts(self, why: str, number: int) -> None:
-        """The ranks of this host are about to be stopped: the others would miss them."""
+        """The ranks of other hosts would miss those of this host."""
         ranks = [process.plan.rank for process in self._running.values() if process.plan.rank is not None]
         if self._stops and not self._alone and ranks:
             self._cluster.report_failure(ranks[0], f"was stopped: {why}", 128 + number, consequence=False)
@@ -425,10 +409,9 @@ class Supervisor:
             process.signal(number)
 
     def _end_all(self) -> None:
-        """For a run that is left by an error: nobody stays."""
         self._send(signal.SIGKILL)
         for process in self._running.values():
             while not process.reap(self._guard.forget):
-                time.sleep(0.001)  # a killed process ends as soon as the kernel gets to it
+                time.sleep(0.001)  # a killed process ends as soon as the kernel schedules it
             self._close(process)
         self._running.clear()

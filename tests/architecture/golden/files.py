@@ -124,7 +124,7 @@ def _child_environments() -> Iterator[Sample]:
             plans = plan_ranks(
                 block, target, python="python3", inherited=inherited, entry={"NEXAR_TICKET": "new"}, mark="mark"
             )
-            again = plans[1].again(as_joiner=True)
+            again = plans[1].replacement_plan(as_joiner=True)
             word = f"{target.form} of a {'rank' if first_rank else 'joiner'}"
             yield json_text(f"child process {word}", _planned(plans[1]))
             yield json_text(f"child process {word}, restarted", _planned(again))

@@ -143,7 +143,9 @@ def _looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_not_there_is_told_of_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=r"no ticket in .*ticket: the run that wrote it has ended .*start it, or wait"):
+    with pytest.raises(
+        UsageError, match=r"no ticket in .*ticket: the run that wrote it has ended, .*start the run, or wait"
+    ):
         observer_session(None, tmp_path / "ticket", None, timeout=None)
     assert capsys.readouterr().err == ""
 
@@ -164,7 +166,7 @@ def test_where_nobody_answers_it_says_when_the_ticket_was_written(tmp_path: Path
 
 
 def test_without_a_file_it_says_what_to_do() -> None:
-    with pytest.raises(SeedUnreachable, match=r"the cluster has ended, or .* give the ticket of one that runs"):
+    with pytest.raises(SeedUnreachable, match=r"the cluster has ended, or .* give the ticket of a running cluster"):
         observer_session(OBSERVER_TICKET, None, None, timeout=None)
 
 
@@ -204,7 +206,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch):
     waiting = threading.Event()
     monkeypatch.setattr("nexar.cli.cluster_options.fail_with", lambda _: waiting.set())
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(entry_options, None, tmp_path / "ticket", patience=50)
+        found = pool.submit(entry_options, None, tmp_path / "ticket", file_timeout=50)
         assert waiting.wait(50)
         with ticket_in(tmp_path / "ticket", "nexar1-x"):
             assert found.result(timeout=50)["ticket"] == "nexar1-x"
@@ -212,7 +214,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch):
 
 def test_a_file_that_does_not_come_is_not_waited_for_for_ever(tmp_path):
     with pytest.raises(UsageError, match=r"missing cannot be read: No such file"):
-        entry_options(None, tmp_path / "missing", patience=0.01)
+        entry_options(None, tmp_path / "missing", file_timeout=0.01)
 
 
 def test_a_ticket_is_written_for_its_owner_alone_and_goes_with_its_seed(tmp_path):

@@ -79,7 +79,7 @@ def test_parts_of_other_runs_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     other = msgspec.structs.replace(part(1, []), cluster="other", wall=1.0)
     (tmp_path / "2.part").write_bytes(msgspec.msgpack.encode(other))
     assert merge([tmp_path], tmp_path / "out.json") == 1
-    assert "1 parts are of other runs" in capsys.readouterr().err
+    assert "skipped 1 parts of earlier runs" in capsys.readouterr().err
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

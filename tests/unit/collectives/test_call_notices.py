@@ -260,7 +260,9 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize(("fault", "says"), [(ValueError("caf\udce9"), r"caf\udce9"), (Mute(), "cannot be told")])
+@pytest.mark.parametrize(
+    ("fault", "says"), [(ValueError("caf\udce9"), r"caf\udce9"), (Mute(), "no text: its __str__ raised")]
+)
 def test_what_cannot_be_sent_as_it_is_is_told_otherwise(fault: Exception, says: str) -> None:
     reason = AbortReason(fault, rank_of).reason
     assert says in reason

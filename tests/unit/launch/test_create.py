@@ -171,7 +171,7 @@ def test_a_node_that_cannot_leave_does_not_keep_the_process(
     leaver = LeaveAtExit(wait)
     with caplog.at_level(logging.WARNING):
         create._leave_all()
-    assert "have not taken all that it sent within 0.05 s" in caplog.text
+    assert "have not received all that it sent within 0.05 s" in caplog.text
     go_on.set()
     leaver._thread.join(30)
 

@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from nexar.launch.event_sources import STOPPING, SignalInbox
+from nexar.launch.event_sources import STOP_SIGNALS, SignalInbox
 
 
 def readable(inbox):
     return bool(select.select([inbox], [], [], 5)[0])
 
 
-@pytest.mark.parametrize("number", [*STOPPING, signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT])
+@pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT])
 def test_a_signal_can_be_waited_for(number):
     with SignalInbox() as inbox:
         os.kill(os.getpid(), number)

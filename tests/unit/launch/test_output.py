@@ -80,7 +80,7 @@ def test_a_file_that_takes_no_more_ends_and_the_rank_goes_on(plan, tmp_path, cap
     log = tmp_path / "rank_3.stdout.log"
     log.symlink_to("/dev/full")
     assert written(io.BytesIO, plan, b"a\n", b"b\n", log_dir=tmp_path) == b"[rank 3] a\n[rank 3] b\n"
-    assert caplog.messages == [f"{log} ends here (No space left on device); rank 3 goes on"]
+    assert caplog.messages == [f"cannot write {log} (No space left on device); rank 3 continues without it"]
 
 
 def test_what_nobody_reads_any_more_is_not_written_again_at_the_end() -> None:

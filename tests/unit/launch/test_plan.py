@@ -121,9 +121,9 @@ def test_who_joins_a_cluster_that_has_formed_gets_no_rank_and_detects_none():
 
 def test_who_is_started_again_keeps_its_rank_until_the_cluster_has_formed():
     first = plans()[1]
-    second = first.again(as_joiner=False)
+    second = first.replacement_plan(as_joiner=False)
     assert (second.environment, second.joins) == (first.environment, False)
-    third = second.again(as_joiner=True)
+    third = second.replacement_plan(as_joiner=True)
     assert detect(third.environment) is None
     assert (third.name, third.rank) == ("rank 5 restart 2", 5)
     assert third.log_name("stdout") == "rank_5_restart_2.stdout.log"

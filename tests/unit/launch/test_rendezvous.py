@@ -11,11 +11,11 @@ from nexar.launch.rendezvous import (
     RendezvousHello,
     RendezvousRound,
     _answer_key,
-    _answered,
+    _await_answer,
     _follow,
     _hello_key,
     _hellos,
-    _opened,
+    _open_cluster,
     accepted_way,
     chosen_way,
     decoded,
@@ -65,24 +65,24 @@ def test_the_answer_of_an_earlier_attempt_is_not_followed() -> None:
             board.texts[_answer_key("new")] = encoded(RendezvousAnswer(heard, "addresses", "10.0.0.2:4000"))
 
     board = Board(of_an_earlier_attempt(), rank_0)
-    assert _answered(board, 1, HELLO, LONG) == RendezvousAnswer(["mine"], "addresses", "10.0.0.2:4000")
+    assert _await_answer(board, 1, HELLO, LONG) == RendezvousAnswer(["mine"], "addresses", "10.0.0.2:4000")
 
 
 def test_a_rank_0_that_does_not_come_again_is_waited_for_until_the_deadline() -> None:
     with pytest.raises(OperationTimeout, match="waiting for the process of rank 0"):
-        _answered(Board(of_an_earlier_attempt()), 1, HELLO, SHORT)
+        _await_answer(Board(of_an_earlier_attempt()), 1, HELLO, SHORT)
 
 
 def test_a_rank_is_not_told_that_rank_0_is_missing_where_others_are() -> None:
     board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
     with pytest.raises(OperationTimeout, match="rank 0, which waits until all 2 ranks have come"):
-        _answered(board, 1, HELLO, SHORT, SHORT)
+        _await_answer(board, 1, HELLO, SHORT, SHORT)
 
 
 def test_a_rank_beyond_the_size_of_the_world_is_told_both_sizes() -> None:
     board = Board({"nexar/round": encoded(RendezvousRound("new", 2))})
-    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 5 was told that they are 6"):
-        _answered(board, 5, RendezvousHello("mine", 6, "one", "8.1"), SHORT, SHORT)
+    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, but rank 5 expects 6"):
+        _await_answer(board, 5, RendezvousHello("mine", 6, "one", "8.1"), SHORT, SHORT)
 
 
 def test_rank_0_counts_those_who_came_to_the_board() -> None:
@@ -97,13 +97,13 @@ def test_rank_0_names_a_rank_with_another_world_size_although_others_are_missing
     board = saying({rank: encoded(RendezvousHello("theirs", 3, "one", "8.1"))})
     answer = failed_answer(board, 4, timeout)
     assert answer.heard == ["theirs"]
-    assert answer.content.startswith(f"rank 0 expects 4 ranks, and rank {rank} was told that they are 3")
+    assert answer.content.startswith(f"rank 0 expects 4 ranks, but rank {rank} expects 3")
 
 
 def failed_answer(board: Board, size: int, timeout: float) -> RendezvousAnswer:
     """What rank 0 leaves on the board when it cannot open the cluster."""
     hello = RendezvousHello("mine", size, "one", "8.1")
-    with pytest.raises((FormationTimeout, UsageError)) as caught, _opened(board, hello, Config(), None, timeout):
+    with pytest.raises((FormationTimeout, UsageError)) as caught, _open_cluster(board, hello, Config(), None, timeout):
         pytest.fail("nothing was opened")
     answer = decoded(
         board.texts[_answer_key(decoded(board.texts["nexar/round"], RendezvousRound).number)], RendezvousAnswer
@@ -149,7 +149,7 @@ def test_a_rank_waits_a_moment_longer_than_rank_0_for_its_answer() -> None:
         def find(self, key: str) -> str | None:
             return next(finds, encoded(answer)) if key == _answer_key("new") else super().find(key)
 
-    assert _answered(Late({"nexar/round": encoded(RendezvousRound("new", 2))}), 1, HELLO, 0.0, LONG) == answer
+    assert _await_answer(Late({"nexar/round": encoded(RendezvousRound("new", 2))}), 1, HELLO, 0.0, LONG) == answer
 
 
 def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket() -> None:
@@ -159,7 +159,7 @@ def test_rank_0_tells_the_others_that_a_token_is_needed_and_publishes_no_ticket(
             board.texts[_hello_key(number, 1)] = encoded(RendezvousHello("theirs", 2, "another", "8.1"))
 
     board = Board(react=rank_1)
-    with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"), _opened(board, HELLO, Config(), None, LONG):
+    with pytest.raises(ConfigError, match="NEXAR_CLUSTER_TOKEN"), _open_cluster(board, HELLO, Config(), None, LONG):
         pytest.fail("nothing was opened")
     answer = decoded(
         board.texts[_answer_key(decoded(board.texts["nexar/round"], RendezvousRound).number)], RendezvousAnswer
@@ -189,7 +189,7 @@ def test_where_rank_0_has_a_ticket_each_rank_follows_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "0" * 31, "0" * 32 + "/x", "G" * 32])
 def test_the_store_cannot_lead_out_of_the_private_folder(name) -> None:
-    with pytest.raises(UsageError, match="somebody else has written there"):
+    with pytest.raises(UsageError, match="another program has written there"):
         _follow(RendezvousAnswer([], "file", name), Config(), SHORT)
 
 
@@ -266,7 +266,7 @@ def test_many_ranks_that_are_apart_are_not_all_named() -> None:
 
 
 def test_a_rank_that_was_told_another_world_size_is_named() -> None:
-    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, and rank 1 was told that they are 3"):
+    with pytest.raises(UsageError, match="rank 0 expects 2 ranks, but rank 1 expects 3"):
         chosen_way(PLAIN, [hello(), hello(size=3)], has_invitation=False)
 
 

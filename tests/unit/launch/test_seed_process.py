@@ -62,14 +62,14 @@ def test_a_file_that_a_crash_left_behind_is_not_believed():
 
 def test_a_folder_that_others_can_look_into_is_refused(folder):
     folder.mkdir(mode=0o755)
-    with pytest.raises(UsageError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="not private to this user"):
         wait_for_ticket(NAME, 1)
 
 
 def test_a_link_instead_of_the_folder_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="not a folder of this user alone"), offered_ticket(NAME, "T", os.getpid()):
+    with pytest.raises(UsageError, match="not private to this user"), offered_ticket(NAME, "T", os.getpid()):
         pass
 
 

@@ -1,7 +1,4 @@
-"""Sizes as they are typed (`8`, `64K`, `128M`), and the series between two of them. Pure.
-
-`nexar bench`: measure the collectives and messages, as nccl-tests does, beside other systems in the same run.
-"""
+"""The command `nexar bench`: its options, and sizes as they are typed (`8`, `64K`, `128M`)."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def series(begin: int, end: int, factor: float) -> Iterator[int]:
-    """`begin`, and each time `factor` times more, up to `end` itself."""
+    """From `begin` to `end`, each `factor` times the one before."""
     if factor <= 1:
         raise ConfigError(variable="-f", value=factor, allowed="a number above 1")
     if not 0 < begin <= end:
@@ -55,30 +52,33 @@ def bench(
     *,
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 1M.")] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
-    factor: Annotated[float, typer.Option("-f", "--factor", help="Each size is so many times the one before.")] = 2,
-    sizes: Annotated[str, typer.Option(help="These instead: 8,64K,1M.")] = "",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="Factor between consecutive sizes.")] = 2,
+    sizes: Annotated[str, typer.Option(help="Exactly these sizes: 8,64K,1M.")] = "",
     iterations: Annotated[
         int | None, typer.Option("-n", "--iters", help="Calls per size; unset: 20, or what --seconds allow.")
     ] = None,
     warmups: Annotated[
-        int, typer.Option("-w", "--warmup-iters", help="Calls before each block of timed ones; without -n more, 50 ms.")
+        int,
+        typer.Option(
+            "-w", "--warmup-iters", help="Untimed calls before each block; without -n at least 50 ms of them."
+        ),
     ] = 5,
     dtype: Annotated[str, typer.Option("-d", "--datatype", help="float32, bfloat16, int8, …")] = "float32",
     op: Annotated[str, typer.Option("-o", "--op", help="sum, prod, min, max, avg, band, …")] = "sum",
-    root: Annotated[int, typer.Option("-r", "--root", help="The root, where there is one.")] = 0,
-    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks, on all hosts together.")] = 2,
+    root: Annotated[int, typer.Option("-r", "--root", help="Root of rooted operations.")] = 0,
+    ranks: Annotated[int, typer.Option("--ranks", help="Number of ranks, on all hosts together.")] = 2,
     hosts: Annotated[int, typer.Option(help="2: between two network namespaces; needs root.")] = 1,
-    mtu: Annotated[int, typer.Option(help="Of the wire between two hosts.")] = 1500,
+    mtu: Annotated[int, typer.Option(help="MTU of the link between two hosts.")] = 1500,
     encrypt_bulk: Annotated[
         bool | None, typer.Option("--encrypt-bulk/--no-encrypt-bulk", help="Encrypt large payloads between hosts.")
     ] = None,
     algorithm: Annotated[str | None, typer.Option(help="Force one of nexar's algorithms.")] = None,
     against: Annotated[str, typer.Option(help="Measure these too: gloo,openmpi,mpich.")] = "",
-    peers: Annotated[Path, typer.Option(help="Where `make bench-peers` has put them.")] = Path(".venv-peers"),
+    peers: Annotated[Path, typer.Option(help="Directory that `make bench-peers` made.")] = Path(".venv-peers"),
     rounds: Annotated[int, typer.Option(help="Blocks of calls per size; systems take turns.")] = 5,
     seconds: Annotated[float, typer.Option(help="Time per size and system; small sizes get more calls.")] = 0.3,
-    timeout: Annotated[float, typer.Option(help="A block of calls may take so many seconds.")] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that a block of calls may take.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw busbw over size into this file.")] = None,
 ) -> None:
     """Measure collectives and messages, on this machine or between two hosts on it.
@@ -89,11 +89,8 @@ def bench(
     """
 
     def action() -> int:
-        from nexar.cli.bench.coordinator import (  # noqa: PLC0415
-            BenchSetup,
-            run,
-            run_inside,
-        )
+        # Wrong options are rejected without loading these.
+        from nexar.cli.bench.coordinator import BenchSetup, run, run_inside  # noqa: PLC0415
         from nexar.cli.bench.report import BenchRequest, plot_interpreter  # noqa: PLC0415
         from nexar.cli.bench.systems import SystemFailed  # noqa: PLC0415
 
@@ -116,17 +113,17 @@ def bench(
             ),
             as_json=as_json,
             plot=plot,
-            artist=None if plot is None else plot_interpreter(peers.absolute()),
+            plot_python=None if plot is None else plot_interpreter(peers.absolute()),
         )
-        rivals = tuple(name.strip() for name in against.split(",") if name.strip())
+        others = tuple(name.strip() for name in against.split(",") if name.strip())
         if start is not None:
-            _check_inside(rivals, hosts)
+            _check_inside(others, hosts)
             return GOOD if run_inside(request) else FAILED
-        world = BenchSetup(
-            ranks=ranks, hosts=hosts, mtu=mtu, encrypt_bulk=encrypt_bulk, rivals=rivals, peers=peers.absolute()
+        setup = BenchSetup(
+            ranks=ranks, hosts=hosts, mtu=mtu, encrypt_bulk=encrypt_bulk, others=others, peers=peers.absolute()
         )
         try:
-            return GOOD if run(request, world) else FAILED
+            return GOOD if run(request, setup) else FAILED
         except SystemFailed as failure:
             fail_with(str(failure))
             return FAILED
@@ -135,10 +132,10 @@ def bench(
 
 
 def _chosen(what: list[str], ranks: int) -> tuple[str, ...]:
-    """What is to be measured; of `all` what so many ranks can do."""
+    """The measures to run; `all`: those that so many ranks can do."""
     unknown = [name for name in what if name not in MEASURES and name != ALL]
     if unknown:
-        raise UsageError(f"there is no measure {unknown[0]}; give {_WHAT}")
+        raise UsageError(f"unknown measure {unknown[0]}; give {_WHAT}")
     if ALL in what:
         return tuple(name for name, measure in MEASURES.items() if ranks > 1 or not measure.pair)
     pairs = [name for name in what if MEASURES[name].pair]
@@ -163,11 +160,7 @@ def _options(
     seconds: float,
     timeout: float,
 ) -> MeasureOptions:
-    from nexar.cli.bench.measuring import (  # noqa: PLC0415
-        OPERATIONS,
-        Unsupported,
-        dtype_named,
-    )
+    from nexar.cli.bench.measuring import OPERATIONS, Unsupported, dtype_named  # noqa: PLC0415
     from nexar.cli.bench.report import MeasureOptions  # noqa: PLC0415
 
     if op not in OPERATIONS:
@@ -200,7 +193,7 @@ def _check(*, ranks: int, hosts: int, root: int, rounds: int) -> None:
         raise ConfigError(variable="--rounds", value=rounds, allowed="a whole number, 1 or more")
 
 
-def _check_inside(rivals: tuple[str, ...], hosts: int) -> None:
-    if rivals or hosts != 1:
-        option = "--against" if rivals else "--hosts"
+def _check_inside(others: tuple[str, ...], hosts: int) -> None:
+    if others or hosts != 1:
+        option = "--against" if others else "--hosts"
         raise UsageError(f"{option} starts ranks of its own; this is a rank of another launch: run it outside of one")

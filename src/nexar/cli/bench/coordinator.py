@@ -1,11 +1,7 @@
-"""One run of `nexar bench` that starts all ranks itself: make the hosts, start the systems, let them take turns.
+"""Runs `nexar bench`: with ranks that it starts itself, or inside the ranks of a launch.
 
-`nexar bench` as a program that a launcher has started: ours alone, on whatever hosts the ranks are.
-
-    nexar run -n 4 -m nexar bench all_reduce
-    nexar run -n 2 --ticket-file T -m nexar bench all_reduce      on each of several hosts
-
-Rank 0 has the table; it tells the others what to measure by messages.
+nexar run -n 4 -m nexar bench all_reduce
+nexar run -n 2 --ticket-file T -m nexar bench all_reduce      on each of several hosts
 """
 
 from __future__ import annotations
@@ -41,32 +37,32 @@ class BenchSetup:
     hosts: int
     mtu: int
     encrypt_bulk: bool | None
-    rivals: tuple[str, ...]
+    others: tuple[str, ...]
     peers: Path
 
 
-def run(request: BenchRequest, world: BenchSetup) -> bool:
-    """Measure and show. Whether all results of nexar were right; UsageError, SystemFailed."""
+def run(request: BenchRequest, setup: BenchSetup) -> bool:
+    """Returns whether all results of nexar were right. UsageError, SystemFailed."""
     with ExitStack() as stack:
-        hosts = stack.enter_context(opened_hosts(world.hosts, world.mtu))
+        hosts = stack.enter_context(opened_hosts(setup.hosts, setup.mtu))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nexar-bench-")))
         setting = SystemSettings(
             hosts=hosts,
-            ranks=world.ranks,
+            ranks=setup.ranks,
             cores=len(os.sched_getaffinity(0)),
             folder=folder,
-            peers=world.peers,
+            peers=setup.peers,
             python=sys.executable,
             sources=Path(__file__).parents[3],
         )
-        plans = [plan_nexar(setting, _variables(world)), *(plan_other(name, setting) for name in world.rivals)]
-        systems = {plan.name: stack.enter_context(_runners(plan, setting)) for plan in plans}
-        about = [SystemInfo(name=name, version=each.version, flags=each.plan.flags) for name, each in systems.items()]
-        where = "one host" if world.hosts == 1 else f"two hosts (network namespaces, MTU {world.mtu})"
-        return BenchReport(request, ranks=world.ranks, where=where, systems=about).measure(systems)
+        plans = [plan_nexar(setting, _variables(setup)), *(plan_other(name, setting) for name in setup.others)]
+        systems = {plan.name: stack.enter_context(_start_ranks(plan, setting)) for plan in plans}
+        infos = [SystemInfo(name=name, version=each.version, flags=each.plan.flags) for name, each in systems.items()]
+        where = "one host" if setup.hosts == 1 else f"two hosts (network namespaces, MTU {setup.mtu})"
+        return BenchReport(request, ranks=setup.ranks, where=where, systems=infos).measure(systems)
 
 
-def _runners(plan: SystemPlan, setting: SystemSettings) -> SystemRanks:
+def _start_ranks(plan: SystemPlan, setting: SystemSettings) -> SystemRanks:
     return SystemRanks(
         plan,
         setting.ranks,
@@ -76,11 +72,10 @@ def _runners(plan: SystemPlan, setting: SystemSettings) -> SystemRanks:
     )
 
 
-def _variables(world: BenchSetup) -> dict[str, str]:
-    """What our ranks are told beside what they inherit."""
-    if world.encrypt_bulk is None:
+def _variables(setup: BenchSetup) -> dict[str, str]:
+    if setup.encrypt_bulk is None:
         return {}
-    return {"NEXAR_ENCRYPT_BULK_TRANSPORT": str(world.encrypt_bulk).lower()}
+    return {"NEXAR_ENCRYPT_BULK_TRANSPORT": str(setup.encrypt_bulk).lower()}
 
 
 _ORDERS: Final = 1
@@ -88,23 +83,22 @@ _REPLIES: Final = 2
 
 
 class LaunchedRanks:
-    """All ranks of this launch, told what to do by this one, which is rank 0."""
+    """All ranks of this launch, directed by rank 0."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._ours = NexarSystem(comm)
-        self.version = self._ours.version
+        self._system = NexarSystem(comm)
+        self.version = self._system.version
 
     def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """Every rank's reply, by rank."""
-        self._tell(order.line(), reply_timeout)
-        return [measure(self._ours, order), *(self._reply(rank, reply_timeout) for rank in range(1, self._comm.size))]
+        self._send_order(order.line(), reply_timeout)
+        return [measure(self._system, order), *(self._reply(rank, reply_timeout) for rank in range(1, self._comm.size))]
 
     def release(self, reply_timeout: float) -> None:
-        """No more orders."""
-        self._tell(b"", reply_timeout)
+        """End the other ranks."""
+        self._send_order(b"", reply_timeout)
 
-    def _tell(self, line: bytes, reply_timeout: float) -> None:
+    def _send_order(self, line: bytes, reply_timeout: float) -> None:
         for rank in range(1, self._comm.size):
             self._comm.send(np.frombuffer(line, np.uint8), dest=rank, tag=_ORDERS, timeout=reply_timeout)
 
@@ -113,7 +107,7 @@ class LaunchedRanks:
 
 
 def run_inside(request: BenchRequest) -> bool:
-    """Measure, and show it on rank 0. Whether all results were right, as far as this rank knows."""
+    """Rank 0 directs the others and prints. Returns whether all results were right, as far as this rank knows."""
     options = request.options
     with init() as comm:
         if not options.root < comm.size:
@@ -121,18 +115,18 @@ def run_inside(request: BenchRequest) -> bool:
         if comm.rank:
             _serve(comm, options.reply_timeout)
             return True
-        together = LaunchedRanks(comm)
+        launched = LaunchedRanks(comm)
         hosts = len({comm.membership.member(rank).host for rank in range(comm.size)})
         where = "one host" if hosts == 1 else f"{hosts} hosts"
-        about = [SystemInfo(name=report.NEXAR, version=together.version, flags="none")]
-        right = BenchReport(request, ranks=comm.size, where=where, systems=about).measure({report.NEXAR: together})
-        together.release(options.reply_timeout)
-        return right
+        infos = [SystemInfo(name=report.NEXAR, version=launched.version, flags="none")]
+        correct = BenchReport(request, ranks=comm.size, where=where, systems=infos).measure({report.NEXAR: launched})
+        launched.release(options.reply_timeout)
+        return correct
 
 
 def _serve(comm: Communicator, reply_timeout: float) -> None:
-    """Between two orders rank 0 waits for the others' replies, each within its patience, and no longer."""
-    ours = NexarSystem(comm)
+    """Between two orders rank 0 waits for every rank's reply, each at most `reply_timeout`."""
+    system = NexarSystem(comm)
     while line := comm.recv(source=0, tag=_ORDERS, timeout=reply_timeout * comm.size).tobytes():
-        reply = measure(ours, parse_order(line)).line()
+        reply = measure(system, parse_order(line)).line()
         comm.send(np.frombuffer(reply, np.uint8), dest=0, tag=_REPLIES, timeout=reply_timeout)

@@ -1,17 +1,10 @@
-"""Values that every rank can know of every other one, and the count of elements that are not as they must be.
+"""Measures one block of calls on one rank, and checks results. Runs in the ranks of every system.
 
-Element j of rank r is a small number that depends on (j + r) alone and repeats: results repeat too, so any array is
-compared with six numbers, without computing the operation a second time at full length. Sums of small whole numbers
-are exact in every dtype; an average is not, and may be one rounding off.
+Element j of rank r is a small number that depends on (j + r) alone and repeats. So results repeat too, and an array is
+compared with six numbers. Sums of small whole numbers are exact in every dtype; an average may be one rounding off.
 
-One block of calls on one rank, whatever the system: memory, values, warm-ups, time of each call.
-
-Runs in the ranks of every system, so that none is measured in a way of its own.
-
-A rank's side of its line: say hello, then measure what is ordered, until the other end hangs up.
-
-A rank with nothing to do sleeps in a read here; libraries that wait by spinning would otherwise take a core from the
-system whose turn it is. No deadline: the end of the command, however it ends, is the end of the line.
+A rank without an order sleeps in a read: a library that spins would take a core from the system that measures. The read
+has no deadline: the connection ends with the command.
 """
 
 from __future__ import annotations
@@ -46,19 +39,19 @@ OPERATIONS: Final = tuple(_FOLDS)
 
 
 def steady_value(op: str) -> int:
-    """What stays itself however often it is reduced with itself; calls in a row never overflow."""
+    """Its own reduction with itself, so that repeated calls never overflow."""
     return 0 if op in ("sum", "bxor", "lxor") else 1
 
 
 def fill(array: Values, rank: int, op: str) -> None:
-    """The known values of a rank."""
+    """Set the known values of a rank."""
     _rows(array)[...] = _of_rank(rank, 0, op)
     rest = array.size % PERIOD
     array[array.size - rest :] = _of_rank(rank, 0, op)[:rest]
 
 
 def count_wrong(target: Values, order: BenchOrder, rank: int, ranks: int) -> int:
-    """Elements of a rank's target that differ from what the operation must give."""
+    """Elements that differ from the expected result."""
     blocks = _expected(order, rank, ranks)
     return sum(
         _differing(block, expected, exact=order.op != "avg")
@@ -68,18 +61,18 @@ def count_wrong(target: Values, order: BenchOrder, rank: int, ranks: int) -> int
 
 def _expected(order: BenchOrder, rank: int, ranks: int) -> list[Values]:
     """For each block of the target, the numbers it repeats."""
-    mine, op = rank * order.count, order.op
+    offset, op = rank * order.count, order.op
     if order.measure in ("all_gather", "gather"):
         return [_of_rank(source, 0, op) for source in range(ranks)]
     if order.measure == "all_to_all":
-        return [_of_rank(source, mine, op) for source in range(ranks)]
+        return [_of_rank(source, offset, op) for source in range(ranks)]
     if order.measure == "scatter":
-        return [_of_rank(order.root, mine, op)]
+        return [_of_rank(order.root, offset, op)]
     if order.measure == "broadcast":
         return [_of_rank(order.root, 0, op)]
     if order.measure.startswith("p2p"):
         return [_of_rank(0, 0, op)]
-    start = mine if order.measure == "reduce_scatter" else 0
+    start = offset if order.measure == "reduce_scatter" else 0
     return [_FOLDS[op](np.stack([_of_rank(source, start, op) for source in range(ranks)]))]
 
 
@@ -99,10 +92,10 @@ def _differing(block: Values, expected: Values, *, exact: bool) -> int:
     pairs = ((_rows(block), wanted), (block[block.size - rest :], wanted[:rest]))
     if exact:
         return sum(int(np.count_nonzero(found != known)) for found, known in pairs)
-    # Averages lie between 0 and 2: one rounding of the narrowest types is up to 1/8 there, of all others far less.
-    room = 1e-3 if block.dtype.itemsize >= 4 else 0.13
+    # Averages are between 0 and 2: one rounding of the narrowest types is at most 1/8 there, of all others far less.
+    tolerance = 1e-3 if block.dtype.itemsize >= 4 else 0.13
     return sum(
-        int(np.count_nonzero(np.abs(found.astype(np.float32) - known.astype(np.float32)) > room))
+        int(np.count_nonzero(np.abs(found.astype(np.float32) - known.astype(np.float32)) > tolerance))
         for found, known in pairs
     )
 
@@ -111,25 +104,24 @@ TimedCall = Callable[[], object]
 
 
 class Unsupported(Exception):
-    """This system does not have what was asked for."""
+    """This system does not support the order."""
 
 
 class System(Protocol):
-    """What a system's rank can do."""
+    """A rank of a system."""
 
     rank: int
     size: int
     version: str
 
-    def barrier(self) -> None:
-        """Return when all ranks are here."""
+    def barrier(self) -> None: ...
 
     def bind(self, order: BenchOrder, source: NDArray[Any], target: NDArray[Any]) -> TimedCall:
-        """One call of the operation on this memory; `Unsupported` where there is no such operation."""
+        """One call on this memory. `Unsupported` if there is no such operation."""
 
 
 def measure(system: System, order: BenchOrder) -> BenchReply:
-    """Check it if asked to, warm up, then time every call. All ranks begin the block together."""
+    """Check the result if ordered, warm up, then time every call."""
     kind = MEASURES[order.measure]
     if kind.pair and system.rank > 1:
         return BenchReply()
@@ -143,7 +135,7 @@ def measure(system: System, order: BenchOrder) -> BenchReply:
     target.fill(steady_value(order.op))
     for _ in range(order.warmups):
         call()
-    if not kind.pair:  # a pair answers one another, which keeps them together
+    if not kind.pair:  # the replies keep a pair together
         system.barrier()
     times = _timed(call, order.iterations)
     return BenchReply(nanoseconds=times if not kind.pair or system.rank == 0 else (), wrong=wrong)
@@ -160,7 +152,7 @@ def _timed(call: TimedCall, iterations: int) -> tuple[int, ...]:
 
 
 def _checked(system: System, order: BenchOrder, call: TimedCall, source: NDArray[Any], target: NDArray[Any]) -> int:
-    # A target that is also the input holds the values; one that is not is left with something wrong everywhere.
+    # An in-place target holds the values; another one is filled with a wrong value.
     in_place = not source.size and order.measure != "barrier"
     fill(source, system.rank, order.op)
     if in_place:
@@ -180,7 +172,7 @@ def _holds_result(order: BenchOrder, rank: int) -> bool:
 
 
 def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Written to before use: memory that nobody wrote to is all one page, and reads faster than any."""
+    """Written before use: untouched memory is one shared page, and reads too fast."""
     dtype = dtype_named(order.dtype)
     source, target = (np.empty(count, dtype) for count in MEASURES[order.measure].counts(order.count, ranks))
     source.fill(0)
@@ -189,7 +181,7 @@ def _memory(order: BenchOrder, ranks: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """A dtype of NumPy, or of ml_dtypes where that is installed."""
+    """A dtype of NumPy or ml_dtypes. `Unsupported` otherwise."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -204,7 +196,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def serve(system: System, path: str) -> None:
-    """Measure for the command that listens at this Unix socket; returns when it has hung up."""
+    """Measure for the command at this Unix socket. Blocks until it closes the connection."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RankHello(rank=system.rank, version=system.version).line())

@@ -1,6 +1,5 @@
-"""Draws busbw over size, one line per system: `python plot.py FILE.png <RESULTS.json`.
-
-A program of its own, because matplotlib is no dependency of nexar: it runs with whatever interpreter has it.
+"""Draws busbw over size: `python plot.py FILE.png <RESULTS.json`. A separate program, because matplotlib is not a
+dependency of nexar.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """One picture per operation, side by side; a barrier has no size, and no picture."""
+    """One plot per operation, side by side."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot = import_module("matplotlib.pyplot")

@@ -1,11 +1,7 @@
-"""What can be measured, and how nccl-tests counts it. Pure, and of the standard library alone.
+"""What can be measured, as nccl-tests counts it, and the JSON lines between the command and ranks. Pure.
 
-`count` is what the column of that name shows: elements of one rank's share where the data are spread over the ranks
-(all_gather, reduce_scatter, all_to_all, gather, scatter), all elements elsewhere. `size` is the larger side, in bytes.
-
-What a rank is told to measure, what it answers, and both as lines of text. Pure, and of the standard library alone.
-
-The line is JSON, so that ranks of any system can read it.
+`count` is the elements of one rank's share if the data is spread over the ranks, else all elements. `size` is the
+larger side, in bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ MOST_IN_WINDOW: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One thing to measure."""
+    """One operation to measure."""
 
     name: str
     reduces: bool = False
@@ -32,29 +28,28 @@ class Measure:
     sized: bool = True
 
     def count(self, size_bytes: int, itemsize: int, ranks: int) -> int:
-        """Elements for a size, rounded down as nccl-tests does, but never to nothing."""
+        """Elements for a size, rounded down as in nccl-tests, at least 1."""
         if not self.sized:
             return 0
         return max(1, size_bytes // itemsize // (ranks if self.spread else 1))
 
     def size_bytes(self, count: int, itemsize: int, ranks: int) -> int:
-        """The size that the table shows for a count."""
         return count * itemsize * (ranks if self.spread else 1)
 
     def busbw_factor(self, ranks: int) -> float:
-        """By it algbw becomes the bandwidth each rank's wire must have had, which is comparable between worlds."""
+        """Turns algbw into the bandwidth of each rank's wire, comparable between world sizes."""
         if self.name == "all_reduce":
             return 2 * (ranks - 1) / ranks
         return (ranks - 1) / ranks if self.spread else 1.0
 
     def messages(self, count: int, itemsize: int) -> int:
-        """How many one-way messages one timed call stands for; its time is divided by that."""
+        """One-way messages per timed call; the time is divided by it."""
         if self.name == "p2p-bandwidth":
             return window(count * itemsize)
         return 2 if self.name == "p2p-latency" else 1
 
     def counts(self, count: int, ranks: int) -> tuple[int, int]:
-        """Elements of (source, target) on a rank that has both; in-place operations have only a target."""
+        """Elements of (source, target); in-place operations have only a target."""
         whole = count * ranks
         return {
             "all_reduce": (0, count),
@@ -72,7 +67,7 @@ class Measure:
 
 
 def window(size_bytes: int) -> int:
-    """Messages in flight when bandwidth is measured: as many as 64, less where that were too many bytes."""
+    """Messages in flight for bandwidth: at most 64, and bounded in bytes."""
     return max(1, min(MOST_IN_WINDOW, WINDOW_BYTES // max(1, size_bytes)))
 
 
@@ -107,51 +102,48 @@ class BenchOrder:
     warmups: int
     iterations: int
     check: bool
-    """Run it once more with known values, and count the elements that are wrong."""
+    """Also run it once with known values, and count wrong elements."""
 
     def line(self) -> bytes:
-        """As it is sent."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReply:
-    """What one rank found."""
+    """What one rank measured."""
 
     nanoseconds: tuple[int, ...] = ()
-    """Of each call; none from a rank that took no part."""
+    """Of each call; empty from a rank that took no part."""
     wrong: int = 0
     problem: str = ""
-    """Why nothing was measured: this system does not have it."""
+    """Why the system does not support the order."""
 
     def line(self) -> bytes:
-        """As it is sent."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHello:
-    """The first line of a rank: who it is."""
+    """The first line of a rank."""
 
     rank: int
     version: str
 
     def line(self) -> bytes:
-        """As it is sent."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def parse_order(line: bytes | str) -> BenchOrder:
-    """The order of a line."""
+    """The reverse of `BenchOrder.line`."""
     return BenchOrder(**json.loads(line))
 
 
 def parse_reply(line: bytes | str) -> BenchReply:
-    """The reply of a line."""
+    """The reverse of `BenchReply.line`."""
     facts: dict[str, Any] = json.loads(line)
     return BenchReply(nanoseconds=tuple(facts["nanoseconds"]), wrong=facts["wrong"], problem=facts["problem"])
 
 
 def parse_hello(line: bytes | str) -> RankHello:
-    """The hello of a line."""
+    """The reverse of `RankHello.line`."""
     return RankHello(**json.loads(line))

@@ -16,7 +16,7 @@ from nexar.launch.init import init
 
 
 class NexarSystem:
-    """nexar, as a system to be measured."""
+    """nexar as a `System`."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -25,11 +25,9 @@ class NexarSystem:
         self.version = version("nexar")
 
     def barrier(self) -> None:
-        """Return when all ranks are here."""
         self._comm.barrier()
 
     def bind(self, order: BenchOrder, source: NDArray[Any], target: NDArray[Any]) -> TimedCall:
-        """One call of the operation."""
         if order.measure == "p2p-latency":
             return self._ping(source, target)
         if order.measure == "p2p-bandwidth":
@@ -71,7 +69,7 @@ class NexarSystem:
 
     def _flood(self, source: NDArray[Any], target: NDArray[Any]) -> TimedCall:
         comm, messages, done = self._comm, range(window(source.nbytes)), source[:1].copy()
-        start: Any = comm.start  # its verbs are typed as those that wait
+        start: Any = comm.start  # its methods are typed as the blocking ones
 
         def send() -> None:
             wait_all([start.send(source, dest=1) for _ in messages])
@@ -85,7 +83,7 @@ class NexarSystem:
 
 
 def main() -> None:
-    """Be one rank."""
+    """Run one rank."""
     with init() as comm:
         serve(NexarSystem(comm), sys.argv[1])
 

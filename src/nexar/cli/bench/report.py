@@ -1,18 +1,8 @@
-"""Times of calls → what the table shows. Pure.
+"""Runs the measurements, computes the figures, and prints them.
 
-A block's time is the median over its calls, of the rank where that is longest: a root that has handed its data over
-may be done long before the others have them. The figure is the median over blocks, so one that was disturbed counts
-for nothing.
-
-Systems take turns, size by size, block by block: what disturbs the machine disturbs all of them alike.
-
-What `nexar bench` shows: nccl-tests' table, with a few columns for each system beside ours; JSON for programs. Pure.
-
-The ratio is ours to theirs: of busbw, or of 1/time, which is the same. Above 1, nexar is faster.
-
-Has the plot drawn: by this interpreter if it has matplotlib, else by the one that `make bench-peers` made.
-
-Shows a run while it goes on, and all of it at its end: a table, JSON, a picture.
+Systems take turns, block by block: a disturbance of the machine hits all of them alike. A block's time is the median
+over its calls, on the rank where that is longest: a root may finish long before the others have its data. The figure is
+the median over blocks, so a disturbed block does not count.
 """
 
 from __future__ import annotations
@@ -38,7 +28,7 @@ from nexar.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What one system did at one size. Times in microseconds, bandwidths in 10⁹ bytes per second."""
+    """Times in microseconds, bandwidths in 10⁹ bytes per second."""
 
     system: str
     time_us: float
@@ -73,7 +63,7 @@ def figure(system: str, measure: Measure, count: int, itemsize: int, blocks: Seq
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
+    """The smallest value that at least this share does not exceed."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
@@ -84,19 +74,19 @@ def iterations_for(call_seconds: float, seconds: float, least: int, most: int = 
 
 _FIRST_CALLS: Final = 5
 _SETTLE_SECONDS: Final = 0.05
-"""Seconds until ranks that woke up together run on cores of their own. Who spins while it waits suffers most before."""
+"""Until ranks that woke up together run on cores of their own. Before, systems that spin suffer most."""
 
 
 class Ranks(Protocol):
     """A system's ranks, waiting for orders."""
 
     def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """Every rank's reply, by rank."""
+        """By rank. Blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """How long and how often."""
+    """How to measure."""
 
     dtype: str
     itemsize: int
@@ -106,7 +96,7 @@ class MeasureOptions:
     warmups: int
     least_calls: int
     exactly: bool
-    """`least_calls` is also the most."""
+    """`least_calls` is also the maximum."""
     rounds: int
     seconds: float
     reply_timeout: float
@@ -130,18 +120,18 @@ class BenchRow:
 def rows(
     systems: Mapping[str, Ranks], measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int
 ) -> Iterator[BenchRow]:
-    """One row after the other, as soon as it is measured."""
+    """Yields each row as soon as it is measured."""
     for count in counts(measure, sizes, options, ranks):
         yield row(systems, measure, count, options, ranks)
 
 
 def counts(measure: Measure, sizes: Sequence[int], options: MeasureOptions, ranks: int) -> tuple[int, ...]:
-    """Of the rows to come. Sizes that come to the same count are measured once."""
+    """Of all rows. Sizes with the same count are measured once."""
     return tuple(dict.fromkeys(measure.count(size, options.itemsize, ranks) for size in sizes))
 
 
 def row(systems: Mapping[str, Ranks], measure: Measure, count: int, options: MeasureOptions, ranks: int) -> BenchRow:
-    """Each system once, to see how long a call takes and whether it is right; then in turns."""
+    """Each system once, to learn how long a call takes; then in turns."""
     first = BenchOrder(
         measure=measure.name,
         count=count,
@@ -180,7 +170,7 @@ def row(systems: Mapping[str, Ranks], measure: Measure, count: int, options: Mea
 
 
 def _order_for(name: str, order: BenchOrder, options: MeasureOptions) -> BenchOrder:
-    """Only ours lets its algorithm be chosen."""
+    """Only nexar's algorithm can be chosen."""
     return replace(order, algorithm=options.algorithm) if name == "nexar" else order
 
 
@@ -209,36 +199,36 @@ _FIGURES = (("time", 10), ("algbw", 8), ("busbw", 8), ("#wrong", 7))
 _OTHER_COLUMNS = (("time", 10), ("busbw", 8), ("ratio", 7))
 
 
-def table_head(measure: str, rivals: Sequence[str]) -> str:
+def table_head(measure: str, others: Sequence[str]) -> str:
     """The lines above a table."""
     names = _line(_COLUMNS, [name for name, _ in _COLUMNS]) + _line(_FIGURES, [name for name, _ in _FIGURES])
     units = _line(_COLUMNS, ["(B)", "(elements)", "", "", ""]) + _line(_FIGURES, ["(us)", "(GB/s)", "(GB/s)", ""])
     above = " " * len(_line(_COLUMNS, [""] * len(_COLUMNS))) + _titled(NEXAR, _FIGURES)
-    for rival in rivals:
-        above += " |" + _titled(rival, _OTHER_COLUMNS)
+    for other in others:
+        above += " |" + _titled(other, _OTHER_COLUMNS)
         names += " |" + _line(_OTHER_COLUMNS, [name for name, _ in _OTHER_COLUMNS])
         units += " |" + _line(_OTHER_COLUMNS, ["(us)", "(GB/s)", ""])
     return "\n".join(("", f"# {measure}", *(f"#{text[1:].rstrip()}" for text in (above, names, units))))
 
 
-def table_line(row: BenchRow, rivals: Sequence[str]) -> str:
+def table_line(row: BenchRow, others: Sequence[str]) -> str:
     """One size."""
     ours = row.figures.get(NEXAR)
     facts = [str(row.size_bytes), str(row.count), row.dtype or "-", row.op or "-", str(row.root)]
     text = _line(_COLUMNS, facts) + _line(_FIGURES, _shown(ours))
-    for rival in rivals:
-        theirs = row.figures.get(rival)
+    for other in others:
+        theirs = row.figures.get(other)
         cells = (
             ["-", "-", "-"]
             if theirs is None
-            else [_time(theirs.time_us), f"{theirs.busbw:.3f}", speed_ratio(row, rival)]
+            else [_time(theirs.time_us), f"{theirs.busbw:.3f}", speed_ratio(row, other)]
         )
         text += " |" + _line(_OTHER_COLUMNS, cells)
     return text.rstrip()
 
 
 def table_notes(rows: Sequence[BenchRow]) -> list[str]:
-    """What the table could not say: who could not do what, and whose results were wrong."""
+    """What systems do not support, and wrong results."""
     problems = {f"# {row.measure}: {name}: {why}" for row in rows for name, why in row.problems.items()}
     wrong = {
         f"# {row.measure} of {row.size_bytes} B: {found.wrong} elements of {found.system} are wrong"
@@ -249,14 +239,14 @@ def table_notes(rows: Sequence[BenchRow]) -> list[str]:
     return sorted(problems) + sorted(wrong)
 
 
-def speed_ratio(row: BenchRow, rival: str) -> str:
-    """How many times faster ours is."""
-    ours, theirs = row.figures.get(NEXAR), row.figures.get(rival)
+def speed_ratio(row: BenchRow, other: str) -> str:
+    """How many times faster nexar is."""
+    ours, theirs = row.figures.get(NEXAR), row.figures.get(other)
     return "-" if ours is None or theirs is None else f"{theirs.time_us / ours.time_us:.2f}"
 
 
 def results_json(facts: Mapping[str, object], rows: Sequence[BenchRow]) -> str:
-    """Everything."""
+    """All rows, with `facts`."""
     return json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1)
 
 
@@ -282,7 +272,7 @@ _PLOT_TIMEOUT = 120.0
 
 
 def plot_interpreter(peers: Path) -> str:
-    """An interpreter with matplotlib. UsageError says how to get one; asked before anything is measured."""
+    """UsageError if no interpreter has matplotlib."""
     if importlib.util.find_spec("matplotlib") is not None:
         return sys.executable
     python = peers / "gloo" / "bin" / "python"
@@ -292,7 +282,7 @@ def plot_interpreter(peers: Path) -> str:
 
 
 def draw_plot(python: str, results: str, path: Path) -> None:
-    """Results as JSON → a picture in a file, whose ending says of which kind."""
+    """The suffix of the file is the format. UsageError."""
     program = [python, str(plot.__file__), str(path)]
     done = subprocess.run(program, input=results, capture_output=True, text=True, check=False, timeout=_PLOT_TIMEOUT)
     if done.returncode:
@@ -302,14 +292,14 @@ def draw_plot(python: str, results: str, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What is to be measured and how it is to be shown, checked."""
+    """Checked options."""
 
     measures: tuple[str, ...]
     sizes: tuple[int, ...]
     options: MeasureOptions
     as_json: bool
     plot: Path | None
-    artist: str | None
+    plot_python: str | None
     """The interpreter that draws the plot."""
 
 
@@ -323,24 +313,24 @@ class SystemInfo:
 
 
 class BenchReport:
-    """Of one run, with these systems in this world."""
+    """Measures and prints one run."""
 
     def __init__(self, request: BenchRequest, *, ranks: int, where: str, systems: list[SystemInfo]) -> None:
         self._request = request
         self._ranks = ranks
         self._where = where
         self._systems = systems
-        self._rivals = [system.name for system in systems if system.name != NEXAR]
+        self._others = [system.name for system in systems if system.name != NEXAR]
 
     def measure(self, systems: Mapping[str, Ranks]) -> bool:
-        """Measure and show everything. Whether all results of nexar were right."""
+        """Returns whether all results of nexar were right."""
         self._print(*(f"# {line}" for line in self._introduction()))
         with advancing("measuring", self._row_count()) as advance:
             found = list(self._measured(systems, advance))
         if self._request.as_json:
             print(results_json(self._facts(), found))
-        if self._request.plot is not None and self._request.artist is not None:
-            draw_plot(self._request.artist, results_json(self._facts(), found), self._request.plot)
+        if self._request.plot is not None and self._request.plot_python is not None:
+            draw_plot(self._request.plot_python, results_json(self._facts(), found), self._request.plot)
         return not any(row.figures[NEXAR].wrong for row in found if NEXAR in row.figures)
 
     def _row_count(self) -> int:
@@ -351,11 +341,11 @@ class BenchReport:
     def _measured(self, systems: Mapping[str, Ranks], advance: Advance) -> Iterator[BenchRow]:
         request = self._request
         for name in request.measures:
-            self._print(table_head(name, self._rivals))
+            self._print(table_head(name, self._others))
             shown = []
             for row in rows(systems, MEASURES[name], request.sizes, request.options, self._ranks):
                 shown.append(row)
-                self._print(table_line(row, self._rivals))
+                self._print(table_line(row, self._others))
                 advance(name)
                 yield row
             self._print(*table_notes(shown))
@@ -369,7 +359,7 @@ class BenchReport:
         lines = [f"{self._ranks} ranks on {self._where}; {machine()}"]
         lines += [f"{each.name}: {each.version}; flags: {each.flags}" for each in self._systems]
         lines.append("time: median of calls, on the slowest rank; systems take turns")
-        if self._rivals:
+        if self._others:
             lines.append("ratio: ours to theirs, of busbw; above 1, nexar is faster")
         return lines
 
@@ -385,7 +375,7 @@ class BenchReport:
 
 
 def machine() -> str:
-    """This one, in a few words."""
+    """Describes this machine."""
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     return f"{_processor()}, {os.cpu_count()} cores, {system}"
 

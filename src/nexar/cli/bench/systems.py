@@ -1,13 +1,7 @@
-"""Where ranks run: this machine, or two hosts on it, network namespaces joined by virtual Ethernet.
+"""Where ranks run, how each system's ranks are started, and the running ranks.
 
-Each namespace has a network of its own, so ranks in two of them meet only through the wire between them; both share
-the machine's cores. Addresses are private and exist inside the namespaces alone.
-
-For each system: what to start so that its ranks come, and the flags it is known to be fastest with. Pure.
-
-Flags are printed with the table: who knows better ones can say so.
-
-The ranks of one system, running: started once, told what to measure, ended when the run is over.
+Hosts are this machine, or two network namespaces joined by virtual Ethernet, which share the machine's cores. Each
+system gets the flags it is known to be fastest with.
 """
 
 from __future__ import annotations
@@ -33,22 +27,22 @@ _COMMAND_TIMEOUT: Final = 30.0
 
 
 class BenchHost(NamedTuple):
-    """Where processes are started, and how they are reached from the other one."""
+    """Where processes are started, and their address."""
 
     prefix: tuple[str, ...] = ()
-    """Put before a command, it runs there."""
+    """Put before a command to run it there."""
     address: str = "127.0.0.1"
     interface: str = "lo"
 
 
 @contextmanager
 def opened_hosts(count: int, mtu: int) -> Iterator[tuple[BenchHost, ...]]:
-    """One host, this machine itself, or two that are gone afterwards, whatever happened."""
+    """This machine, or two hosts that are removed after the block. UsageError."""
     if count == 1:
         yield (BenchHost(),)
         return
     if count != 2:
-        raise UsageError(f"--hosts {count} cannot be made; 1 is this machine, 2 are joined by a wire")
+        raise UsageError(f"--hosts {count} is not supported; 1: this machine, 2: two network namespaces on it")
     if shutil.which("ip") is None:
         raise UsageError("--hosts 2 needs the tool `ip` (package iproute2) to make network namespaces")
     if os.geteuid() != 0:
@@ -61,7 +55,7 @@ def _joined(stack: ExitStack, mtu: int) -> tuple[BenchHost, BenchHost]:
     first, second = (f"nexar-bench-{os.getpid()}-{number}" for number in range(2))
     for name in (first, second):
         _ip("netns", "add", name)
-        stack.callback(_ip, "netns", "delete", name)  # its end of the wire goes with it
+        stack.callback(_ip, "netns", "delete", name)  # its end of the link is deleted too
     near = ("link", "add", _INTERFACE, "mtu", str(mtu), "netns", first, "type", "veth")
     _ip(*near, "peer", "name", _INTERFACE, "mtu", str(mtu), "netns", second)
     for number, name in enumerate((first, second)):
@@ -79,8 +73,8 @@ def _address(number: int) -> str:
 def _ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=_COMMAND_TIMEOUT)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise UsageError(f"--hosts 2 is not permitted here: `ip {' '.join(arguments)}` failed: {said}")
+        text = (done.stderr or done.stdout).strip()
+        raise UsageError(f"--hosts 2 is not permitted here: `ip {' '.join(arguments)}` failed: {text}")
 
 
 OTHER_SYSTEMS: Final = ("gloo", "openmpi", "mpich")
@@ -88,34 +82,34 @@ OTHER_SYSTEMS: Final = ("gloo", "openmpi", "mpich")
 
 @dataclass(frozen=True, slots=True)
 class ProcessStart:
-    """One process to start; ranks come from it or are it."""
+    """One process to start: a rank or a launcher."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What is added to the inherited one."""
+    """Added to the inherited one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPlan:
-    """A system: how its ranks are started."""
+    """How a system's ranks are started."""
 
     name: str
     starts: tuple[ProcessStart, ...]
     flags: str
-    """For people: what was set to make it fast."""
+    """Printed: what was set to make it fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSettings:
-    """What all systems have in common in one run."""
+    """What all systems of one run share."""
 
     hosts: tuple[BenchHost, ...]
     ranks: int
     cores: int
     folder: Path
-    """Private to this run; seen from all hosts."""
+    """Private to this run; visible from all hosts."""
     peers: Path
-    """Where `make bench-peers` has put the environments of the others."""
+    """The environments that `make bench-peers` made."""
     python: str
     sources: Path
     """The folder that `nexar` is imported from."""
@@ -131,7 +125,7 @@ class SystemSettings:
 
 
 def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemPlan:
-    """nexar: `nexar run` on each host; where there are two, a seed on the first."""
+    """With two hosts also a seed on the first."""
     flags = " ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
     each = setting.ranks // len(setting.hosts)
     nexar = (setting.python, "-m", "nexar")
@@ -145,7 +139,7 @@ def plan_nexar(setting: SystemSettings, variables: Mapping[str, str]) -> SystemP
 
 
 def plan_other(name: str, setting: SystemSettings) -> SystemPlan:
-    """One of the others. UsageError where it is not installed, or cannot run on these hosts."""
+    """UsageError if it is not installed, or cannot run on these hosts."""
     if name not in OTHER_SYSTEMS:
         raise UsageError(f"--against {name}: there is no such system; known: {', '.join(OTHER_SYSTEMS)}")
     python = setting.peers / name / "bin" / "python"
@@ -183,9 +177,9 @@ def _plan_mpi(name: str, setting: SystemSettings, python: str) -> SystemPlan:
 
 _Flags: TypeAlias = tuple[tuple[str, ...], Mapping[str, str]]
 
-# Measured on two cores with 2 and 4 ranks. Ranks bound to a core wait for it where something else runs there; free ones
-# move. Both libraries copy large payloads once, by the kernel (CMA): MPICH does by default. Other components of Open
-# MPI would be polled in vain. The shared-memory collectives of either (coll sm, device collectives) are slower.
+# Measured on two cores with 2 and 4 ranks. Ranks bound to a core wait for it if something else runs there; free ones
+# move. Both libraries copy large payloads once, by the kernel (CMA): MPICH does by default. Open MPI would poll its
+# other components in vain. The shared-memory collectives of either (coll sm, device collectives) are slower.
 _FASTEST: Final[Mapping[str, _Flags]] = {
     "openmpi": (("--bind-to", "none", "--mca", "btl", "self,sm", "--mca", "smsc", "cma"), {}),
     "mpich": ((), {}),
@@ -197,7 +191,7 @@ _FASTEST_CROWDED: Final[Mapping[str, _Flags]] = {
 
 
 def _importing(setting: SystemSettings) -> dict[str, str]:
-    """What measures is imported from our sources, which need nothing but NumPy there."""
+    """The other systems import `measuring` from nexar's sources."""
     return {"PYTHONPATH": str(setting.sources), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -207,16 +201,16 @@ _TAIL_LINES: Final = 15
 
 
 class SystemFailed(Exception):
-    """A system's ranks did not come, or died, or did not answer in time; the text says which, and what they wrote."""
+    """Ranks did not start, died, or did not reply in time. The text has their output."""
 
 
 class SystemRanks:
-    """A `with` block in which a system's ranks wait for orders. Leaving it ends all of its processes."""
+    """A system's ranks, which wait for orders. Leaving the block ends all of its processes."""
 
     def __init__(
         self, plan: SystemPlan, ranks: int, *, path: str, environment: Mapping[str, str], folder: Path
     ) -> None:
-        """`path`: the Unix socket that its ranks will connect to; `folder`: where their output is kept meanwhile."""
+        """`path`: the Unix socket for its ranks; `folder`: where their output is kept."""
         self.plan = plan
         self.version = ""
         self._ranks = ranks
@@ -224,19 +218,19 @@ class SystemRanks:
         self._environment = environment
         self._output = folder / f"{plan.name}.output"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lines: list[_RankSocket] = []
+        self._sockets: list[_RankSocket] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with self._stack:
-            door = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-            door.bind(self._path)
-            door.listen(self._ranks)
+            listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(self._path)
+            listener.listen(self._ranks)
             output = self._stack.enter_context(self._output.open("wb"))
             self._stack.callback(self._end)
             for start in self.plan.starts:
-                self._processes.append(self._started(start.command, start.environment, output))
-            self._admit(door)
+                self._processes.append(self._start(start.command, start.environment, output))
+            self._admit(listener)
             self._stack = self._stack.pop_all()
         return self
 
@@ -244,22 +238,22 @@ class SystemRanks:
         self._stack.close()
 
     def ask(self, order: BenchOrder, reply_timeout: float) -> list[BenchReply]:
-        """Every rank's reply, by rank. `SystemFailed` where one does not answer within `patience` seconds."""
+        """By rank. `SystemFailed` if one does not reply in time."""
         deadline = time.monotonic() + reply_timeout
-        for line in self._lines:
+        for line in self._sockets:
             line.send(order.line())
         replies = []
-        for rank, line in enumerate(self._lines):
+        for rank, line in enumerate(self._sockets):
             answer = line.read(deadline)
             if answer is None:
                 raise self._failed(f"rank {rank} did not answer within {reply_timeout:.0f} s")
             if not answer:
-                self._await_endings(_ENDING)  # its launcher passes on what it has written
+                self._await_endings(_ENDING)  # its launcher passes on its last output
                 raise self._failed(f"rank {rank} is gone")
             replies.append(parse_reply(answer))
         return replies
 
-    def _started(
+    def _start(
         self, command: tuple[str, ...], variables: Mapping[str, str], output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         environment = {**self._environment, **variables}
@@ -270,49 +264,51 @@ class SystemRanks:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # ended together with everything it starts
+                start_new_session=True,  # killed together with everything it starts
             )
         except OSError as error:
             raise self._failed(f"{command[0]} cannot be started: {error.strerror}") from error
 
-    def _admit(self, door: socket.socket) -> None:
+    def _admit(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + _FORMATION
         found: dict[int, _RankSocket] = {}
         while len(found) < self._ranks:
             self._check_processes(len(found))
             if time.monotonic() > deadline:
                 raise self._failed(f"only {len(found)} of {self._ranks} ranks came within {_FORMATION:.0f} s")
-            # A process that ends gives no sign on the socket: it is looked at every tenth of a second.
-            if not select.select([door], [], [], 0.1)[0]:
+            # The socket does not show that a process has ended, so they are polled.
+            if not select.select([listener], [], [], 0.1)[0]:
                 continue
-            line = _RankSocket(self._stack.enter_context(door.accept()[0]))
-            said = line.read(deadline)
-            if not said:
-                raise self._failed(f"a rank came and left without a word when {len(found)} of {self._ranks} had come")
-            hello = parse_hello(said)
+            line = _RankSocket(self._stack.enter_context(listener.accept()[0]))
+            text = line.read(deadline)
+            if not text:
+                raise self._failed(f"a rank disconnected without a hello when {len(found)} of {self._ranks} had come")
+            hello = parse_hello(text)
             found[hello.rank] = line
             self.version = hello.version
-        self._lines = [found[rank] for rank in range(self._ranks)]
+        self._sockets = [found[rank] for rank in range(self._ranks)]
 
-    def _check_processes(self, came: int) -> None:
+    def _check_processes(self, connected: int) -> None:
         for process in self._processes:
             code = process.poll()
             if code:
                 program = " ".join(str(word) for word in list(process.args)[:4])  # type: ignore[arg-type]
-                raise self._failed(f"`{program} …` ended with code {code} when {came} of {self._ranks} ranks had come")
+                raise self._failed(
+                    f"`{program} …` ended with code {code} when {connected} of {self._ranks} ranks had come"
+                )
 
     def _failed(self, what: str) -> SystemFailed:
         lines = self._output.read_text(errors="replace").splitlines() if self._output.exists() else []
-        said = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
-        return SystemFailed(f"{self.plan.name}: {what}" + (f"; its last words:\n{said}" if said else ""))
+        text = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+        return SystemFailed(f"{self.plan.name}: {what}" + (f"; its last output:\n{text}" if text else ""))
 
     def _end(self) -> None:
-        """Hang up, which tells the ranks to end; whoever has not ended soon after is killed."""
-        for line in self._lines:
+        """Closing the connections ends the ranks; those that do not end soon are killed."""
+        for line in self._sockets:
             line.close()
-        self._await_endings(_ENDING if self._lines else 0.0)
+        self._await_endings(_ENDING if self._sockets else 0.0)
         for process in self._processes:
-            with suppress(ProcessLookupError):  # all of that session have ended
+            with suppress(ProcessLookupError):  # all processes of that session have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(_ENDING)
 
@@ -324,18 +320,16 @@ class SystemRanks:
 
 
 class _RankSocket:
-    """One rank's line, with deadlines."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._read = b""
 
     def send(self, line: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # who is gone does not answer either, and reading says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # `read` reports that the rank is gone
             self._connection.sendall(line)
 
     def read(self, deadline: float) -> bytes | None:
-        """The next line; empty if the rank has hung up, None if there is none by then."""
+        """The next line; empty if the rank closed the connection, None at the deadline."""
         while b"\n" not in self._read:
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             try:

@@ -1,1 +1,1 @@
-"""`nexar doctor`: what is the matter with this machine, or between these machines, and what to change."""
+"""`nexar doctor`: finds problems of this machine, or between machines, and says what to change."""

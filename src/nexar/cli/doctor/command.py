@@ -1,4 +1,4 @@
-"""`nexar doctor`: alone it looks at this machine; as one of several it finds out who reaches whom."""
+"""The command `nexar doctor`."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ def doctor(
     *,
     ticket: Ticket = None,
     ticket_file: Annotated[Path | None, typer.Option(help="Read the ticket here (0600); --size writes it.")] = None,
-    size: Annotated[int | None, typer.Option(help="Open a cluster of so many doctors, and show the ticket.")] = None,
-    listen: Annotated[str | None, typer.Option(help="With --size: HOST:PORT to open it at; port 0: any.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    size: Annotated[int | None, typer.Option(help="Open a cluster of this many doctors, and print the ticket.")] = None,
+    listen: Annotated[str | None, typer.Option(help="With --size: HOST:PORT to listen on; port 0: any.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find what stands in a cluster's way, and what to change.
+    """Find what prevents a cluster from working, and say what to change.
 
-    Alone: versions, interfaces, ports, limits, real round trips inside this machine. Between machines: `nexar doctor
-    --size N` on one of them, which prints the command for each other one. The exit code is 0 if there is nothing to
-    change, 1 if there is.
+    Alone: versions, interfaces, ports, limits, round trips inside this machine. Between machines: run `nexar doctor
+    --size N` on one of them, which prints the command for the others. The exit code is 0 if there is nothing to change,
+    1 if there is.
     """
 
     def action() -> int:
-        from nexar.cli.doctor.machine import inspect_machine  # noqa: PLC0415  # after the options made sense
+        from nexar.cli.doctor.machine import inspect_machine  # noqa: PLC0415  # wrong options are rejected without loading it
 
         _check(size, listen, ticket)
-        patience = effective(NO_ENTRY).config.formation_timeout
-        config = effective(entry_options(ticket, ticket_file, patience=patience) if size is None else {}).config
+        file_timeout = effective(NO_ENTRY).config.formation_timeout
+        config = effective(entry_options(ticket, ticket_file, file_timeout=file_timeout) if size is None else {}).config
         start = detect(inherited())
         own = None if size is None else _OwnSeed(size, listen, ticket_file)
         machine = inspect_machine(config)
         if own is None and not _is_invited(config, start):
-            return _alone(machine, as_json=as_json)
-        with _invited(config, start, own) as (invitation, place):
+            return _report_machine(machine, as_json=as_json)
+        with _invited(config, start, own) as (invitation, rank_request):
             from nexar.cli.doctor.peer_probe import probe_cluster  # noqa: PLC0415
 
-            return _together(machine, probe_cluster(config, invitation, place, machine), as_json=as_json)
+            return _report_cluster(machine, probe_cluster(config, invitation, rank_request, machine), as_json=as_json)
 
     raise typer.Exit(exit_code_of(action))
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnSeed:
-    """The cluster of doctors that this one opens, at rank 0."""
+    """The cluster of doctors that this process opens."""
 
     size: int
     listen: str | None
@@ -76,7 +76,7 @@ class _OwnSeed:
         from nexar.security.invitation import parse_ticket  # noqa: PLC0415
 
         with (
-            SeedService(self._place(config), self.size, config=config) as seed,
+            SeedService(self._listen_address(config), self.size, config=config) as seed,
             nullcontext() if self.ticket_file is None else ticket_in(self.ticket_file, seed.ticket),
         ):
             if self.size > 1:
@@ -85,7 +85,6 @@ class _OwnSeed:
                 yield parse_ticket(seed.ticket)
 
     def _invite(self, ticket: str) -> None:
-        """Say what to do on the other hosts."""
         if self.ticket_file is None:
             fail_with(f"waiting for {self.size - 1} more; run this on the other hosts:")
             fail_with(f"  nexar doctor --ticket {ticket}")
@@ -93,8 +92,8 @@ class _OwnSeed:
             fail_with(f"waiting for {self.size - 1} more; copy {self.ticket_file} to the other hosts, and run there:")
             fail_with(f"  nexar doctor --ticket-file {self.ticket_file}")
 
-    def _place(self, config: Config) -> str | None:
-        """Beside the port of the member in this same process, where the settings fix that."""
+    def _listen_address(self, config: Config) -> str | None:
+        """If the settings fix the member's port, the seed takes the next one."""
         if self.listen is not None or not config.port:
             return self.listen
         return format_address(config.bind or "", config.port + 1)
@@ -110,7 +109,7 @@ def _check(size: int | None, listen: str | None, ticket: str | None) -> None:
 
 
 def _is_invited(config: Config, start: LaunchInfo | None) -> bool:
-    """To a cluster of doctors: by a ticket, a token, or a launcher that has started more than one."""
+    """By a ticket, a token, or a launcher of several processes."""
     return config.ticket is not None or config.seed is not None or (start is not None and start.size > 1)
 
 
@@ -126,12 +125,12 @@ def _invited(
         with own.opened(config) as invitation:
             yield invitation, RankRequest(rank=0)
         return
-    place = RankRequest() if start is None else RankRequest(start.rank, start.launcher)
+    rank_request = RankRequest() if start is None else RankRequest(start.rank, start.launcher)
     with open_entry(choose_entry(start, config, os.getppid()), config) as invitation:
-        yield invitation, place
+        yield invitation, rank_request
 
 
-def _alone(machine: Machine, *, as_json: bool) -> int:
+def _report_machine(machine: Machine, *, as_json: bool) -> int:
     from nexar.cli.doctor import report  # noqa: PLC0415
     from nexar.cli.doctor.reachability import machine_findings  # noqa: PLC0415
 
@@ -144,18 +143,18 @@ def _alone(machine: Machine, *, as_json: bool) -> int:
     return _exit_code(findings)
 
 
-def _together(machine: Machine, seen: ProbeResult, *, as_json: bool) -> int:
+def _report_cluster(machine: Machine, result: ProbeResult, *, as_json: bool) -> int:
     from nexar.cli.doctor import report  # noqa: PLC0415
 
     if as_json:
-        print(report.report_json(machine, seen.reports, seen.findings))
-    elif seen.rank == 0 or not seen.concluded:
-        report.show_cluster(seen.reports, seen.size)
-        report.show_findings(seen.findings)
+        print(report.report_json(machine, result.reports, result.findings))
+    elif result.rank == 0 or not result.concluded:
+        report.show_cluster(result.reports, result.size)
+        report.show_findings(result.findings)
     else:
-        verdict = "there is something to change" if _exit_code(seen.findings) else "nothing to change"
-        fail_with(f"this was rank {seen.rank} of {seen.size}: {verdict}; rank 0 has the table")
-    return _exit_code(seen.findings)
+        verdict = "there is something to change" if _exit_code(result.findings) else "nothing to change"
+        fail_with(f"this was rank {result.rank} of {result.size}: {verdict}; rank 0 has the table")
+    return _exit_code(result.findings)
 
 
 def _exit_code(findings: list[DoctorFinding] | tuple[DoctorFinding, ...]) -> int:

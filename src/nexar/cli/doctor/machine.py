@@ -1,7 +1,4 @@
-"""Two nodes inside this process that really connect: a handshake with certificates, or a segment of memory.
-
-Looks at this machine: what is installed, how it is connected, what it lets a process have.
-"""
+"""Inspects this machine: software, interfaces, limits, and real connections inside this process."""
 
 from __future__ import annotations
 
@@ -36,30 +33,30 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def try_round_trip(scheme: str, config: Config) -> RoundTrip:
-    """Over loopback, or through memory. What fails is told, never raised."""
+    """Over loopback, or through shared memory. A failure is returned, never raised."""
     missing = available() if scheme == "quic" else missing_support() if scheme == "shm" else None
     if missing is not None:
-        return RoundTrip(scheme, problem=missing if scheme == "shm" else "")  # the versions tell of a missing package
+        return RoundTrip(scheme, problem=missing if scheme == "shm" else "")  # the versions show a missing package
     schemes = (scheme,) if scheme in NETWORK else (scheme, "tls")
     alone = replace(
         config, transports=schemes, bind=_LOOPBACK, port=0, port_range=None, iface=None, advertise=None, host_id=None
     )
     try:
-        with ExitStack() as undo:
-            near, far = (undo.enter_context(Node(alone)) for _ in range(2))
-            return RoundTrip(scheme, round_trip=_exchange(near, far, scheme, undo))
+        with ExitStack() as stack:
+            near, far = (stack.enter_context(Node(alone)) for _ in range(2))
+            return RoundTrip(scheme, round_trip=_exchange(near, far, scheme, stack))
     except (ConnectRefused, CarrierLost, OSError, NexarError) as error:
         return RoundTrip(scheme, problem=getattr(error, "reason", None) or str(error))
 
 
-def _exchange(near: Node, far: Node, scheme: str, undo: ExitStack) -> float:
+def _exchange(near: Node, far: Node, scheme: str, stack: ExitStack) -> float:
     membership = _certified(near, far)
     asking, answering = ProbeSession(near), ProbeSession(far)
     for node, session in ((near, asking), (far, answering)):
         node.listen(session)
         session.adopt(membership)
-    undo.callback(answering.close)
-    undo.callback(asking.close)
+    stack.callback(answering.close)
+    stack.callback(asking.close)
     deadline = time.monotonic() + DIAL_TIMEOUT
     if scheme in NETWORK:
         reach = next(reach for reach in asking.dial_all(0) if reach.scheme == scheme)
@@ -67,17 +64,16 @@ def _exchange(near: Node, far: Node, scheme: str, undo: ExitStack) -> float:
             raise ConnectRefused(_LOOPBACK, reach.problem)
         return reach.round_trip
     carrier = near.connect_memory(far.memory_address_for(near.id), far.id, deadline)
-    return _ask(carrier, deadline, undo)
+    return _measure(carrier, deadline, stack)
 
 
-def _ask(carrier: Carrier, deadline: float, undo: ExitStack) -> float:
-    connection = ProbeConnection(carrier, lambda _conversation, _said: None)
-    undo.callback(connection.finish)
+def _measure(carrier: Carrier, deadline: float, stack: ExitStack) -> float:
+    connection = ProbeConnection(carrier, lambda _connection, _message: None)
+    stack.callback(connection.finish)
     return connection.measure(deadline).round_trip
 
 
 def _certified(*nodes: Node) -> Membership:
-    """A cluster of these, made by hand."""
     authority = Authority.create(_CLUSTER)
     for node in nodes:
         certificate = authority.issue(node.id, node.key.public_key())
@@ -92,7 +88,7 @@ _SYSTEM: Final = Path("/proc/sys/net/core")
 
 
 def inspect_machine(config: Config) -> Machine:
-    """All there is to see, in about a second. Listens, and connects to itself, for moments."""
+    """Takes about a second. Listens, and connects to itself, for moments."""
     return Machine(
         name=socket.gethostname(),
         host=host_id(config),
@@ -138,11 +134,11 @@ def _attachments() -> tuple[Attachment, ...]:
 
 
 def _listen_port(config: Config) -> ListenPort:
-    """Open it as `nexar.init` would. The settings may ask for what cannot be had; that is what we are here to say."""
+    """Listen as `nexar.init` would. A failure is part of the result."""
     try:
         with Node(config) as node:
-            told = next(iter(node.addresses().values()), ())
-            return ListenPort(node.listens_at, told)
+            advertised = next(iter(node.addresses().values()), ())
+            return ListenPort(node.listens_at, advertised)
     except NexarError as error:
         return ListenPort(problem=str(error))
 

@@ -1,11 +1,6 @@
-"""What a doctor has seen: plain values, with no judgement. Pure.
+"""What a doctor observes, and the messages between doctors. Pure.
 
-They are shown as JSON as they are, and travel from the doctor of one host to that of another.
-
-What two doctors say to each other: bodies of CONTROL frames on a connection of their own. Pure.
-
-They are not the messages of links: a doctor's connection never becomes one, and a node that is no doctor hangs up at
-the first of these.
+The messages are bodies of CONTROL frames on a connection of their own: a node that is not a doctor closes it.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from nexar.wire.control import MAX_MESSAGE_BYTES
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A piece of software. `number` is None where it is missing; then `problem` may say why."""
+    """`number` is None if it is missing; then `problem` may say why."""
 
     name: str
     number: str | None
@@ -37,16 +32,16 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class RoundTrip(msgspec.Struct, frozen=True):
-    """A message there and back, over a connection that was made for it."""
+    """Over a new connection."""
 
     scheme: str
     round_trip: float | None = None
-    """Seconds; None: it did not work, and `problem` says why."""
+    """Seconds; None: it failed, and `problem` says why."""
     problem: str = ""
 
 
 class ListenPort(msgspec.Struct, frozen=True):
-    """Where this process would listen, for UDP and TCP; `problem` if it cannot."""
+    """UDP and TCP; `problem` if it cannot listen."""
 
     address: str = ""
     advertised: tuple[str, ...] = ()
@@ -54,7 +49,7 @@ class ListenPort(msgspec.Struct, frozen=True):
 
 
 class FreeSpace(msgspec.Struct, frozen=True):
-    """Space in a file system of memory."""
+    """Space in a memory file system."""
 
     path: str
     size_bytes: int
@@ -62,22 +57,22 @@ class FreeSpace(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the system lets this process have; None: no limit, or not known on this system."""
+    """None: no limit, or unknown."""
 
     open_files: int | None = None
     most_open_files: int | None = None
     locked_bytes: int | None = None
     receive_buffer_bytes: int | None = None
-    """The most that a socket may ask for: net.core.rmem_max."""
+    """net.core.rmem_max"""
     send_buffer_bytes: int | None = None
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """One host, as seen by a process on it."""
+    """One host, as a process on it sees it."""
 
     name: str
     host: str
-    """The host id: ranks with the same one share the machine."""
+    """The host id: equal for ranks on the same machine."""
     wanted: tuple[str, ...]
     """The setting `transports`."""
     versions: tuple[Version, ...]
@@ -88,13 +83,13 @@ class Machine(msgspec.Struct, frozen=True):
     limits: Limits
     cpus: int
     load: float
-    """Processes that want a CPU, on average over the last minute."""
+    """Runnable processes, on average over the last minute."""
     clock: float
     """Seconds since 1970."""
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """One rank has dialed another, over one transport."""
+    """One rank has dialed another over one transport."""
 
     source: Rank
     dest: Rank
@@ -103,55 +98,55 @@ class Reach(msgspec.Struct, frozen=True):
     """Seconds; None: not reached, and `problem` says why."""
     problem: str = ""
     mtu_bytes: int | None = None
-    """Of the path, where the transport knows it."""
+    """Of the path, if the transport knows it."""
     skew: float | None = None
     """Seconds by which the clock of `dest` is ahead."""
 
 
 class DoctorReport(msgspec.Struct, frozen=True):
-    """What the doctor at one rank has seen."""
+    """The observations of one rank."""
 
     rank: Rank
     machine: Machine
     address: str
-    """The most promising of those it told the others, host:port."""
+    """The best one it advertises, host:port."""
     fixed_port: bool
-    """The port was chosen by a setting, so that a firewall can know it."""
+    """A setting fixes the port, so that a firewall can open it."""
     reaches: tuple[Reach, ...]
 
 
 class DoctorFinding(msgspec.Struct, frozen=True):
-    """A piece of advice. What is not needed would only help."""
+    """If it is not `needed`, it would only help."""
 
     text: str
     needed: bool = True
 
 
 class _Base(msgspec.Struct, frozen=True, tag_field="doctor"):
-    """What all share; the name of the tag keeps them apart from everybody else's."""
+    """The tag field distinguishes these messages from all others."""
 
 
 class ProbeRequest(_Base, frozen=True, tag="ask"):
-    """Answer at once, with the same number."""
+    """The peer replies at once with the same number."""
 
     number: int
 
 
 class ProbeReply(_Base, frozen=True, tag="answer"):
-    """The answer to Ask, and what time it is there: seconds since 1970."""
+    """`clock`: the sender's time in seconds since 1970."""
 
     number: int
     clock: float
 
 
 class ReportMessage(_Base, frozen=True, tag="hand"):
-    """Everything the sender has seen, for rank 0."""
+    """The sender's report, for rank 0."""
 
     report: DoctorReport
 
 
 class ConclusionMessage(_Base, frozen=True, tag="conclude"):
-    """From rank 0, when it has all reports or waits no longer: what is to be changed. Everybody may leave."""
+    """From rank 0, when it has all reports or stops waiting. Then all may leave."""
 
     findings: tuple[DoctorFinding, ...]
 
@@ -162,16 +157,16 @@ _decoder: Final[msgspec.msgpack.Decoder[ProbeMessage]] = msgspec.msgpack.Decoder
 
 
 class NotAProbeMessage(ValueError):
-    """Whatever that was, no doctor says it."""
+    """Not from a doctor."""
 
 
-def encode_probe(said: ProbeMessage) -> bytes:
+def encode_probe(message: ProbeMessage) -> bytes:
     """The body of a frame."""
-    return msgspec.msgpack.encode(said)
+    return msgspec.msgpack.encode(message)
 
 
 def decode_probe(body: bytes | bytearray | memoryview) -> ProbeMessage:
-    """NotADoctor for anything that `encode` did not write."""
+    """NotAProbeMessage for anything that `encode_probe` did not write."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise NotAProbeMessage(f"{len(body)} bytes at once")
     try:

@@ -1,10 +1,4 @@
-"""From what was seen on one machine to what to change there. Pure.
-
-From who reached whom to what to change between hosts. Pure.
-
-Ranks of one host share its network, so advice is about hosts: "a cannot be reached from b" is said once, however many
-ranks found it out.
-"""
+"""Derives what to change from observations. Pure. Advice is about hosts, however many ranks observed the problem."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from nexar.transport.address import parse_address
 from nexar.types import Rank
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
-"""What QUIC asks the system for: less, and bursts of datagrams are lost."""
+"""What QUIC asks the system for: with less, bursts of datagrams are lost."""
 OPEN_FILES: Final = 1024
 """A rank holds two or three descriptors for each peer it talks to."""
 _BUSY: Final = 2.0
@@ -25,7 +19,7 @@ _WITHOUT_QUIC: Final = "until then TLS over TCP serves"
 
 
 def machine_findings(machine: Machine) -> list[DoctorFinding]:
-    """What to change on this machine, the gravest first; nothing if all is well."""
+    """The most important first."""
     found = [
         *_about_port(machine),
         *_about_trips(machine),
@@ -34,7 +28,7 @@ def machine_findings(machine: Machine) -> list[DoctorFinding]:
         *_about_limits(machine),
         *_about_load(machine),
     ]
-    return sorted(found, key=lambda finding: not finding.needed)  # stable: equals keep their order
+    return sorted(found, key=lambda finding: not finding.needed)  # a stable sort
 
 
 def _about_port(machine: Machine) -> Iterator[DoctorFinding]:
@@ -89,8 +83,8 @@ def _about_limits(machine: Machine) -> Iterator[DoctorFinding]:
     }
     if small and "quic" in machine.wanted:
         sizes = " and ".join(f"net.core.{name} is {found}" for name, found in small.items())
-        wishes = " ".join(f"net.core.{name}={SOCKET_BUFFER_BYTES}" for name in small)
-        yield DoctorFinding(f"{machine.name}: {sizes}, QUIC loses bursts: `sysctl -w {wishes}`", needed=False)
+        values = " ".join(f"net.core.{name}={SOCKET_BUFFER_BYTES}" for name in small)
+        yield DoctorFinding(f"{machine.name}: {sizes}, QUIC loses bursts: `sysctl -w {values}`", needed=False)
 
 
 def _about_load(machine: Machine) -> Iterator[DoctorFinding]:
@@ -102,13 +96,13 @@ def _about_load(machine: Machine) -> Iterator[DoctorFinding]:
 PROTOCOLS: Final = {"quic": "UDP", "tls": "TCP"}
 """What a firewall calls them."""
 NOT_OFFERED: Final = "not offered"
-"""The problem of a reach where the other side does not have the transport, or this one: no firewall is to blame."""
+"""The problem of a reach if one side does not have the transport: no firewall is to blame."""
 _SKEW: Final = 60.0
-"""Certificates allow ten minutes; beyond this, logs of two hosts cannot be read side by side either."""
+"""Certificates allow ten minutes; beyond this, the logs of two hosts cannot be compared."""
 
 
 def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[DoctorFinding]:
-    """What to change in a cluster of `size` ranks, of which these have reported; the gravest first."""
+    """The most important first. `size`: of the cluster, of which these ranks have reported."""
     hosts = _Hosts(reports)
     found = [
         *_about_silent(reports, size),
@@ -121,19 +115,19 @@ def cluster_findings(reports: Mapping[Rank, DoctorReport], size: int) -> list[Do
 
 
 def skews(reports: Mapping[Rank, DoctorReport]) -> dict[Rank, float]:
-    """Seconds by which each rank's clock is ahead of rank 0's, as far as anybody could tell."""
+    """Seconds by which each clock is ahead of rank 0's, as far as is known."""
     seen: dict[Rank, tuple[float, float]] = {}
     for reach in _reaches(reports):
         if reach.skew is None or reach.round_trip is None or 0 not in (reach.source, reach.dest):
             continue
         rank, ahead = (reach.dest, reach.skew) if reach.source == 0 else (reach.source, -reach.skew)
-        if rank not in seen or reach.round_trip < seen[rank][0]:  # the shorter the trip, the less can hide in it
+        if rank not in seen or reach.round_trip < seen[rank][0]:  # a shorter round trip bounds the skew better
             seen[rank] = reach.round_trip, ahead
     return {0: 0.0} | {rank: ahead for rank, (_, ahead) in sorted(seen.items())}
 
 
 class _Hosts:
-    """Reports by host, in the order of ranks."""
+    """By host, in the order of ranks."""
 
     def __init__(self, reports: Mapping[Rank, DoctorReport]) -> None:
         self._reports = reports
@@ -145,7 +139,7 @@ class _Hosts:
         return self._reports[self.names[host][0]]
 
     def label(self, host: str) -> str:
-        """Its name; with the id where two have the same."""
+        """With the id if two hosts have the same name."""
         name = self.first(host).machine.name
         alike = [other for other in self.names if self.first(other).machine.name == name]
         return f"{name} ({host})" if len(alike) > 1 else name
@@ -199,7 +193,7 @@ def _one_way(hosts: _Hosts, source: str, dest: str) -> Iterator[DoctorFinding]:
             f"{hosts.label(dest)} cannot be reached over {protocol} from {hosts.label(source)} "
             f"({reach.problem}): {remedy}"
         )
-        # TCP is the way out where UDP is closed: without it all is well as long as UDP gets through.
+        # TCP is the fallback if UDP is closed: it is not needed as long as UDP works.
         yield DoctorFinding(text, needed=scheme == "quic" or not whole)
 
 

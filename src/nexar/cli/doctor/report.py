@@ -1,4 +1,4 @@
-"""What a doctor shows: tables for people, JSON for programs. Rich tables on a terminal, plain ones elsewhere."""
+"""Prints a doctor's observations: rich tables on a terminal, plain ones elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, ...]]:
-    """Two columns: what, and what was found."""
+    """Two columns: name and value."""
     rows: list[tuple[str, ...]] = [("host", f"{machine.name} (host id {machine.host})")]
     rows += [
         (version.name, version.number or f"missing: {version.problem}".removesuffix(": "))
@@ -49,7 +49,7 @@ def _limit_rows(machine: Machine) -> list[tuple[str, ...]]:
 
 
 def rank_rows(reports: Mapping[Rank, DoctorReport]) -> list[tuple[str, ...]]:
-    """Who is who."""
+    """One row per rank."""
     ahead = skews(reports)
     rows: list[tuple[str, ...]] = [("rank", "host", "address", "clock")]
     for rank, report in sorted(reports.items()):
@@ -59,7 +59,7 @@ def rank_rows(reports: Mapping[Rank, DoctorReport]) -> list[tuple[str, ...]]:
 
 
 def matrix_rows(reports: Mapping[Rank, DoctorReport], size: int, scheme: str) -> list[tuple[str, ...]]:
-    """Who reaches whom over one transport: who dials stands at the left."""
+    """Round trips over one transport; rows dial columns."""
     reached = {(reach.source, reach.dest): reach for report in reports.values() for reach in report.reaches
                if reach.scheme == scheme}  # fmt: skip
     rows: list[tuple[str, ...]] = [("from \\ to", *(str(rank) for rank in range(size)))]
@@ -81,12 +81,12 @@ def _cell(source: Rank, dest: Rank, reach: Reach | None) -> str:
 
 
 def show_machine(machine: Machine) -> None:
-    """On standard output."""
+    """Print the table of this machine."""
     _show("this machine", machine_rows(machine))
 
 
 def show_cluster(reports: Mapping[Rank, DoctorReport], size: int) -> None:
-    """The ranks, and a matrix for each transport that anybody has."""
+    """Print the ranks, and a matrix for each transport in use."""
     _show("ranks", rank_rows(reports), heading=True)
     tried = {reach.scheme for report in reports.values() for reach in report.reaches if reach.problem != NOT_OFFERED}
     for scheme, protocol in PROTOCOLS.items():
@@ -107,7 +107,7 @@ def show_findings(findings: Sequence[DoctorFinding]) -> None:
 
 
 def report_json(machine: Machine, reports: Mapping[Rank, DoctorReport], findings: Sequence[DoctorFinding]) -> str:
-    """Everything that was seen, and what follows."""
+    """All observations and findings."""
     page = {
         "machine": machine,
         "ranks": [report for _, report in sorted(reports.items())],

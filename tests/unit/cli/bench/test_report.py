@@ -104,9 +104,14 @@ class Answering:
         return [BenchReply(nanoseconds=(1_000_000,) * order.iterations, wrong=self._wrong)] * 2
 
 
-def measured(*, as_json=False, plot=None, artist=None, **wrong):
+def measured(*, as_json=False, plot=None, plot_python=None, **wrong):
     request = BenchRequest(
-        measures=("barrier", "all_reduce"), sizes=(8, 16), options=WISHES, as_json=as_json, plot=plot, artist=artist
+        measures=("barrier", "all_reduce"),
+        sizes=(8, 16),
+        options=WISHES,
+        as_json=as_json,
+        plot=plot,
+        plot_python=plot_python,
     )
     about = [SystemInfo(name=name, version="1", flags="--fast") for name in wrong]
     systems = {name: Answering(count) for name, count in wrong.items()}
@@ -140,7 +145,7 @@ def test_wrong_results_of_another_system_are_not_our_failure(capsys):
 def test_a_plot_is_drawn_of_everything(monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(report, "draw_plot", lambda *arguments: drawn.append(arguments))
-    assert measured(plot=tmp_path / "plot.png", artist="python", nexar=0)
-    ((artist, results, path),) = drawn
-    assert (artist, path) == ("python", tmp_path / "plot.png")
+    assert measured(plot=tmp_path / "plot.png", plot_python="python", nexar=0)
+    ((plot_python, results, path),) = drawn
+    assert (plot_python, path) == ("python", tmp_path / "plot.png")
     assert len(json.loads(results)["rows"]) == 3

@@ -71,7 +71,7 @@ def test_rank_0_hears_all_reports_and_everybody_its_conclusion(practice):
     practice.adopt()
     practice.connect()
     told = []
-    other = threading.Thread(target=lambda: told.append(practice.doctors[1].hand_over(report(1, "b"), SOON)))
+    other = threading.Thread(target=lambda: told.append(practice.doctors[1].submit(report(1, "b"), SOON)))
     other.start()
     reports = practice.doctors[0].collect(report(0, "a"), SOON)
     assert sorted(reports) == [0, 1]
@@ -82,7 +82,7 @@ def test_rank_0_hears_all_reports_and_everybody_its_conclusion(practice):
 
 def test_a_doctor_without_a_way_to_rank_0_keeps_its_report(practice):
     practice.adopt()
-    assert practice.doctors[1].hand_over(report(1, "b"), 0.05) is None
+    assert practice.doctors[1].submit(report(1, "b"), 0.05) is None
 
 
 def test_rank_0_goes_on_without_a_report_that_does_not_come(practice):
@@ -109,7 +109,7 @@ def test_a_doctor_hangs_up_on_who_is_none(practice):
     send_control(carrier, Introduce(rank=0, epoch=1))
     assert ended.wait(SOON)
     assert isinstance(link.error, CarrierLost)
-    assert "speaks to doctors only" in str(link.error)
+    assert "accepts doctors only" in str(link.error)
 
 
 def test_a_question_to_who_has_left_is_not_waited_for(practice):

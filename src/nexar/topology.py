@@ -1,31 +1,18 @@
-"""Which ranks have a link for data, and how the others are reached: arithmetic on graphs. Pure.
+"""Topologies: neighbours, routes and spanning trees. Pure.
 
-Which ranks are neighbours: three kinds of graph, by the names that the setting `topology` takes. Pure.
+    full_mesh     all ranks are neighbours
+    k_regular:K   ranks on a ring, connected to the nearest K/2 on each side
+    hypercube     ranks are neighbours if their numbers differ in one bit
 
-    full_mesh     everybody is everybody's neighbour
-    k_regular:K   ranks on a ring; the nearest K/2 on each side. In a small world that is everybody
-    hypercube     ranks as corners of a cube, neighbours where their numbers differ in one bit
-
-A cube has 2, 4, 8, … corners, a world any number of ranks. Those ranks that exist form a connected graph in which the
-shortest way between two is as long as their numbers differ in bits: clear bits first, then set bits, and every rank on
-the way is smaller than one of the two ends. But the last ranks may have few neighbours (in a world of 5 rank 4 has one,
-and would be alone without it). So a missing corner is stood in for by the rank opposite on the highest axis, which
-has an edge to spare, because that corner is its own missing neighbour: the lowest rank that misses the corner becomes
-its neighbour. From three ranks on nobody has fewer than two.
-
-Law: the relation is symmetric, the graph is connected, and in a hypercube of n ranks nobody has more than ⌈log2 n⌉
+A hypercube need not be complete: two ranks are as far apart as their numbers differ in bits, via clear bits first. But
+the last ranks would have few neighbours. So the rank opposite a missing corner on the highest axis, which misses it
+too, becomes a neighbour of the lowest other rank that misses it. From three ranks on, every rank has at least two
 neighbours.
 
-How a message gets from one rank to another along neighbours. Pure; the same facts give the same route everywhere.
+Law: the relation is symmetric, the graph is connected, and in a hypercube no rank has more than ⌈log2 n⌉ neighbours.
 
-A route is a shortest one; of several that are as short, the one that takes the lowest rank where they part. A dead rank
-is avoided by asking for the route without it. A route names every rank on the way, and none twice: so what travels
-along it cannot go round in circles, whatever the ranks on the way believe.
-
-A tree along neighbours that reaches every rank: for what one rank has to say to all. Pure.
-
-Law: a rank's parent is its neighbour and one hop nearer to the root, so nothing is relayed and the deepest rank is as
-deep as the farthest one is far.
+A route is a shortest path; among equals it takes the lowest next rank, so it is the same everywhere. It lists every
+rank once, so messages cannot loop. A parent in a tree is one hop nearer to the root, so nothing is relayed.
 """
 
 from __future__ import annotations
@@ -44,7 +31,7 @@ _K_REGULAR: Final = "k_regular:"
 
 @lru_cache(maxsize=4096)
 def neighbors(topology: str, size: int, rank: Rank) -> tuple[Rank, ...]:
-    """The neighbours of a rank, ascending. ValueError for a topology that there is not."""
+    """Returns the neighbours, ascending. Raises ValueError for an unknown topology."""
     if topology == FULL_MESH:
         return tuple(other for other in range(size) if other != rank)
     if topology == HYPERCUBE:
@@ -53,25 +40,25 @@ def neighbors(topology: str, size: int, rank: Rank) -> tuple[Rank, ...]:
 
 
 def degree_of(topology: str) -> int:
-    """K of `k_regular:K`. ValueError for any other."""
+    """Returns K of `k_regular:K`, or raises ValueError."""
     kind, _, degree = topology.partition(":")
     if f"{kind}:" != _K_REGULAR or not degree.isdecimal():
-        raise ValueError(f"there is no topology {topology!r}")
+        raise ValueError(f"no topology is called {topology!r}")
     return int(degree)
 
 
 def are_neighbors(topology: str, size: int, one: Rank, other: Rank) -> bool:
-    """Whether the two have a link for data."""
+    """Returns whether the two ranks have a direct link."""
     return topology == FULL_MESH or other in neighbors(topology, size, one)
 
 
 def is_complete(topology: str, size: int) -> bool:
-    """Whether everybody is everybody's neighbour, so that nothing is ever relayed."""
+    """Returns whether all ranks are neighbours."""
     return topology == FULL_MESH or all(len(neighbors(topology, size, rank)) == size - 1 for rank in range(size))
 
 
 def dimensions(size: int) -> int:
-    """Of the smallest cube with that many corners: ⌈log2 size⌉."""
+    """Returns ⌈log2 size⌉."""
     return (size - 1).bit_length()
 
 
@@ -90,41 +77,41 @@ def _on_cube(size: int, rank: Rank) -> tuple[Rank, ...]:
     if rank & highest:
         missing = (rank ^ axis for axis in axes if rank ^ axis >= size)
         near |= {corner ^ highest for corner in missing if _misses(size, corner, axes) == rank}
-    elif rank | highest >= size:  # this rank stands in for a corner that is missing
+    elif rank | highest >= size:  # this rank replaces a missing corner
         near |= {_misses(size, rank | highest, axes)} - {size}
     return tuple(sorted(near))
 
 
 def _misses(size: int, corner: int, axes: list[int]) -> Rank:
-    """The lowest rank on the upper half of the cube that would be this missing corner's neighbour; `size`: nobody."""
+    """Returns the lowest rank in the upper half of the cube that misses this corner, or `size`."""
     highest = axes[-1]
     return min((corner ^ axis for axis in axes[:-1] if highest <= corner ^ axis < size), default=size)
 
 
 SPARE_HOPS: Final = 4
-NOBODY: Final[frozenset[Rank]] = frozenset()
+NO_RANKS: Final[frozenset[Rank]] = frozenset()
 
 
 @lru_cache(maxsize=4096)
 def route(
-    topology: str, size: int, source: Rank, destination: Rank, avoid: frozenset[Rank] = NOBODY
+    topology: str, size: int, source: Rank, destination: Rank, avoid: frozenset[Rank] = NO_RANKS
 ) -> tuple[Rank, ...] | None:
-    """Every rank on the way, both ends included; None: those that are avoided leave none. The ends are not avoided."""
+    """Returns all ranks on the path, or None if `avoid` leaves no path. The ends are not avoided."""
     if source == destination:
         return (source,)
     distance = _distances(topology, size, destination, avoid - {source, destination})
     if source not in distance:
         return None
-    way = [source]
-    while way[-1] != destination:
-        here = way[-1]
+    path = [source]
+    while path[-1] != destination:
+        here = path[-1]
         near = (each for each in neighbors(topology, size, here) if distance.get(each, size) == distance[here] - 1)
-        way.append(min(near))
-    return tuple(way)
+        path.append(min(near))
+    return tuple(path)
 
 
 def diameter(topology: str, size: int) -> int:
-    """No route is longer than this while nobody is avoided."""
+    """Returns the length of the longest route that avoids no rank."""
     if size == 1:
         return 0
     if topology == FULL_MESH:
@@ -136,26 +123,25 @@ def diameter(topology: str, size: int) -> int:
 
 
 def hop_limit(topology: str, size: int) -> int:
-    """What has travelled further than this has lost its way."""
+    """Returns the hops after which a message is dropped."""
     return diameter(topology, size) + SPARE_HOPS
 
 
 def detour_limit(topology: str, size: int) -> int:
-    """The same for a route that avoids somebody: a ring that is cut is a line, and there are no longer ones."""
+    """Returns the hop limit of routes that avoid ranks: a ring without one rank is a line."""
     return max(hop_limit(topology, size), size - 1)
 
 
 @lru_cache(maxsize=1024)
 def _distances(topology: str, size: int, origin: Rank, avoid: frozenset[Rank]) -> dict[Rank, int]:
-    """Of every rank that can be reached, to the origin."""
     found = {origin: 0}
     for here, near in outward(topology, size, origin, avoid):
         found[near] = found[here] + 1
     return found
 
 
-def outward(topology: str, size: int, origin: Rank, avoid: frozenset[Rank] = NOBODY) -> Iterator[tuple[Rank, Rank]]:
-    """Each rank but the origin once, nearer ones first, with the neighbour that is one hop nearer to the origin."""
+def outward(topology: str, size: int, origin: Rank, avoid: frozenset[Rank] = NO_RANKS) -> Iterator[tuple[Rank, Rank]]:
+    """Yields (nearer neighbour, rank) for each rank except the origin, nearer ones first."""
     seen, waiting = {origin, *avoid}, deque([origin])
     while waiting:
         here = waiting.popleft()
@@ -168,7 +154,7 @@ def outward(topology: str, size: int, origin: Rank, avoid: frozenset[Rank] = NOB
 
 @lru_cache(maxsize=256)
 def parents(topology: str, size: int, root: Rank) -> tuple[Rank | None, ...]:
-    """By rank; None for the root."""
+    """Returns the parent of each rank; None for the root."""
     found: list[Rank | None] = [None] * size
     for parent, child in outward(topology, size, root):
         found[child] = parent
@@ -177,7 +163,7 @@ def parents(topology: str, size: int, root: Rank) -> tuple[Rank | None, ...]:
 
 @lru_cache(maxsize=256)
 def children(topology: str, size: int, root: Rank) -> tuple[tuple[Rank, ...], ...]:
-    """By rank; each ascending."""
+    """Returns the children of each rank, ascending."""
     found: list[list[Rank]] = [[] for _ in range(size)]
     for parent, child in outward(topology, size, root):
         found[parent].append(child)

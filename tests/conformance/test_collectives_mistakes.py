@@ -37,8 +37,8 @@ MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.all_reduce(np.ones(3, np.int32), "avg"), "average of whole numbers"),
     (lambda c: c.all_reduce(np.ones(3), "band"), "bit operations"),
     (lambda c: c.all_reduce(np.ones(3, complex), "max"), "no order"),
-    (lambda c: c.all_reduce(np.ones(3), "mean"), "no reduction; allowed: sum"),
-    (lambda c: c.all_reduce(np.ones(3), None), "no reduction"),  # type: ignore[arg-type]
+    (lambda c: c.all_reduce(np.ones(3), "mean"), "not a reduction; allowed: sum"),
+    (lambda c: c.all_reduce(np.ones(3), None), "not a reduction"),  # type: ignore[arg-type]
     (lambda c: c.all_reduce(np.array(["a"])), "cannot be sent or reduced; allowed: bool"),
     (lambda c: c.all_reduce(np.ones(3, ">f8")), "native byte order"),
     (lambda c: c.all_reduce(np.array([None])), "cannot be sent"),
@@ -51,7 +51,10 @@ MISTAKES: list[tuple[Callable[[Communicator], Any], str]] = [
     (lambda c: c.all_reduce(np.ones(3), out=np.ones(3, np.float32)), "out= is float32"),
     (lambda c: c.all_reduce(np.ones(4), out=frozen), "read-only"),
     (lambda c: c.all_reduce(np.ones(3), out=3.0), "out="),
-    (lambda c: c.all_reduce(np.ones(3), algorithm="bogus"), "does not exist here; .* there are: .*ring"),
+    (
+        lambda c: c.all_reduce(np.ones(3), algorithm="bogus"),
+        "does not exist for this operation; allowed for this all_reduce: .*ring",
+    ),
     (lambda c: c.all_reduce(np.ones(3), algorithm="ring", deterministic=True), "does not fold"),
     (lambda c: c.all_reduce(np.ones(3), np.maximum, algorithm="ring", commutative=False), "rank order"),
     (lambda c: c.all_reduce(np.ones(3), algorithm="two_level"), "several hosts"),

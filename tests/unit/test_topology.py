@@ -79,7 +79,7 @@ def test_what_is_complete_is_known() -> None:
 def test_a_topology_that_there_is_not_is_refused() -> None:
     assert degree_of("k_regular:12") == 12
     for name in ("k_regular", "k_regular:x", "torus", "ring:2"):
-        with pytest.raises(ValueError, match="no topology"):
+        with pytest.raises(ValueError, match="no topology is called"):
             neighbors(name, 4, 0)
 
 

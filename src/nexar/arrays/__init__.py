@@ -1,1 +1,1 @@
-"""Arrays as bytes with a dtype and a shape."""
+"""Arrays: dtypes, bytes, reductions, devices and compression."""

@@ -1,4 +1,4 @@
-"""The element types that can travel, and their numbers on the wire."""
+"""The supported element types and their wire numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from nexar.errors import UsageError
 
 RAW: Final = 0
-"""Bytes without a type: matches every dtype."""
+"""Untyped bytes: matches every dtype."""
 
-# Numbers are the wire format: append, never change.
+# These numbers are the wire format: append, never change.
 _TYPES: Final[dict[int, np.dtype[Any]]] = {
     1: np.dtype(np.bool_),
     2: np.dtype(np.int8),
@@ -33,13 +33,13 @@ _TYPES: Final[dict[int, np.dtype[Any]]] = {
     17: np.dtype(ml_dtypes.float8_e5m2),
 }
 _CODES: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in _TYPES.items()}
-# The types of ml_dtypes are of kind V to NumPy.
-_WORDS: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "V": "float", "c": "complex"}
-_KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _WORDS[dtype.kind] for dtype in _CODES}
+# NumPy gives the types of ml_dtypes the kind V.
+_KIND_NAMES: Final = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "V": "float", "c": "complex"}
+_KINDS: Final[dict[np.dtype[Any], str]] = {dtype: _KIND_NAMES[dtype.kind] for dtype in _CODES}
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The number of a dtype; TypeError names one that cannot travel."""
+    """Returns the wire number. Raises TypeError if it is unsupported."""
     code = _CODES.get(dtype)
     if code is None:
         raise TypeError(f"arrays of dtype {dtype} cannot be sent; allowed: {allowed()}")
@@ -47,12 +47,12 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any] | None:
-    """The dtype of a number; None for RAW and for numbers we do not know."""
+    """Returns None for RAW and unknown numbers."""
     return _TYPES.get(code)
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
-    """`bool`, `integer`, `float` or `complex`. UsageError names a dtype that cannot travel, and those that can."""
+    """Returns `bool`, `integer`, `float` or `complex`. Raises UsageError for an unsupported dtype."""
     kind = _KINDS.get(dtype)
     if kind is None:
         raise UsageError(
@@ -61,17 +61,17 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return kind
 
 
-can_travel: Final = _CODES.__contains__
+is_supported: Final = _CODES.__contains__
 """Whether arrays of a dtype can be sent and reduced."""
 
 
 def allowed() -> str:
-    """The names of all dtypes that can travel."""
+    """Returns the names of the supported dtypes."""
     return ", ".join(str(dtype) for dtype in _CODES)
 
 
 def describe(code: int, size_bytes: int) -> str:
-    """`float32[4]`, or `8 bytes` where there is no type or the size does not fit it."""
+    """Returns `float32[4]`, or `8 bytes` without a matching type."""
     dtype = _TYPES.get(code)
     if dtype is None or size_bytes % dtype.itemsize:
         return f"{size_bytes} bytes"

@@ -1,11 +1,7 @@
-"""What NumPy can see, as arrays that share its memory.
+"""Operands: the caller's values as NumPy arrays that share memory where possible.
 
-What the caller gave, as an array; and results as what the caller gave.
-
-Memory that a collective needs before it takes its sequence number.
-
-The other ranks wait for a call that this rank never begins. So a failed allocation must not stop the call before it has
-its number: a placeholder of the same shape takes the place of the memory, and the call fails as soon as it has begun.
+The other ranks wait for a call that this rank never begins. So after a failed allocation a placeholder lets the call
+take its number, and it fails once begun.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from numpy.typing import NDArray
 
 from nexar.arrays import torch_tensors
 from nexar.arrays.devices import ADAPTERS
-from nexar.arrays.dtypes import can_travel, kind_of
+from nexar.arrays.dtypes import is_supported, kind_of
 from nexar.arrays.staging import StagedArray
 from nexar.arrays.views import placeholder
 from nexar.errors import UsageError
@@ -28,7 +24,7 @@ _ALLOWED: Final = (
     "NumPy arrays, numbers, buffers (bytearray, array.array, memoryview, …), objects with __array_interface__ or "
     "DLPack, torch tensors on the CPU or on CUDA devices, arrays of registered device adapters"
 )
-# One dtype per kind, whatever the value: ranks that give 1 and 2**63 must not disagree.
+# One dtype per kind: ranks that pass 1 and 2**63 must not disagree.
 _PYTHON_NUMBERS: Final[dict[type, type[np.generic]]] = {
     bool: np.bool_,
     int: np.int64,
@@ -36,23 +32,23 @@ _PYTHON_NUMBERS: Final[dict[type, type[np.generic]]] = {
     complex: np.complex128,
 }
 _SEEN: Final = (np.ndarray, np.generic, bool, int, float, complex, str, bytes, list, tuple, dict, type(None))
-_DLPACK_HOST: Final = (1, 3, 11)  # kDLCPU, and the host memory that CUDA and ROCm have pinned
+_DLPACK_HOST: Final = (1, 3, 11)  # kDLCPU, and host memory pinned by CUDA and ROCm
 
 
 class PythonNumber(NamedTuple):
-    """A number as an array of no dimension, and the way back."""
+    """A number as a 0-d array, and the conversion back."""
 
     array: NDArray[Any]
     like: Callable[[NDArray[Any]], object]
 
 
 def same_array(result: NDArray[Any]) -> NDArray[Any]:
-    """NumPy for NumPy."""
+    """Returns its argument."""
     return result
 
 
 def number_of(value: object) -> PythonNumber | None:
-    """Of a Python or NumPy number; None for anything else. UsageError for one that has no dtype we can send."""
+    """Returns None for other values. Raises UsageError for unsupported dtypes."""
     if isinstance(value, np.generic):
         kind_of(value.dtype)
         return PythonNumber(np.array(value), _numpy_number)
@@ -78,21 +74,18 @@ def _python_number(result: NDArray[Any]) -> object:
 
 
 def numpy_accepts(value: object) -> bool:
-    """Whether NumPy knows its memory, or it is no array at all, so that nobody else need be asked. Never copies."""
+    """Returns whether NumPy can use the memory, or it is not an array. Never copies."""
     if isinstance(value, _SEEN) or hasattr(value, "__array_interface__") or _buffer_of(value) is not None:
         return True
     return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_HOST
 
 
 def numpy_array_of(value: Any, *, writable: bool) -> NDArray[Any]:
-    """An array in the memory of `value`, in any layout. Where that cannot be it may be a copy, if it is only read.
-
-    UsageError for what is no array, and for what cannot be written though it is to be.
-    """
+    """Returns an array in the memory of `value`; maybe a copy if it is only read. Raises UsageError."""
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError("masked elements have no meaning in a collective; give array.filled(value), or array.data")
     if isinstance(value, np.ndarray):
-        return np.asarray(value)  # a matrix or a memmap as a plain array
+        return np.asarray(value)  # a matrix or memmap as a plain array
     buffer = _buffer_of(value)
     if buffer is not None:
         return _of_buffer(buffer)
@@ -119,7 +112,7 @@ def _of_buffer(buffer: memoryview) -> NDArray[Any]:
     try:
         return np.asarray(buffer)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"a buffer of format {buffer.format!r} holds no numbers; {_ALLOWED} are allowed") from error
+        raise UsageError(f"a buffer of format {buffer.format!r} does not hold numbers; allowed: {_ALLOWED}") from error
 
 
 def _of_dlpack(value: Any) -> NDArray[Any]:
@@ -127,7 +120,7 @@ def _of_dlpack(value: Any) -> NDArray[Any]:
         return np.asarray(np.from_dlpack(value))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"a {type(value).__name__} cannot be taken by DLPack ({error}); copy it to the CPU, into a NumPy array"
+            f"DLPack cannot convert a {type(value).__name__} ({error}); copy it to a NumPy array on the CPU"
         ) from error
 
 
@@ -146,58 +139,48 @@ class Operand:
         shares: bool,
         mirror: StagedArray | None = None,
     ) -> None:
-        """`mirror`: of an array on a device."""
         self.array = array
-        """C-contiguous, of the caller's shape; in the caller's memory where that is possible."""
+        """C-contiguous; in the caller's memory where possible."""
         self.shares = shares
-        """`array` is the caller's own memory, so that whatever is written there is seen at once."""
+        """`array` is the caller's memory."""
         self._value = value
         self._like = like
         self._commit = commit
         self._mirror = mirror
 
     def commit(self) -> None:
-        """Bring `array`, which was written to, into the caller's memory. Does nothing where it lies there already, and
-        nothing to an operand that is only read.
-        """
+        """Copy `array` to the caller's memory if it is written and separate."""
         if self._commit is not None:
             self._commit()
 
     def like(self, result: NDArray[Any]) -> Any:
-        """A new array as one of the caller's kind: torch for torch, on the same device, a number for a number, NumPy's
-        for all others.
-
-        It may share the memory of `result`, which must not be written to any more.
-        """
+        """Returns a result in the caller's type. It may share the memory of `result`."""
         return self._like(result)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A new array on the host, whose values do not matter: what is best given to `like` once it is filled."""
+        """Returns uninitialised host memory."""
         return np.empty(shape, dtype) if self._mirror is None else self._mirror.room(shape, dtype)
 
     def may_share_memory(self, other: Operand) -> bool:
-        """Whether what is written to the one may change the other. True if it is hard to tell."""
+        """Returns True if unknown."""
         if self._mirror is not None and other._mirror is not None:
             return self._mirror.overlaps(other._mirror)
         return np.may_share_memory(self.array, other.array)
 
     def result(self) -> Any:
-        """What a verb that works in place returns: the caller's own object, or a new number where it gave one."""
+        """Returns the caller's object, or a new number."""
         return self.like(self.array) if self._value is None else self._value
 
 
 def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
-    """The operand for a value of the caller's; `writable`: the operation writes to it. `read=False`: what is there does
-    not matter, since all of it will be written.
+    """Returns the operand of a value. `writable`: the operation writes to it. `read=False`: its content is not needed.
 
-    NumPy arrays of any layout, numbers, whatever has the buffer protocol, `__array_interface__` or DLPack, torch
-    tensors on the CPU and on CUDA devices, and arrays that a registered DeviceAdapter knows. UsageError for anything
-    else, for a dtype that cannot travel, and for memory that is read-only although it is to be written. A number counts
-    as writable: a new one comes back. DeviceError if the values of a device cannot be had.
+    Raises UsageError for unsupported types, dtypes and layouts, and for read-only memory that must be written;
+    DeviceError if a device's values cannot be read.
     """
-    if type(value) is np.ndarray:  # nearly always, so first
+    if type(value) is np.ndarray:  # the common case
         flags = value.flags
-        if flags.c_contiguous and can_travel(value.dtype) and (flags.writeable or not writable):
+        if flags.c_contiguous and is_supported(value.dtype) and (flags.writeable or not writable):
             return Operand(value, value, same_array, None, shares=True)
     mirror = mirror_of(value)
     if mirror is not None:
@@ -213,9 +196,8 @@ def adapt(value: Any, *, writable: bool = False, read: bool = True) -> Operand:
 
 
 def placeholder_of(value: Any) -> Operand:
-    """An operand with the shape and dtype of an array that there is no memory to copy. It must not be read or written.
-
-    MemoryError if not even the shape can be told without a copy.
+    """Returns an operand for an array that cannot be copied for lack of memory; it must not be accessed. Raises
+    MemoryError if even the shape requires a copy.
     """
     mirror = mirror_of(value)
     if mirror is not None:
@@ -225,12 +207,12 @@ def placeholder_of(value: Any) -> Operand:
 
 
 def placeholder_operand(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
-    """Likewise, of an array that there is no memory for."""
+    """Returns an operand that must not be accessed."""
     return Operand(placeholder(shape, dtype), None, same_array, None, shares=False)
 
 
 def mirror_of(value: Any) -> StagedArray | None:
-    """An array on a device, nothing of it copied yet; None for what is none. UsageError, DeviceError."""
+    """Returns None for values on the host. Raises UsageError, DeviceError."""
     on_host = value.device.type == "cpu" if torch_tensors.is_tensor(value) else numpy_accepts(value)
     if on_host:
         return None
@@ -238,12 +220,11 @@ def mirror_of(value: Any) -> StagedArray | None:
     if staging is None:
         return None
     mirror = staging.mirror(value)
-    kind_of(mirror.dtype)  # refuses what cannot travel
+    kind_of(mirror.dtype)  # raises for unsupported dtypes
     return mirror
 
 
 def _view_of(value: Any) -> NDArray[Any]:
-    """An array that the host sees, in its own memory and layout."""
     if torch_tensors.is_tensor(value):
         return torch_tensors.array_of(value)
     return numpy_array_of(value, writable=False)
@@ -252,7 +233,7 @@ def _view_of(value: Any) -> NDArray[Any]:
 def _of_device(mirror: StagedArray, writable: bool, read: bool) -> Operand:
     array = mirror.read() if read else mirror.room(mirror.outline.shape, mirror.dtype)
     commit = partial(mirror.write, array) if writable else None
-    return Operand(array, mirror.value, mirror.made, commit, shares=False, mirror=mirror)
+    return Operand(array, mirror.value, mirror.new_array, commit, shares=False, mirror=mirror)
 
 
 def _of_tensor(tensor: Any, writable: bool) -> Operand:
@@ -265,38 +246,37 @@ def _of_tensor(tensor: Any, writable: bool) -> Operand:
 def _commit_tensor(tensor: Any, commit: Callable[[], None] | None) -> None:
     if commit is not None:
         commit()
-    torch_tensors.written(tensor)
+    torch_tensors.mark_modified(tensor)
 
 
 def _contiguous(view: NDArray[Any], writable: bool) -> tuple[NDArray[Any], Callable[[], None] | None]:
-    """The array to work on, and what brings it back into the view."""
-    kind_of(view.dtype)  # refuses what cannot travel
+    """Returns the array to work on, and a function that copies it back."""
+    kind_of(view.dtype)  # raises for unsupported dtypes
     if writable and not view.flags.writeable:
         raise UsageError(
             "the array is read-only, but the operation writes to it; give a copy, or another array as out="
         )
     if view.flags.c_contiguous:
         return view, None
-    # In C order even if it lies in Fortran order: the other ranks may hold theirs differently.
+    # C order even for Fortran order: the other ranks may use another layout.
     array = np.ascontiguousarray(view)
     return array, partial(np.copyto, view, array) if writable else None
 
 
 class Allocations:
-    """The allocations of one call, made by the thread that makes the call."""
+    """The allocations of one call, made by the calling thread."""
 
     __slots__ = ("error",)
 
     def __init__(self) -> None:
         self.error: MemoryError | None = None
-        """The first failure. If there is one, nothing may be read or written that was allocated here."""
+        """After a failure, no array allocated here may be accessed."""
 
     def failed(self, error: MemoryError) -> None:
-        """An allocation failed. The first error stands."""
+        """The first error is kept."""
         self.error = self.error or error
 
     def take(self, make: Callable[[], NDArray[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The new array that `make` returns, or a placeholder of that shape and dtype."""
         try:
             return make()
         except MemoryError as error:
@@ -304,15 +284,13 @@ class Allocations:
             return placeholder(shape, dtype)
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A new flat array whose values do not matter, or a placeholder."""
         return self.take(lambda: np.empty(count, dtype), (count,), dtype)
 
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A copy, or a placeholder."""
         return self.take(array.copy, array.shape, array.dtype)
 
     def room(self, given: Operand, shape: tuple[int, ...]) -> Operand:
-        """A new array on the host for a result of the dtype of `given`; or an operand with a placeholder."""
+        """Returns a host array with the dtype of `given`."""
         dtype = given.array.dtype
         try:
             return adapt(given.room(shape, dtype), writable=True)
@@ -321,7 +299,6 @@ class Allocations:
             return placeholder_operand(shape, dtype)
 
     def adapt(self, value: Any, *, writable: bool = False, read: bool = True) -> Operand:
-        """As operand.adapt, which copies an array that is not contiguous; or an operand with a placeholder."""
         try:
             return adapt(value, writable=writable, read=read)
         except MemoryError as error:

@@ -1,4 +1,4 @@
-"""The operations that reduce: their names, their numbers on the wire, and the dtypes they are defined for."""
+"""Reduction operators: names, wire numbers, and the dtypes they support."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ReduceFunction: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], object]
 
 
 class ReduceCode(IntEnum):
-    """In the fingerprint of every frame. Numbers are the wire format: never reuse one."""
+    """Wire numbers: never reuse one."""
 
     SUM = 1
     PROD = 2
@@ -36,7 +36,7 @@ class ReduceCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What `op=` means. `function` is there for USER alone."""
+    """The meaning of `op=`. Only USER has a `function`."""
 
     name: str
     code: ReduceCode
@@ -46,18 +46,18 @@ class Reduction:
 
 _NAMED: Final = {code.name.lower(): Reduction(code.name.lower(), code) for code in ReduceCode if code.name != "USER"}
 
-_OF_ONE: Final[tuple[tuple[object, str], ...]] = (
+_ONE_ARRAY_FUNCTIONS: Final[tuple[tuple[object, str], ...]] = (
     (sum, "sum"), (max, "max"), (min, "min"), (all, "land"), (any, "lor"),
     (np.sum, "sum"), (np.max, "max"), (np.min, "min"), (np.mean, "avg"), (np.prod, "prod"),
 )  # fmt: skip
-"""Functions that fold one array, and what is meant by them here."""
+"""Functions of one array that users pass by mistake."""
 _ARITHMETIC: Final = frozenset({ReduceCode.SUM, ReduceCode.PROD})
 _ORDER: Final = frozenset({ReduceCode.MIN, ReduceCode.MAX})
 _BITS: Final = frozenset({ReduceCode.BAND, ReduceCode.BOR, ReduceCode.BXOR})
 _LOGIC: Final = frozenset({ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR})
 _ALWAYS: Final = _ARITHMETIC | _LOGIC | {ReduceCode.USER}
 
-# What each kind of number has. Booleans add as NumPy adds them: sum is "or", prod is "and".
+# Operators per kind of number. Booleans add as in NumPy: sum is "or", prod is "and".
 _DEFINED: Final = {
     "bool": _ALWAYS | _ORDER | _BITS,
     "integer": _ALWAYS | _ORDER | _BITS,
@@ -65,7 +65,7 @@ _DEFINED: Final = {
     "complex": _ALWAYS | {ReduceCode.AVG},
 }
 _REASONS: Final = {
-    ReduceCode.AVG: 'the average of whole numbers is not one: convert to a float type, or use op="sum" and divide',
+    ReduceCode.AVG: 'the average of whole numbers is a fraction: convert to a float type, or use op="sum" and divide',
     **dict.fromkeys(
         _ORDER, "complex numbers have no order: reduce their real and imaginary parts, or their absolute values"
     ),
@@ -76,10 +76,10 @@ _REASONS: Final = {
 
 
 def reduction_of(op: str | ReduceFunction, *, commutative: bool = True) -> Reduction:
-    """The meaning of a name ("sum", "prod", "min", …) or of an associative function `f(a, b) → array`.
+    """Returns the reduction of a name or of an associative function `f(a, b) → array`.
 
-    The function gets flat arrays, any piece of the whole, must not change them, and returns an array of the same shape
-    and dtype. `commutative=False` keeps rank order. UsageError for anything else.
+    The function gets flat parts of the arrays, must not modify them, and keeps shape and dtype. Raises UsageError for
+    anything else.
     """
     found = _NAMED.get(op) if isinstance(op, str) else None
     if found is None:
@@ -88,26 +88,23 @@ def reduction_of(op: str | ReduceFunction, *, commutative: bool = True) -> Reduc
 
 
 def _of_function(op: object, commutative: bool) -> Reduction:
-    meant = next((name for function, name in _OF_ONE if op is function), None)
-    if meant is not None:
-        raise UsageError(f"op={op!r} takes one array, and a reduction takes two; say op={meant!r}")
+    intended = next((name for function, name in _ONE_ARRAY_FUNCTIONS if op is function), None)
+    if intended is not None:
+        raise UsageError(f"op={op!r} takes one array, but a reduction takes two; use op={intended!r}")
     if not callable(op):
-        raise UsageError(f"op={op!r} is no reduction; allowed: {', '.join(_NAMED)}, or a function f(a, b) → array")
+        raise UsageError(f"op={op!r} is not a reduction; allowed: {', '.join(_NAMED)}, or a function f(a, b) → array")
     name = getattr(op, "__name__", None) or type(op).__name__
     return Reduction(str(name), ReduceCode.USER, commutative, op)
 
 
 def check(reduction: Reduction, dtype: np.dtype[Any]) -> None:
-    """UsageError if the operation is not defined for the dtype; it says what is."""
+    """Raises UsageError if it is not defined for the dtype."""
     if reduction.code not in _DEFINED[kind_of(dtype)]:
         raise UsageError(f"{reduction.name} of {dtype} is not defined: {_REASONS[reduction.code]}")
 
 
 def identity(reduction: Reduction, dtype: np.dtype[Any]) -> Any:
-    """The element e with e ⊕ x = x, a scalar of `dtype`. UsageError where we know none (avg, functions).
-
-    Of min it is the largest value, +inf for floats; of max the smallest. float8_e4m3fn has no infinity: ±448.
-    """
+    """Returns e with e ⊕ x = x. Raises UsageError if unknown (avg, functions)."""
     check(reduction, dtype)
     match reduction.code:
         case ReduceCode.SUM | ReduceCode.BOR | ReduceCode.BXOR | ReduceCode.LOR | ReduceCode.LXOR:
@@ -122,7 +119,7 @@ def identity(reduction: Reduction, dtype: np.dtype[Any]) -> Any:
             return ~dtype.type(0)
         case _:
             raise UsageError(
-                f"{reduction.name} has no identity element, which this operation needs; use a named op but avg"
+                f"{reduction.name} has no identity element, which this operation needs; use a named op other than avg"
             )
 
 

@@ -1,11 +1,6 @@
-"""Arithmetic that neither warns nor raises where IEEE 754 has an answer.
+"""Element-wise reductions of flat arrays, without large temporaries and warnings.
 
-Reducing the types narrower than f32: widen, compute in f32, round once to nearest even. In cache-sized blocks.
-
-`fold_half` does all of it in one go. Where partial results pass from rank to rank, `fold_wide` keeps them in f32 and
-`round_half` rounds the total at the end.
-
-a ⊕ b and a ⊕ b ⊕ c … on flat arrays: one pass, no large temporaries, no warnings.
+Types narrower than f32 are computed in f32 and rounded once to nearest even, in cache-sized blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +19,11 @@ from nexar.arrays.dtypes import kind_of
 from nexar.arrays.operators import ReduceCode, ReduceFunction, Reduction, check
 from nexar.errors import UsageError
 
-# A sum that overflows is infinite, and everywhere so. Were the caller's np.seterr(over="raise") or a warnings filter to
-# apply, one rank would leave a collective in which the others wait for it. NumPy 2 keeps its error state in a context
-# variable, and a call within a copy of a context of ours costs 0.1 µs where np.errstate costs 1; NumPy 1 keeps it per
-# thread, where a change would outlive the call. A copy, because a context can be entered only once at a time, and
-# several threads (and signal handlers) reduce.
+# An overflowing sum must be infinite on all ranks. If the caller's np.seterr(over="raise") or a warnings filter
+# applied, one rank would leave a collective in which the others wait for it. NumPy 2 keeps its error state in a context
+# variable; a call in a copy of our context costs 0.1 µs, np.errstate 1 µs. NumPy 1 keeps it per thread, where a change
+# would outlive the call. It is a copy because a context can be entered only once at a time, and several threads (and
+# signal handlers) reduce.
 
 
 def _silent_context() -> contextvars.Context | None:
@@ -45,7 +40,7 @@ _CONTEXT: Final = _silent_context()
 
 
 def quiet(function: Callable[..., object]) -> Callable[..., None]:
-    """`function` of positional arguments with NumPy's floating-point errors ignored; its result is dropped."""
+    """Returns `function` with floating-point errors ignored and its result dropped."""
     if _CONTEXT is None:
         return _with_errstate(function)
     copy = _CONTEXT.copy
@@ -57,7 +52,7 @@ def quiet(function: Callable[..., object]) -> Callable[..., None]:
 
 
 def quiet_ufunc(ufunc: np.ufunc) -> Callable[[Any, Any, Any], None]:
-    """`(out, left, right)`: one call of a binary ufunc into `out`, with floating-point errors ignored."""
+    """Returns `(out, left, right)` with floating-point errors ignored."""
     if _CONTEXT is None:
         return _with_errstate(lambda out, left, right: ufunc(left, right, out=out))
     copy = _CONTEXT.copy
@@ -78,28 +73,26 @@ def _with_errstate(function: Callable[..., object]) -> Callable[..., None]:
 
 Array: TypeAlias = NDArray[Any]
 
-BLOCK: Final = 64 << 10  # elements: a pass goes over two f32 rows, 512 KiB, which a second-level cache holds
-_FEW_HALF: Final = 1536  # up to here fewer calls matter more than quicker ones
-_VERY_FEW: Final = 256  # … and here more than anything
+BLOCK: Final = 64 << 10  # elements: a pass uses two f32 rows, 512 KiB, which fit the second-level cache
+_FEW_HALF: Final = 1536  # elements; up to here fewer calls matter more than faster ones
+_VERY_FEW: Final = 256  # elements; up to here a single call is fastest
 
-# NumPy's own conversions of f16 and ml_dtypes' of f8 go element by element; integer arithmetic on whole rows does not.
-#
-# The bits of a narrow float, moved so that its exponent ends where that of an f32 ends, are an f32 of the same value
-# but for a power of two (2⁻¹¹² for f16): subnormal numbers become subnormal numbers, zeros zeros. Sums, minima and
-# maxima do not mind a common power of two, so they are computed as they lie, exactly as f32 would: subnormal f32 are
-# multiples of 2⁻¹⁴⁹, so nothing is lost at the lower end. And rounding is adding half of the last place that stays, in
-# integers, for subnormals too, because the layouts agree; a carry moves into the exponent, as it should.
-#
-# Only infinities and NaN are not where they belong. A block that has one, or whose result is as large as one, is
-# computed by conversions instead. bf16 is the upper half of an f32: nothing is scaled, infinities are right, and a NaN
-# that comes of widened ones has zeros in the lower half, so that rounding leaves it alone.
+# NumPy converts f16 and ml_dtypes converts f8 element by element; integer arithmetic on whole rows is faster. If the
+# bits of a narrow float are shifted so that its exponent ends where that of an f32 ends, they are an f32 of the same
+# value except for a power of two (2⁻¹¹² for f16). Subnormal numbers stay subnormal, zeros stay zero. Sums, minima and
+# maxima commute with a common power of two, so they are computed unscaled and exactly as in f32: subnormal f32 are
+# multiples of 2⁻¹⁴⁹, so nothing is lost at the lower end. Rounding adds half of the last remaining place as an integer,
+# also for subnormals, because the layouts agree; a carry correctly moves into the exponent. Only infinities and NaN are
+# wrong. A block that contains one, or whose result is as large as one, is computed by conversion. bf16 is the upper
+# half of an f32: nothing is scaled, infinities are right, and a NaN from widened ones has zeros in the lower half, so
+# rounding does not change it.
 
 
 class _Layout(NamedTuple):
     signed: np.dtype[Any]
     unsigned: np.dtype[Any]
     shift: int  # from the last place of the narrow type to that of f32
-    beyond: int | None  # the smallest magnitude, as bits, that is not a finite number; None: they need no care
+    beyond: int | None  # bits of the smallest magnitude that is not finite; None: they need no care
 
 
 _LAYOUTS: Final[dict[np.dtype[Any], _Layout]] = {
@@ -111,17 +104,17 @@ _LAYOUTS: Final[dict[np.dtype[Any], _Layout]] = {
 
 HALF_TYPES: Final = frozenset(_LAYOUTS)
 
-_SAME_IN_HALF: Final = (np.add, np.multiply)  # the types' own are through f32 too; min and max of -0 and 0 differ
+_SAME_IN_HALF: Final = (np.add, np.multiply)  # these types compute via f32 too; min and max of -0 and 0 differ
 _HOMOGENEOUS: Final = (np.add, np.minimum, np.maximum)  # f(s·a, s·b) = s·f(a, b)
 
 
 class _HalfScratch(threading.local):
-    """Three rows, one set per thread, kept: fresh memory would cost more than the arithmetic."""
+    """Scratch rows per thread, because fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         pair = np.empty(2 * BLOCK, np.float32)
         self.total, self.operand = pair[:BLOCK], pair[BLOCK:]
-        self.index = pair.view(np.intp)[:BLOCK]  # in the memory of the pair: who looks up does not widen
+        self.index = pair.view(np.intp)[:BLOCK]  # in the memory of the pair: table lookups do not widen
         self.spare = np.empty(BLOCK, np.int32)
 
 
@@ -129,7 +122,7 @@ _half_scratch: Final = _HalfScratch()
 
 
 def fold_half(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int = 1) -> None:
-    """out = (((in0 ⊕ in1) ⊕ in2) …) / divisor, in f32 and rounded once. `out` may be any of the inputs."""
+    """out = (((in0 ⊕ in1) ⊕ in2) …) / divisor, rounded once. `out` may be an input."""
     if out.size <= _VERY_FEW and len(inputs) == 2 and divisor == 1 and arithmetic in _SAME_IN_HALF:
         arithmetic(inputs[0], inputs[1], out=out)
         return
@@ -142,7 +135,7 @@ def fold_half(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor
 
 
 def fold_wide(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
-    """out = ((in0 ⊕ in1) ⊕ in2) …, not rounded: `out` is an f32 array that shares no memory with the inputs."""
+    """out = ((in0 ⊕ in1) ⊕ in2) …, in f32; `out` is separate memory."""
     widen = _widening(inputs[0].dtype, out.size)
     for start in range(0, out.size, BLOCK):
         block = slice(start, start + BLOCK)
@@ -155,9 +148,7 @@ def fold_wide(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array]) -> None
 
 
 def round_half(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1) -> None:
-    """out = total / divisor, rounded once. `total` is f32, the result of `arithmetic` on numbers of out's type, and is
-    overwritten.
-    """
+    """out = total / divisor, rounded once. `total` is f32 and overwritten."""
     bits = _bits_of(out.dtype)
     by_bits = out.size > _FEW_HALF and bits.can(
         arithmetic, 2 * divisor
@@ -172,7 +163,7 @@ def round_half(arithmetic: np.ufunc, out: Array, total: Array, divisor: int = 1)
 
 
 def _widening(dtype: np.dtype[Any], count: int) -> Callable[[Array, Array], None]:
-    if count <= _FEW_HALF or dtype == ml_dtypes.bfloat16:  # whose conversion to f32 is quick
+    if count <= _FEW_HALF or dtype == ml_dtypes.bfloat16:  # its conversion to f32 is fast
         return _convert
     return _bits_of(dtype).to_float
 
@@ -204,7 +195,7 @@ def _fold_by_conversion(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array
 
 def _fold_by_table(arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], _divisor: int) -> bool:
     """Two bytes have 65,536 results."""
-    table = _table(arithmetic, out.dtype)  # first: making it uses the scratch memory too
+    table = _table(arithmetic, out.dtype)  # first, because making it uses the scratch memory too
     count, index = out.size, _half_scratch.index[: out.size]
     both = _half_scratch.spare.view(np.uint16)
     left, right = both[:count], both[BLOCK : BLOCK + count]
@@ -234,13 +225,13 @@ def _bits_of(dtype: np.dtype[Any]) -> _Bits:
 
 
 class _Bits:
-    """Widening and rounding of one type by integer arithmetic on blocks."""
+    """Widening and rounding of one type by integer arithmetic."""
 
     def __init__(self, layout: _Layout) -> None:
         self._layout = layout
         self.scaled = layout.beyond is not None
         width = 8 * layout.signed.itemsize
-        # Constants as arrays of no dimension: to convert a Python number costs as much as the call itself.
+        # Constants are 0-d arrays: converting a Python number costs as much as the call.
         self._shift = np.array(layout.shift, np.int32)
         self._mask = np.array((0x7FFFFFFF >> (31 - layout.shift - (width - 1))) - (1 << 31), np.int32)
         self._one = np.array(1, np.int32)
@@ -251,18 +242,18 @@ class _Bits:
         # The exponent of 1 is 127 in f32, and half of its range in the narrow type.
         exponent = 127 - ((1 << (width - 2 - (23 - layout.shift))) - 1)
         self._scale, self._unscale = np.array(2.0**-exponent, np.float32), np.array(2.0**exponent, np.float32)
-        self._doubled = 1 << (23 - layout.shift)  # what twice a magnitude has more, as bits
+        self._doubled = 1 << (23 - layout.shift)  # bits that doubling adds to a magnitude
 
     def can(self, arithmetic: np.ufunc, divisor: int) -> bool:
-        """Whether the result of scaled numbers is the scaled result, to the last place.
+        """Whether the result of scaled numbers is exactly the scaled result.
 
-        A quotient of n is at least 1/2n of a last place away from the middle between two, unless it is there; f32 has
-        2⁻ˢ of a last place, so for n < 2ˢ rounding to f32 first changes nothing.
+        A quotient of n is the middle between two numbers or at least 1/2n of a last place away. f32 has 2⁻ˢ of a last
+        place, so for n < 2ˢ rounding to f32 first is harmless.
         """
         return not self.scaled or (arithmetic in _HOMOGENEOUS and divisor < 1 << self._layout.shift)
 
     def fold(self, arithmetic: np.ufunc, out: Array, inputs: Sequence[Array], divisor: int) -> bool:
-        """False, and `out` untouched, if there are or come to be infinities and NaN that need care."""
+        """Returns False, with `out` unchanged, for infinities or NaN."""
         count = out.size
         total, operand = _half_scratch.total[:count], _half_scratch.operand[:count]
         largest = max(map(self._largest, inputs)) if self.scaled else -1
@@ -274,22 +265,20 @@ class _Bits:
             arithmetic(total, operand, out=total)
         if divisor != 1:
             np.divide(total, np.float32(divisor), total)
-        # n numbers sum up to at most n times the largest, and that is at most 2ᵏ times it.
+        # n numbers sum to at most n times the largest, at most 2ᵏ times it.
         bound = largest + self._doubled * (len(inputs) - 1).bit_length()
         return self._round(total.view(np.int32), out.view(self._layout.signed), careful=bound >= self._beyond)
 
     def to_float(self, source: Array, into: Array) -> None:
-        """The same numbers as f32."""
         if self._largest(source) >= self._beyond:
             np.copyto(into, source)
             return
         self._widen(source, into)
-        np.multiply(into, self._unscale, into)  # exact: a power of two, and what was subnormal becomes normal
+        np.multiply(into, self._unscale, into)  # exact: a power of two, and subnormal numbers become normal
 
     def round(self, total: Array, out: Array) -> bool:
-        """`out` = `total`, an f32 row; False, and both untouched, if there are infinities, NaN, or numbers too large.
-
-        Where the result is subnormal, scaling rounds first, to 2⁻ˢ of a last place. `can` says when that is harmless.
+        """Returns False, with both unchanged, for infinities, NaN and too large numbers. For subnormal results scaling
+        rounds first; `can` tells when that is harmless.
         """
         if not self.scaled:
             return self._round(total.view(np.int32), out.view(self._layout.signed), careful=False)
@@ -298,7 +287,6 @@ class _Bits:
         return self._round(wide.view(np.int32), out.view(self._layout.signed), careful=True)
 
     def _largest(self, source: Array) -> int:
-        """The largest magnitude, as bits."""
         return _largest(source.view(self._layout.signed), source.view(self._layout.unsigned), int(self._sign))
 
     def _widen(self, source: Array, into: Array) -> None:
@@ -306,7 +294,7 @@ class _Bits:
         np.copyto(wide, source.view(self._layout.signed))
         np.left_shift(wide, self._shift, wide)
         if self.scaled:
-            np.bitwise_and(wide, self._mask, wide)  # the sign once, not also in the exponent's upper bits
+            np.bitwise_and(wide, self._mask, wide)  # sign only at the top, not in the exponent's upper bits
 
     def _round(self, wide: Array, out: Array, *, careful: bool) -> bool:
         spare = _half_scratch.spare[: out.size]
@@ -330,7 +318,7 @@ class _Bits:
 
 
 def _largest(signed: Array, unsigned: Array, sign: int) -> int:
-    """The largest magnitude of signed numbers: positive ones lead the signed integers, negative ones the unsigned."""
+    """Positive numbers are largest as signed integers, negative ones as unsigned."""
     return max(int(np.maximum.reduce(signed)), int(np.maximum.reduce(unsigned)) - sign)
 
 
@@ -339,9 +327,9 @@ Combiner: TypeAlias = Callable[[Array, Array, Array], None]
 Folder: TypeAlias = Callable[[Array, Sequence[Array]], None]
 """`(out, inputs)`: out = ((in0 ⊕ in1) ⊕ in2) …"""
 
-_FEW: Final = 512  # elements: fresh memory for the total is quicker than anything else
-# Whole passes are the quickest as long as everything stays in the last-level cache: each start of one costs some time.
-# Beyond it blocks, whose running total stays in the second-level cache, save traffic to memory.
+_FEW: Final = 512  # elements: fresh memory for the total is fastest
+# Whole passes are fastest while everything fits the last-level cache, because each start costs time. Beyond it, blocks
+# whose running total stays in the second-level cache save memory traffic.
 _WHOLE_BYTES: Final = 8 << 20
 _BLOCK_BYTES: Final = 512 << 10
 
@@ -354,7 +342,7 @@ _UFUNCS: Final = {
     ReduceCode.BAND: np.bitwise_and,
     ReduceCode.BOR: np.bitwise_or,
     ReduceCode.BXOR: np.bitwise_xor,
-    ReduceCode.LAND: np.logical_and,  # into an array of numbers these write 0 and 1
+    ReduceCode.LAND: np.logical_and,  # these write 0 and 1 into numeric arrays
     ReduceCode.LOR: np.logical_or,
     ReduceCode.LXOR: np.logical_xor,
 }
@@ -364,18 +352,14 @@ _LOGICAL: Final = (ReduceCode.LAND, ReduceCode.LOR, ReduceCode.LXOR)
 
 
 def rounds(reduction: Reduction, dtype: np.dtype[Any]) -> bool:
-    """Whether partial results lose digits that float32 keeps: sums, products and averages of narrow floats. Minima,
-    maxima and logic are exact, and a user's function works on the dtype itself.
-    """
+    """Returns whether partial results lose digits that float32 keeps."""
     return dtype in HALF_TYPES and reduction.code in _ROUNDING
 
 
 def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combiner:
-    """What combines two flat contiguous arrays of `dtype`; `out` may be one of them. UsageError if it is not defined.
+    """Combines two flat contiguous arrays; `out` may be one of them. Raises UsageError if undefined.
 
-    Any thread may call it, several at a time. Nothing is warned of, whatever np.seterr says: overflow is infinity, as
-    in IEEE 754, and integers wrap. An error of a user's function comes out as it is, with `out` untouched. `size` as
-    for `folder`.
+    Thread-safe. Never warns: overflow is infinity, integers wrap. If a user's function raises, `out` is unchanged.
     """
     check(reduction, dtype)
     if reduction.function is not None:
@@ -386,10 +370,8 @@ def combiner(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Combi
 
 
 def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
-    """What folds one or more flat contiguous arrays of `dtype`, from the left; `out` may be any of them.
-
-    An average is divided by `size`. Half types accumulate in f32 over all inputs, are divided there, and are rounded
-    once. Else as `combiner`.
+    """Left fold of flat contiguous arrays; `out` may be any of them. An average is divided by `size`. Half types
+    accumulate in f32 and are rounded once.
     """
     check(reduction, dtype)
     if reduction.function is not None:
@@ -400,34 +382,30 @@ def folder(reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Folder:
 
 
 def wide_folder(reduction: Reduction, dtype: np.dtype[Any]) -> Folder:
-    """What folds arrays of a half type into a float32 array, without rounding; an average is not divided yet."""
+    """Folds half types into float32, without rounding or dividing."""
     check(reduction, dtype)
     ufunc = _UFUNCS[reduction.code]
     return lambda out, inputs: _fold_wide_quietly(ufunc, out, inputs)
 
 
 def round_total(reduction: Reduction, out: Array, total: Array, size: int) -> None:
-    """`out`, of a half type, becomes the float32 `total` of `size` ranks, rounded once; an average is divided before.
-    Overwrites `total`.
-    """
+    """Round the float32 `total` of `size` ranks once, after dividing an average. Overwrites `total`."""
     _round_half_quietly(_UFUNCS[reduction.code], out, total, size if reduction.code is ReduceCode.AVG else 1)
 
 
 def combine(reduction: Reduction, out: Array, left: Array, right: Array) -> None:
-    """out = left ⊕ right, once; who does it often keeps the `combiner`."""
+    """out = left ⊕ right, once."""
     combiner(reduction, out.dtype)(out, left, right)
 
 
 def fold(reduction: Reduction, out: Array, inputs: Sequence[Array]) -> None:
-    """out = ((in0 ⊕ in1) ⊕ in2) …, once; who does it often keeps the `folder`."""
+    """out = ((in0 ⊕ in1) ⊕ in2) …, once."""
     folder(reduction, out.dtype)(out, inputs)
 
 
 def finish(reduction: Reduction, array: Array, size: int) -> None:
-    """What is left to do with the total of `size` ranks, in place: avg divides by it, what one rank alone brought to a
-    logical operation becomes zeros and ones too, the others are done.
-
-    The total of a half type is rounded already: to divide before that, give `size` to the folder, or use round_total.
+    """Finish a total in place: divide an average; with one rank, turn a logical result into 0 and 1. Half types are
+    already rounded: use round_total to divide before.
     """
     if size == 1:
         if reduction.code in _LOGICAL:
@@ -447,7 +425,7 @@ def _combiner(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Combiner:
         return lambda out, left, right: _fold_half_quietly(ufunc, out, (left, right))
     if kind_of(dtype) in ("float", "complex"):
         return quiet_ufunc(ufunc)
-    return lambda out, left, right: ufunc(left, right, out=out)  # integers wrap in silence
+    return lambda out, left, right: ufunc(left, right, out=out)  # integers wrap silently
 
 
 @cache
@@ -458,7 +436,7 @@ def _folder(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Folder:
 
     def call(out: Array, inputs: Sequence[Array]) -> None:
         if len(inputs) == 1:
-            run(np.logical_or, out, (inputs[0], inputs[0]))  # one array alone becomes zeros and ones too
+            run(np.logical_or, out, (inputs[0], inputs[0]))  # a single array becomes 0 and 1 too
         else:
             run(ufunc, out, inputs)
 
@@ -517,7 +495,7 @@ def _fold_blocks(ufunc: np.ufunc, out: Array, inputs: Sequence[Array]) -> None:
 
 
 def _fold_piece(ufunc: np.ufunc, out: Array, room: Array | None, inputs: Sequence[Array]) -> None:
-    # With room elsewhere only the last step writes to `out`, when all is read: it may be any of the inputs.
+    # With separate `room` only the last step writes to `out`, after everything is read: `out` may be any input.
     total = ufunc(inputs[0], inputs[1], out=room)
     for one in inputs[2:-1]:
         ufunc(total, one, out=total)
@@ -525,7 +503,7 @@ def _fold_piece(ufunc: np.ufunc, out: Array, room: Array | None, inputs: Sequenc
 
 
 class _Scratch(threading.local):
-    """One block per thread, kept: fresh memory would cost more than the arithmetic."""
+    """Scratch memory per thread, because fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self.memory = np.empty(_BLOCK_BYTES, np.uint8)
@@ -559,7 +537,7 @@ def _checked(name: str, result: object, like: Array) -> Array:
 def _describe(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    return f"{type(value).__name__}, which is no array"
+    return f"{type(value).__name__}, not an array"
 
 
 def _user_folder(combine_two: Combiner) -> Folder:

@@ -1,8 +1,7 @@
-"""Device arrays in host memory: who keeps that memory, who waits for copies, and what becomes of their errors.
+"""Staging of device arrays: host memory pool, waiting and error conversion.
 
-Law: host memory is used again when nobody holds a view of it *and* the device has done what was begun with it. The
-first is known because every view keeps alive the one array that was handed out: when that dies, the memory comes back.
-So a send, a message that waits or a result may keep it for as long as it likes, and nobody gives anything back by hand.
+Law: host memory is reused when no view of it exists and the device has finished with it. Every view keeps the one array
+alive that was handed out; when that dies, the memory returns.
 """
 
 from __future__ import annotations
@@ -27,97 +26,96 @@ from nexar.errors import DeviceError, NexarError
 _log = logging.getLogger(__name__)
 
 KEPT_BYTES: Final = 1 << 30
-"""Of free memory, for each adapter: pinned memory is dear to make, and what it pins nobody else can use."""
-_LEAST_BYTES: Final = 4 << 10
+"""Kept per adapter: pinned memory is expensive."""
+_MIN_BYTES: Final = 4 << 10
 _SPIN: Final = 200e-6  # seconds: a small copy takes some ten microseconds
 _SLEEP: Final = 50e-6
 
 
 class StagingStats(NamedTuple):
-    """What the host memory of one adapter has done so far."""
+    """Counters of one adapter's host memory."""
 
-    hits: int  # times that memory was used again
-    misses: int  # times that some had to be made
-    free_bytes: int  # that wait to be used again
+    hits: int  # reuses
+    misses: int  # new allocations
+    free_bytes: int  # bytes ready for reuse
 
 
-class _Slab:
-    """Memory of one size. Under the lock of its pool."""
+class _Block:
+    """A block of memory. The pool's lock guards it."""
 
     __slots__ = ("lost", "memory", "pending", "size")
 
     def __init__(self, memory: NDArray[np.uint8], size: int) -> None:
-        """`size`: what was asked for; there may be more."""
         self.memory = memory
         self.size = size
-        self.pending: Pending | None = None  # what the device still does with it
-        self.lost = False  # nobody knows what the device still does with it
+        self.pending: Pending | None = None  # the device's current copies
+        self.lost = False  # a copy failed, so the device may still use it
 
     def idle(self) -> bool:
-        """Whether the device is done with it. What was pending is forgotten then: it may itself hold the memory."""
+        """Returns whether the device is done. Completed copies are forgotten, because they may hold the memory."""
         try:
             if self.pending is not None and self.pending.done():
                 self.pending = None
-        except Exception as error:  # noqa: BLE001 - whoever waited for it was told
+        except Exception as error:  # noqa: BLE001 - its waiter gets the error
             _log.info("host memory of a device is given up: %s", error)
             self.pending, self.lost = None, True
         return self.pending is None
 
 
 class HostMemory:
-    """Of one adapter. Any thread."""
+    """Host memory pool of one adapter. Thread-safe."""
 
     def __init__(self, adapter: DeviceAdapter, kept_bytes: int = KEPT_BYTES) -> None:
         self._adapter = adapter
-        self._most = kept_bytes
-        self._lock = threading.Lock()  # over what is below, where nothing else is said
-        self._free: list[_Slab] = []  # the one used last is the last
-        self._draining: list[_Slab] = []  # nobody holds them, but the device
+        self._max_free_bytes = kept_bytes
+        self._lock = threading.Lock()  # guards the fields below unless stated otherwise
+        self._free: list[_Block] = []  # most recently used last
+        self._draining: list[_Block] = []  # used by the device only
         self._free_bytes = self._hits = self._misses = 0
-        # Appended to when an array dies, wherever that is, perhaps while this thread holds the lock: deques need none.
-        self._returned: deque[tuple[int, _Slab]] = deque()
-        self._taken: dict[int, _Slab] = {}  # by the identity of the array that was handed out; dict methods are atomic
+        # Appended when an array dies, possibly while this thread holds the lock: deque methods are atomic.
+        self._returned: deque[tuple[int, _Block]] = deque()
+        self._taken: dict[int, _Block] = {}  # by id of the array handed out; dict methods are atomic
 
     def take(self, size_bytes: int) -> NDArray[np.uint8]:
-        """As many bytes, aligned for every dtype; anything may be in them. Theirs for as long as anybody sees them."""
+        """Returns uninitialised memory, aligned for every dtype, usable while any view exists."""
         size = rounded(size_bytes)
         with self._lock:
             self._collect()
-            slab = self._find(size)
-        if slab is None:
-            slab = _Slab(_as_asked(self._adapter.host_memory(size), size), size)
-        # Through a memoryview: views of an array that lies in no other array's memory keep that very array alive.
-        handed = np.frombuffer(slab.memory.data, np.uint8)
-        self._taken[id(handed)] = slab
-        weakref.finalize(handed, self._returned.append, (id(handed), slab)).atexit = False
+            block = self._find(size)
+        if block is None:
+            block = _Block(_checked_memory(self._adapter.host_memory(size), size), size)
+        # Through a memoryview, so that views of the array keep this very array alive.
+        handed = np.frombuffer(block.memory.data, np.uint8)
+        self._taken[id(handed)] = block
+        weakref.finalize(handed, self._returned.append, (id(handed), block)).atexit = False
         return handed[:size_bytes]
 
-    def lend(self, array: NDArray[Any], pending: Pending) -> bool:
-        """The device works with this array's memory until `pending` is done. False: the memory is none of ours."""
-        slab = self._slab(array)
-        if slab is None:
+    def mark_in_use(self, array: NDArray[Any], pending: Pending) -> bool:
+        """Record that the device uses this memory until `pending` is done. Returns False if it is not from this
+        pool.
+        """
+        block = self._block(array)
+        if block is None:
             return False
         with self._lock:
-            slab.pending = pending
+            block.pending = pending
         return True
 
     def owns(self, array: NDArray[Any]) -> bool:
-        """Whether it lies in memory that was taken here."""
-        return self._slab(array) is not None
+        return self._block(array) is not None
 
-    def _slab(self, array: NDArray[Any]) -> _Slab | None:
+    def _block(self, array: NDArray[Any]) -> _Block | None:
         while isinstance(array.base, np.ndarray):
             array = array.base
         return self._taken.get(id(array))
 
     def stats(self) -> StagingStats:
-        """Counters, all of one moment."""
         with self._lock:
             self._collect()
             return StagingStats(self._hits, self._misses, self._free_bytes)
 
-    def _find(self, size: int) -> _Slab | None:
-        """Under the lock."""
+    def _find(self, size: int) -> _Block | None:
+        """Requires the lock."""
         for at in range(len(self._free) - 1, -1, -1):
             if self._free[at].size == size:
                 self._hits += 1
@@ -127,60 +125,57 @@ class HostMemory:
         return None
 
     def _collect(self) -> None:
-        """Under the lock."""
-        for slab in list(self._taken.values()):
-            slab.idle()
+        """Requires the lock."""
+        for block in list(self._taken.values()):
+            block.idle()
         while self._returned:
-            identity, slab = self._returned.popleft()
-            if self._taken.get(identity) is slab:  # a new array may have the identity of the dead one by now
+            identity, block = self._returned.popleft()
+            if self._taken.get(identity) is block:  # a new array may have the id of the dead one
                 del self._taken[identity]
-            self._draining.append(slab)
+            self._draining.append(block)
         draining, self._draining = self._draining, []
-        for slab in draining:
-            if not slab.idle():
-                self._draining.append(slab)
-            elif not slab.lost:
-                self._free.append(slab)
-                self._free_bytes += slab.size
-        while self._free_bytes > self._most:
+        for block in draining:
+            if not block.idle():
+                self._draining.append(block)
+            elif not block.lost:
+                self._free.append(block)
+                self._free_bytes += block.size
+        while self._free_bytes > self._max_free_bytes:
             self._free_bytes -= self._free.pop(0).size
 
 
 def rounded(size_bytes: int) -> int:
-    """The size of memory for so many bytes: eight sizes from one power of two to the next, so little is wasted and much
-    is used again.
-    """
-    if size_bytes <= _LEAST_BYTES:
-        return _LEAST_BYTES
+    """Returns one of eight sizes between powers of two: little waste, much reuse."""
+    if size_bytes <= _MIN_BYTES:
+        return _MIN_BYTES
     step = 1 << max((size_bytes - 1).bit_length() - 4, 6)
     return -(-size_bytes // step) * step
 
 
 class Staging:
-    """An adapter, and the host memory of its arrays. One for each adapter of the process."""
+    """An adapter and its host memory."""
 
     def __init__(self, adapter: DeviceAdapter) -> None:
         self.adapter: Final = adapter
         self.memory: Final = HostMemory(adapter)
 
     def recognises(self, value: object) -> bool:
-        """Whether it is an array of this adapter's. DeviceError."""
+        """Raises DeviceError."""
         with _report("recognising an array", self.adapter.name):
             return bool(self.adapter.recognises(value))
 
     def mirror(self, value: Any) -> StagedArray:
-        """The array as one that can be staged. UsageError, DeviceError."""
+        """Raises UsageError, DeviceError."""
         with _report("looking at an array", self.adapter.name):
             return StagedArray(self, value, _checked(self.adapter.outline(value)), self.adapter.stream_of(value))
 
     def room(self, count: int, dtype: np.dtype[Any], device: str) -> NDArray[Any]:
-        """Flat host memory."""
         with _report("host_memory", device):
             return self.memory.take(count * dtype.itemsize).view(dtype)
 
 
 class StagedArray(NamedTuple):
-    """A device array as one call sees it: on the stream that the caller used when it made the call."""
+    """A device array in one call, with the caller's stream."""
 
     staging: Staging
     value: Any
@@ -189,40 +184,36 @@ class StagedArray(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its elements."""
         return self.outline.dtype
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
         return math.prod(self.outline.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
         return self.size * self.dtype.itemsize
 
     def overlaps(self, other: StagedArray) -> bool:
-        """Whether what is written to the one may change the other. DeviceError."""
+        """Returns whether writing to one may change the other. Raises DeviceError."""
         with _report("comparing two arrays", self.outline.device):
             return self.staging is other.staging and self.staging.adapter.overlap(self.value, other.value)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Host memory that is staged well."""
         return self.staging.room(math.prod(shape), dtype, self.outline.device).reshape(shape)
 
     def read(self) -> NDArray[Any]:
-        """The values, on the host. Waits for them, and for nothing else on the device."""
+        """Blocks for this copy only."""
         array = self.room(self.outline.shape, self.dtype)
         gather([self], array.reshape(-1)).wait()
         return array
 
     def write(self, array: NDArray[Any]) -> None:
-        """Begin to fill the device array: later work on its stream finds the values there."""
+        """Later work on its stream sees the values."""
         scatter([self], array.reshape(-1))
 
-    def made(self, array: NDArray[Any]) -> Any:
-        """A new device array with these values, beside this one."""
+    def new_array(self, array: NDArray[Any]) -> Any:
+        """Returns a new device array with these values."""
         adapter, device = self.staging.adapter, self.outline.device
         with _report("making an array", device):
             value = adapter.empty(self.value, array.shape, array.dtype, self.stream)
@@ -235,7 +226,7 @@ class StagedArray(NamedTuple):
 
 
 class CopyBatch:
-    """Copies to or from one device, begun."""
+    """Copies in progress to or from one device."""
 
     def __init__(self, pending: Pending, device: str, operation: str) -> None:
         self._pending = pending
@@ -243,10 +234,8 @@ class CopyBatch:
         self._operation = operation
 
     def wait(self) -> None:
-        """Until they are done: DeviceError if they fail. Sleeps, so that others run, and Ctrl-C gets through.
-
-        Without a deadline: they come after what the caller gave the device before, and that takes its time, as a
-        caller's own work on the host does. Who waits for this rank meanwhile has a deadline.
+        """Wait for the copies. Raises DeviceError if they fail. Sleeps, so that Ctrl-C works. There is no deadline: the
+        caller's own device work may take any time.
         """
         begun = time.monotonic()
         with _report(self._operation, self._device):
@@ -255,53 +244,55 @@ class CopyBatch:
 
 
 def gather(mirrors: Sequence[StagedArray], into: NDArray[Any]) -> CopyBatch:
-    """Begin to copy device arrays of one dtype and one adapter into a flat array. Keep it until the copies are done."""
+    """Begin to copy device arrays into a flat array. Keep it until done."""
     first = mirrors[0]
     with _report("stage_out", first.outline.device):
-        pending = _begun(first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream))
-    first.staging.memory.lend(into, pending)
+        pending = _checked_pending(
+            first.staging.adapter.stage_out([each.value for each in mirrors], into, first.stream)
+        )
+    first.staging.memory.mark_in_use(into, pending)
     return CopyBatch(pending, first.outline.device, "stage_out")
 
 
 def scatter(mirrors: Sequence[StagedArray], source: NDArray[Any]) -> None:
-    """Begin to fill device arrays from a flat array, which may be dropped at once but must not be written to."""
+    """Begin to fill device arrays from a flat array, which may be dropped but not written."""
     first = mirrors[0]
     with _report("stage_in", first.outline.device):
-        pending = _begun(first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream))
-    if not first.staging.memory.lend(source, pending):
+        pending = _checked_pending(
+            first.staging.adapter.stage_in([each.value for each in mirrors], source, first.stream)
+        )
+    if not first.staging.memory.mark_in_use(source, pending):
         CopyBatch(pending, first.outline.device, "stage_in").wait()
 
 
-# -- what an adapter gives, looked at: where it is wrong, memory would be used too early, or be too short -----------
+# -- checks of an adapter's results: wrong ones would cause early reuse or overflow of memory ---------------------
 
 
 def _checked(outline: Any) -> Outline:
     if not isinstance(outline, Outline) or not isinstance(outline.dtype, np.dtype):
-        raise TypeError(f"outline() gave {outline!r}, which is no Outline with a NumPy dtype")
+        raise TypeError(f"outline() returned {outline!r}; expected an Outline with a NumPy dtype")
     shape = tuple(map(operator.index, outline.shape))
     if min(shape, default=0) < 0:
-        raise ValueError(f"outline() gave the shape {shape}")
+        raise ValueError(f"outline() returned the shape {shape}; dimensions must not be negative")
     return outline._replace(shape=shape)
 
 
-def _as_asked(memory: Any, size: int) -> NDArray[np.uint8]:
+def _checked_memory(memory: Any, size: int) -> NDArray[np.uint8]:
     if not isinstance(memory, np.ndarray) or memory.nbytes < size:
         found = f"{memory.nbytes} bytes" if isinstance(memory, np.ndarray) else type(memory).__qualname__
-        raise TypeError(f"host_memory() gave {found}, where {size} bytes were asked for")
+        raise TypeError(f"host_memory() returned {found}; {size} bytes were asked for")
     return memory
 
 
-def _begun(pending: Any) -> Pending:
+def _checked_pending(pending: Any) -> Pending:
     if not hasattr(pending, "done"):
-        raise TypeError(
-            f"it gave {pending!r}, which cannot tell when the copies are done; give a Pending, or Finished()"
-        )
+        raise TypeError(f"it returned {pending!r}, which has no done(); return a Pending, or CopyDone()")
     return cast(Pending, pending)
 
 
 @contextmanager
 def _report(operation: str, device: str) -> Iterator[None]:
-    """Whatever a device's library raises is a DeviceError."""
+    """Converts errors of device libraries to DeviceError."""
     try:
         yield
     except NexarError:

@@ -1,7 +1,6 @@
-"""torch tensors on the CPU as arrays that share their memory, and back; and what all tensors of torch have in common.
+"""Conversion between torch tensors on the CPU and arrays that share their memory.
 
-torch is not imported: who holds a tensor has done that. As in torch.distributed, autograd does not see a collective: it
-works on the values of a tensor that requires grad, and the result of a new tensor has no history.
+torch is not imported here: a caller with a tensor has done that. Autograd does not see collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from nexar.errors import UsageError
 
-# NumPy's types that torch does not know, by their names in torch: they cross as integers of the same size.
+# Types that NumPy or torch lacks, by their torch names: they are exchanged as integers of the same size.
 _FOREIGN: Final[dict[str, tuple[str, np.dtype[Any]]]] = {
     "bfloat16": ("int16", np.dtype(ml_dtypes.bfloat16)),
     "float8_e4m3fn": ("uint8", np.dtype(ml_dtypes.float8_e4m3fn)),
@@ -30,34 +29,31 @@ _COMMON: Final = frozenset(
 
 
 def is_loaded() -> bool:
-    """Whether this process has imported torch, so that it has a use for tensors."""
+    """Returns whether torch is imported."""
     return hasattr(sys.modules.get("torch"), "from_numpy")
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor (a parameter, a subclass)."""
+    """Returns True also for parameters and subclasses."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))  # it may be in the midst of its import
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))  # torch may be partially imported
 
 
 def array_of(tensor: Any) -> NDArray[Any]:
-    """An array in the tensor's memory, with its strides. UsageError where there is none."""
+    """Returns an array with the tensor's strides. Raises UsageError if impossible."""
     if tensor.device.type != "cpu":
         raise UsageError(
             f"the tensor is on {tensor.device}, which no device adapter here knows; give tensor.cpu(), or install a "
             "package with an adapter for it"
         )
-    refuse_what_has_no_memory(tensor)
+    require_dense_memory(tensor)
     return array_in_memory(tensor, dtype_of(tensor))
 
 
 def array_in_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in the memory of a dense tensor on the CPU, with its strides; `dtype` has the size of its elements. The
-    array keeps the tensor alive.
-
-    `Tensor.numpy()` and DLPack are not used. The former makes the storage impossible to resize for as long as it lives,
-    which FSDP needs to do; what the latter returns is read-only with older versions of NumPy. As with both, an array
-    must not be used after its tensor's storage was resized. UsageError for a tensor that has no memory of its own.
+    """Returns an array with the tensor's strides, which keeps the tensor alive. `Tensor.numpy()` would forbid resizing
+    the storage, which FSDP does; DLPack arrays are read-only with older NumPy. Do not use it after the storage was
+    resized.
     """
     shape, strides, length = tensor.shape, None, tensor.nbytes
     start: int = tensor.data_ptr()
@@ -69,12 +65,12 @@ def array_in_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         strides = [step * dtype.itemsize for step in tensor.stride()]
         length = addresses(tensor)[1] - start
     memory = (c_char * length).from_address(start)
-    memory.tensor = tensor  # the array holds `memory`
+    memory.tensor = tensor  # kept alive by the array through `memory`
     return np.ndarray(shape, dtype, memory, 0, strides)
 
 
-def refuse_what_has_no_memory(tensor: Any) -> None:
-    """UsageError for a tensor whose elements do not lie somewhere, each in its place, on whatever device."""
+def require_dense_memory(tensor: Any) -> None:
+    """Raises UsageError if the elements are not materialised."""
     if tensor.layout is not module().strided:
         raise UsageError(
             f"the tensor's layout is {tensor.layout}, and only dense ones can be used; give tensor.to_dense()"
@@ -84,7 +80,7 @@ def refuse_what_has_no_memory(tensor: Any) -> None:
 
 
 def dtype_of(tensor: Any) -> np.dtype[Any]:
-    """NumPy's name for the tensor's dtype. UsageError if it has none."""
+    """Returns the NumPy dtype. Raises UsageError if there is none."""
     name = _name(tensor.dtype)
     if name in _FOREIGN:
         return _FOREIGN[name][1]
@@ -94,34 +90,32 @@ def dtype_of(tensor: Any) -> np.dtype[Any]:
 
 
 def plain(tensor: Any) -> Any:
-    """The same memory, without history, in a type that both torch and NumPy know: integers for those that only one
-    does.
-    """
+    """Returns the same memory, detached; as integers if NumPy lacks the type."""
     name = _name(tensor.dtype)
     values = tensor.detach()
     return values.view(getattr(module(), _FOREIGN[name][0])) if name in _FOREIGN else values
 
 
 def tensor_of(array: NDArray[Any]) -> Any:
-    """A tensor in the memory of a new array."""
+    """Returns a tensor in the memory of a new array."""
     name = _NAMES.get(array.dtype)
     return plain_tensor_of(array) if name is None else plain_tensor_of(array).view(getattr(module(), name))
 
 
 def plain_tensor_of(array: NDArray[Any]) -> Any:
-    """A tensor in the memory of an array, of the type that `plain` gives."""
+    """Like `tensor_of`, in the type of `plain`."""
     name = _NAMES.get(array.dtype)
     return module().from_numpy(array if name is None else array.view(np.dtype(_FOREIGN[name][0])))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> Any:
-    """A new tensor for values of this dtype of NumPy's."""
+    """Returns a new tensor of a NumPy dtype."""
     torch = module()
     return torch.empty(shape, dtype=getattr(torch, _NAMES.get(dtype) or dtype.name), device=device)
 
 
 def addresses(tensor: Any) -> tuple[int, int]:
-    """Of its first byte, and behind its last."""
+    """Returns its first address and the one after its last."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -129,13 +123,13 @@ def addresses(tensor: Any) -> tuple[int, int]:
     return start, start + (steps + 1) * tensor.element_size()
 
 
-def written(tensor: Any) -> None:
-    """Tell autograd that the values changed, so that a backward pass that needs the old ones says so."""
+def mark_modified(tensor: Any) -> None:
+    """Tell autograd that the values changed."""
     module().autograd.graph.increment_version(tensor)
 
 
 def module() -> Any:
-    """torch itself. Who has a tensor has imported it."""
+    """Returns the imported torch."""
     return sys.modules["torch"]
 
 

@@ -1,7 +1,4 @@
-"""NumPy arrays and buffers as contiguous bytes, and back.
-
-How a row of elements is cut: into shares for ranks, and into segments for a pipeline.
-"""
+"""Arrays as bytes; splitting into shares and segments."""
 
 from __future__ import annotations
 
@@ -12,31 +9,28 @@ from numpy.typing import NDArray
 
 from nexar.arrays.dtypes import RAW, code_of, dtype_of
 
-_FORMATS: Final = frozenset("?bBhHiIlLqQfd")  # that a memoryview can be cast from, which is three times as quick
-_COPY_WITHOUT_GIL_BYTES: Final = 64 << 10  # below this a plain slice assignment is quicker than NumPy's set-up
+_FORMATS: Final = frozenset("?bBhHiIlLqQfd")  # castable memoryview formats; the cast is three times as fast
+_COPY_WITHOUT_GIL_BYTES: Final = 64 << 10  # below this size slice assignment is faster than NumPy's setup
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
-    """The memory of a C-contiguous array, writable if the array is. ValueError for any other layout."""
+    """Returns its memory, writable if the array is. Raises ValueError unless C-contiguous."""
     if not array.flags.c_contiguous:
         raise ValueError("the array is not C-contiguous; pass numpy.ascontiguousarray(array)")
     if not array.size:
         return memoryview(bytearray())
     if array.dtype.char in _FORMATS:
         return array.data.cast("B")
-    return array.reshape(-1).view(np.uint8).data  # of types that the buffer protocol has no word for
+    return array.reshape(-1).view(np.uint8).data  # for types that the buffer protocol lacks
 
 
 def code_and_shape(array: NDArray[Any]) -> tuple[int, tuple[int, ...]]:
-    """What a frame says of an array."""
+    """Returns what a frame contains of an array."""
     return code_of(array.dtype), array.shape
 
 
 def from_bytes(data: memoryview, code: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array that lies in `data`, sharing its memory; plain bytes (RAW) give uint8.
-
-    ValueError if the sizes do not agree.
-    """
+    """Returns an array in the memory of `data`; RAW gives uint8. Raises ValueError if sizes disagree."""
     dtype = dtype_of(code)
     if dtype is None:
         if code != RAW:
@@ -46,28 +40,24 @@ def from_bytes(data: memoryview, code: int, shape: tuple[int, ...]) -> NDArray[A
 
 
 def as_row(data: object) -> memoryview:
-    """Whatever holds contiguous memory, as a row of bytes. TypeError or ValueError for anything else."""
+    """Returns contiguous memory as bytes. Raises TypeError or ValueError."""
     if isinstance(data, np.ndarray):
         return as_bytes(data)
     return memoryview(data).cast("B") if len(data) else memoryview(b"")  # type: ignore[arg-type]
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Fresh memory.
-
-    Pages are the system's until they are written, so a large claim costs nothing before bytes arrive. MemoryError or
-    ValueError if even the address space is refused.
-    """
+    """Returns fresh memory, whose pages cost nothing until written. Raises MemoryError or ValueError."""
     return np.empty(size_bytes, np.uint8).data if size_bytes else memoryview(bytearray())
 
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A read-only array of that shape that takes the memory of one element. Its values mean nothing."""
+    """Returns a read-only array with the memory of one element."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def copy(source: memoryview, into: memoryview) -> None:
-    """Copy bytes of equal length; large ones without holding the GIL, so that other threads go on."""
+    """Copy bytes of equal length; large copies release the GIL."""
     if len(source) < _COPY_WITHOUT_GIL_BYTES:
         into[:] = source
     else:
@@ -75,35 +65,27 @@ def copy(source: memoryview, into: memoryview) -> None:
 
 
 class Span(NamedTuple):
-    """The elements `start` up to, not including, `stop`."""
+    """Elements `start` (inclusive) to `stop` (exclusive)."""
 
     start: int
     stop: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # a span has no use for a tuple's count()
-        """How many elements."""
+    def count(self) -> int:  # type: ignore[override] # tuple.count() is not needed
         return self.stop - self.start
 
 
 def split(count: int, parts: int) -> tuple[Span, ...]:
-    """`parts` spans that tile `count` elements in order, as np.array_split cuts them.
-
-    The first `count % parts` of them have one element more; with fewer elements than parts the rest are empty.
-    ValueError for a negative count and for less than one part.
-    """
+    """Splits like np.array_split: the first `count % parts` spans have one more. Raises ValueError."""
     if count < 0 or parts < 1:
-        raise ValueError(f"{count} elements cannot be cut into {parts} parts")
+        raise ValueError(f"cannot split {count} elements into {parts} parts")
     size, longer = divmod(count, parts)
     starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return tuple(map(Span, starts[:-1], starts[1:]))
 
 
 def segments(span: Span, limit: int) -> tuple[Span, ...]:
-    """Tiles of `span` in order, each of `limit` elements but the last, which has what is left; none of an empty span.
-
-    ValueError for a limit below one.
-    """
+    """Returns spans of `limit` elements; the last may be shorter. Raises ValueError."""
     if limit < 1:
-        raise ValueError(f"segments of {limit} elements never reach the end")
+        raise ValueError(f"the segment limit must be at least 1, not {limit}")
     return tuple(Span(start, min(start + limit, span.stop)) for start in range(span.start, span.stop, limit))

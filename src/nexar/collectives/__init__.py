@@ -1,1 +1,1 @@
-"""What moves where."""
+"""Collective operations."""

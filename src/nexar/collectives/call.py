@@ -1,7 +1,4 @@
-"""One call of a collective, from the moment in which it has its number to its end.
-
-One call of a collective that has its number, and its turns in the memory that ranks share.
-"""
+"""One collective call of this rank."""
 
 from __future__ import annotations
 
@@ -17,22 +14,20 @@ from nexar.types import AwaitedPeer, Rank
 
 
 def call_name(operation: int, sequence: int) -> str:
-    """`all_reduce #12`, as errors and reports say it."""
+    """Returns for example `all_reduce #12`."""
     return f"{operation_name(operation)} #{sequence}"
 
 
 class Call(Operation):
-    """The alarm of everything the call waits for: it is done when the call is over, and has an error as soon as
-    somebody else has ended it for all.
-    """
+    """A call in progress, as an operation. Its error is set as soon as anything ends the call on all ranks."""
 
     __slots__ = ("arrivals", "awaits", "began", "carried", "fingerprint", "moved_at", "sequence", "step")
 
     arrivals: dict[int, float]
-    """By node: when it was first heard of in this call. Under the node's lock."""
+    """Arrival times by node. The node's lock guards it."""
 
     def __init__(self, lock: threading.Lock, sequence: int, fingerprint: Fingerprint) -> None:
-        self.lock = lock  # the base's part, written out: one is made for every call
+        self.lock = lock  # the base class's fields, set here to save a call per collective
         self.done = False
         self.error = None
         self._waiter = None
@@ -40,44 +35,42 @@ class Call(Operation):
         self.sequence = sequence
         self.fingerprint = fingerprint
         self.step = 0
-        self.awaits: Sequence[Operation] = ()  # what it waits for, once it lasts; written by who runs the call
+        # the operations it waits for, set once the call takes long; written by the thread that runs the call
+        self.awaits: Sequence[Operation] = ()
         self.began = self.moved_at = monotonic()
-        self.carried: float | None = None  # bytes on all links when they were last looked at, once the call lasts
+        self.carried: float | None = None  # bytes on all links at the last progress check
 
     @property
     def operation(self) -> str:
-        """`all_reduce`."""
         return operation_name(self.fingerprint.operation)
 
     @property
     def name(self) -> str:
-        """`all_reduce #12`."""
         return call_name(self.fingerprint.operation, self.sequence)
 
     def moved(self) -> None:
-        """One more step is done: that is progress. By who runs the call."""
+        """Count a finished step. Only the thread that runs the call may call this."""
         self.step += 1
         self.moved_at = monotonic()
 
     def waiting_for(self) -> set[Rank]:
-        """The ranks that it has been waiting for since it turned out to last, so far as they are known. Any thread."""
+        """Returns the known ranks that a long call waits for. Any thread may call this."""
         awaited = (each.awaited().rank for each in self.awaits if not each.done)
         return {rank for rank in awaited if rank is not None}
 
     def awaited(self) -> AwaitedPeer:
-        """Nobody in particular."""
         return AwaitedPeer(missing=self.name)
 
     def cancel(self) -> None:
-        """It has no buffers: who made the call ends it."""
+        """The call has no buffers; its caller ends it."""
 
 
 PostInRegion: TypeAlias = Callable[[int, PublishedCall, bool], Operation]
-"""Posts an operation in the arena: its slip, what it is part of, and whether the caller may spin."""
+"""Posts a step: order number, call, whether to spin."""
 
 
 class RegionCall:
-    """Turns are taken in order. Each must be taken or skipped: the other ranks count on it."""
+    """A call and its region steps. Every step must be posted or aborted in order, because other ranks wait for it."""
 
     __slots__ = ("_last", "_taken", "entry", "fingerprint", "order_number", "region_steps", "spin")
 
@@ -93,19 +86,16 @@ class RegionCall:
         self.order_number = order_number
         self.region_steps = region_steps
         self.spin = False
-        """The thread that made the call runs it, and has nothing better to do. Written by who runs it."""
+        """The calling thread runs the call."""
         self._taken = 0
         self._last: Operation = FINISHED
 
     def post_next(self) -> Operation:
-        """The next one."""
         self._last = self._post((self.entry.sequence, self.fingerprint), spin=self.spin)
         return self._last
 
-    def give_up(self) -> None:
-        """The turn that was taken, if it is not done, and those that are left: the other ranks find that this one gave
-        up. On return nothing touches the arrays.
-        """
+    def abort(self) -> None:
+        """Abort the remaining steps. On return nothing accesses the arrays."""
         self._last.cancel()
         while self._taken < len(self.region_steps):
             self._post(ABORTED, spin=False)

@@ -1,14 +1,9 @@
-"""Every collective call of one communicator: its number, what becomes of it, and what the others say of theirs.
+"""The call log: numbers the collective calls of one communicator, keeps open and recent ones, and ends them.
 
-Numbers   A call takes the next sequence number when it is made. Ranks agree on calls by number alone, so each must make
-          the same calls in the same order; with several threads, the order in which they call.
-Mismatch  Who sees a difference (see links.ledger) tells the others, who pass it on: each once, along the links that are
-          open. The call and all later ones raise, on every rank; the communicator is of no use any more. A call that
-          one rank skipped, followed by an identical one, cannot be seen.
-Giving up A rank that leaves a call without its result tells the others likewise. They raise at once, or when they come
-          to that call; earlier and later calls are not touched. One that has closed the communicator takes no part in
-          any call to come: see farewell.
-Deadline  See patience: who is slow is waited for, who is missing is named.
+Ranks match calls by sequence number only, so every rank must make the same calls in the same order, across its threads.
+A rank that detects a mismatch or aborts a call notifies the others over open links; each forwards the notice once.
+After a mismatch this call and all later ones raise everywhere; an abort affects one call. A skipped call that is
+followed by an identical one cannot be detected.
 """
 
 from __future__ import annotations
@@ -28,11 +23,11 @@ from nexar.collectives.call_notices import (
     ClosingNotice,
     GroupView,
     NoticeSender,
-    awaited_here,
     error_of,
     mismatch_of,
-    named,
     peers_of,
+    timeout_caused_here,
+    with_call_name,
 )
 from nexar.collectives.fingerprint import Fingerprint, operation_name
 from nexar.collectives.statistics import KEPT, CallTotals, RecentCalls, Straggler, StragglerEstimate
@@ -43,18 +38,18 @@ from nexar.links.router import Notice, NoticeTarget
 from nexar.types import NodeId, Rank
 from nexar.wire.control import CallAborted, CallMismatch, ProgressQuery, ProgressReply
 
-_REPORTED: Final = 64  # calls that one message names
+_REPORTED: Final = 64  # calls in one mismatch notice
 
 
 @cache
 def item_bytes(dtype: int) -> int:
-    """Of a dtype number; 0 for what has none."""
+    """Returns the item size; 0 for unknown dtypes."""
     found = dtype_of(dtype)
     return 0 if found is None else found.itemsize
 
 
 class CallLog:
-    """Of one generation of one communicator. Any thread. Close it with the communicator."""
+    """The call log of one communicator generation. Thread-safe."""
 
     def __init__(
         self,
@@ -63,8 +58,8 @@ class CallLog:
         kept: int = KEPT,
         beside: Callable[[int, int], tuple[str, float] | None] = lambda *_: None,
     ) -> None:
-        """`kept`: calls that are remembered. `beside`: what this node does that is no call of this communicator and
-        generation, and since when; None: it is in user code. It takes no lock.
+        """`beside(communicator, generation)` returns what this node does elsewhere and since when, or None. It takes no
+        lock.
         """
         self._beside = beside
         self._group = group
@@ -72,40 +67,40 @@ class CallLog:
         self.progress_inquiry: Final = ProgressInquiry(group, self._notice_sender)
         self._rank = group.rank
         self._about: Final = group.communicator, group.matching.generation
-        self._lock: threading.Lock = group.matching.lock  # over everything below
+        self._lock: threading.Lock = group.matching.lock  # guards all fields below
         self._deferred_io = group.router.deferred_io
         self._mismatch_detector = group.matching.mismatch_detector
-        self._mismatch_detector.on_disagreement = self._differs
+        self._mismatch_detector.on_disagreement = self._on_difference
         self._next = 0
         self._open: dict[int, Call] = {}
-        self._finished: tuple[int, int, float] | None = None  # the last that went well: operation, sequence, end
-        self._highest = -1  # sequence of all that went well: they need not end in the order of their numbers
+        self._last_success: tuple[int, int, float] | None = None  # last successful call: operation, sequence, end
+        self._highest = -1  # highest successful sequence number; calls may end out of order
         self._aborted = AbortedCalls()
-        self._closing_notice: ClosingNotice | None = None  # once this rank's user has closed it
-        self._calls: dict[Rank, CallFacts] | None = None  # of the mismatch that ended it all
-        self._differing = 0  # its sequence
-        self._over: NexarError | None = None  # the members change: what every call raises from now on
+        self._closing_notice: ClosingNotice | None = None  # set once the user has closed the communicator here
+        self._mismatched_calls: dict[Rank, CallFacts] | None = None  # of the first mismatch, which ends all later calls
+        self._mismatch_sequence = 0  # sequence number of that mismatch
+        self._interrupted_by: NexarError | None = None  # the error of all further calls, because the membership changes
         self._totals = CallTotals()
         self._straggler_estimate = StragglerEstimate(group.membership.members[self._rank].node)
         self.recorder: Final = RecentCalls(kept)
         self.on_failure: Callable[[BaseException], None] | None = None
-        """Told of each error that leaves a call, and of each that this rank is to blame for; without the lock, in
-        whichever thread it comes. Written once, before the first call."""
-        self.closed = False  # written by close
-        self._left = monotonic()  # when a call was last left without its result, or it all began
+        """Called without the lock with each error that a call raises or that this rank causes elsewhere. Written once,
+        before the first call.
+        """
+        self.closed = False  # written by close()
+        self._idle_since = monotonic()  # when a call last failed, or the creation time
         group.matching.peers.update(peers_of(group.membership))
         group.router.notices.open(*self._about, self.receive)
 
     # -- calls ---------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint) -> Call:
-        """A call is made. Whoever gets the entry ends it; at once if it has an error: another rank has given up this
-        very call, or is known to call something else.
+        """Begin a call. The caller must end it; at once if it already has an error.
 
-        CollectiveMismatch: the communicator is of no use any more.
+        Raises CollectiveMismatch after a mismatch.
         """
         with self._lock:
-            if self._calls is None:
+            if self._mismatched_calls is None:
                 sequence = self._next
                 self._next = sequence + 1
                 entry = Call(self._lock, sequence, fingerprint)
@@ -116,13 +111,12 @@ class CallLog:
         raise error
 
     def take(self) -> int | None:
-        """The number of a call that is expected to end at once, and well: by `note`. If it does not, `adopt` it.
-
-        None: something is amiss, or another rank has spoken of this call; what that means, only `begin` can say.
+        """Take the number of a call that should succeed at once: then `note` it, else `adopt` it. Returns None if there
+        is an error or a notice about this call; use `begin` then.
         """
         with self._lock:
             sequence = self._next
-            amiss = self._calls is not None or self._over is not None
+            amiss = self._mismatched_calls is not None or self._interrupted_by is not None
             if (
                 amiss
                 or (self._aborted and self._aborted.find(sequence))
@@ -133,18 +127,17 @@ class CallLog:
             return sequence
 
     def note(self, sequence: int, fingerprint: Fingerprint, size_bytes: int, began: float) -> None:
-        """A call that was taken has ended well."""
         ended = monotonic()
         operation = fingerprint[0]
         self.recorder.record((sequence, fingerprint, began, ended, size_bytes, ""))
         with self._lock:
-            self._finished = operation, sequence, ended
-            if sequence > self._highest:  # noqa: PLR1730 - max() is a call, in the shortest way of all
+            self._last_success = operation, sequence, ended
+            if sequence > self._highest:  # noqa: PLR1730 - max() would be a call on the fastest path
                 self._highest = sequence
             self._totals.count(operation, size_bytes, ended - began, 0.0, "")
 
     def adopt(self, sequence: int, fingerprint: Fingerprint, began: float) -> Call:
-        """A call that was taken lasts: from now on it is one like any other. Whoever gets the entry ends it."""
+        """Turn a taken call into a regular one, which the caller must end."""
         with self._lock:
             entry = Call(self._lock, sequence, fingerprint)
             entry.began = began
@@ -152,72 +145,72 @@ class CallLog:
         return entry
 
     def _enter(self, entry: Call) -> None:
-        """Under the lock."""
+        """Requires the lock."""
         sequence = entry.sequence
         self._open[sequence] = entry
         entry.arrivals = self._mismatch_detector.begin(sequence, entry.fingerprint)
-        if self._calls is not None and sequence >= self._differing:
-            entry.finish(self._mismatch_at(sequence, entry.fingerprint))  # seen between its number and its entry
-        elif self._over is not None:
-            entry.finish(copy(self._over))
+        if self._mismatched_calls is not None and sequence >= self._mismatch_sequence:
+            # the mismatch was seen between take() and adopt()
+            entry.finish(self._mismatch_at(sequence, entry.fingerprint))
+        elif self._interrupted_by is not None:
+            entry.finish(copy(self._interrupted_by))
         elif self._aborted and (notice := self._aborted.find(sequence)):
             entry.finish(error_of(notice, entry, self._notice_sender.known, self._rank))
 
     def end(
         self, entry: Call, error: BaseException | None = None, arrivals: Mapping[Rank, float] | None = None
     ) -> BaseException | None:
-        """The call is over, and nothing of it is posted any more. Returns the error that it has to raise: if others
-        ended it, that says more. With an error of its own, the others are told. One that has all it wanted, and has
-        seen that another rank called something else, has got a wrong result: it raises that.
+        """End a call that has no posted operations left. Returns the error to raise, or None.
 
-        `arrivals`: when ranks came (time.monotonic), where that is known better than from their frames.
+        Another rank's error takes precedence; otherwise the others are notified of `error`. A completed call that
+        mismatched raises CollectiveMismatch, because its result is wrong. `arrivals`: more precise than those of the
+        frames.
         """
         if error is None and isinstance(entry.error, CollectiveMismatch):
             error = entry.error
         if error is not None:
-            return self._end_badly(entry, error)
+            return self._end_failed(entry, error)
         ended = monotonic()
         with self._lock:
             entry.finish()
             del self._open[entry.sequence]
             self._mismatch_detector.end(entry.sequence)
-            self._finished = entry.fingerprint.operation, entry.sequence, ended
+            self._last_success = entry.fingerprint.operation, entry.sequence, ended
             self._highest = max(self._highest, entry.sequence)
             self._count(entry, ended, "", arrivals)
         return None
 
     def interrupt(self, error: NexarError) -> None:
-        """The members change: every call in flight, and each that is still made, ends with this. The others are not
-        told: they hear of it as we did. Without the lock. The first word stands.
+        """End every open and later call with `error`, because the membership changes. The others are not notified. Call
+        it without the lock.
         """
         with self._lock:
-            self._over = self._over or error
+            self._interrupted_by = self._interrupted_by or error
             for entry in list(self._open.values()):
                 entry.finish(copy(error))
         self._deferred_io.flush()
 
     @property
     def completed(self) -> int:
-        """The number of the last call that went well here, with all before it; -1: there is none."""
+        """The last call that succeeded with all before it, or -1."""
         with self._lock:
             return min(self._highest, *(sequence - 1 for sequence in self._open)) if self._open else self._highest
 
-    def _end_badly(self, entry: Call, error: BaseException) -> BaseException:
+    def _end_failed(self, entry: Call, error: BaseException) -> BaseException:
         with self._lock:
             if entry.error is not None:
                 error, mine = copy(entry.error), None
             else:
-                error = named(error, entry)
-                mine = self._give_up(entry, error)
+                error = with_call_name(error, entry)
+                mine = self._abort_notice(entry, error)
         if mine is not None:
-            self._notice_sender.spread(
-                mine
-            )  # before those who still send to us are refused: this is what they should raise
+            # Before this rank rejects their messages: they should raise this error instead.
+            self._notice_sender.send_all(mine)
         with self._lock:
             entry.finish(error)
             del self._open[entry.sequence]
             self._mismatch_detector.give_up(entry.sequence, f"rank {self._rank} has left {entry.name}")
-            self._left = monotonic()
+            self._idle_since = monotonic()
             self._count(entry, monotonic(), type(error).__name__)
         self._deferred_io.flush()
         self._failed(error)
@@ -227,12 +220,10 @@ class CallLog:
         if self.on_failure is not None:
             self.on_failure(error)
 
-    def disagree(self, sequence: int, ours: Fingerprint, rank: Rank, theirs: Fingerprint) -> None:
-        """This rank has seen by other means than a frame that another one calls something else. Without the lock; the
-        call raises, and is to be ended.
-        """
+    def report_mismatch(self, sequence: int, ours: Fingerprint, rank: Rank, theirs: Fingerprint) -> None:
+        """Record a mismatch that was found without a frame. Call it without the lock."""
         with self._lock:
-            if self._calls is None:
+            if self._mismatched_calls is None:
                 self._revoke(sequence, {rank: theirs, self._rank: ours}, None)
         self._deferred_io.flush()
 
@@ -245,66 +236,67 @@ class CallLog:
             members = self._group.membership.members
             told = {members[rank].node: when for rank, when in arrivals.items() if rank != self._rank}
             came = {**came, **told}
-        waiting = self._straggler_estimate.saw(began, came, operation) if came else 0.0
+        waiting = self._straggler_estimate.add_call(began, came, operation) if came else 0.0
         self._totals.count(operation, size_bytes, ended - began, waiting, outcome)
 
-    # -- what others say: the driving thread, without the lock ----------------------------------------------------
+    # -- notices from other ranks: the driver, without the lock ----------------------------------------------------
 
-    def receive(self, speaker: NoticeTarget, notice: Notice) -> None:
-        """A control message about this communicator; those of strangers, and nonsense, are dropped."""
-        rank = self._group.membership.rank_of(speaker.peer)
+    def receive(self, sender: NoticeTarget, notice: Notice) -> None:
+        """Handle a control message. Invalid ones and those of non-members are dropped."""
+        rank = self._group.membership.rank_of(sender.peer)
         if rank is None:
             return
         if isinstance(notice, CallMismatch):
-            self._heard_disagreed(rank, notice)
+            self._on_mismatch(rank, notice)
         elif isinstance(notice, CallAborted):
-            self._heard_gave_up(rank, notice)
+            self._on_abort(rank, notice)
         elif isinstance(notice, ProgressQuery):
-            self._asked(speaker, notice)
+            self._on_query(sender, notice)
         elif isinstance(notice, ProgressReply):
             self.progress_inquiry.answered(rank, notice)
         self._deferred_io.flush()
 
-    def _heard_disagreed(self, speaker: Rank, notice: CallMismatch) -> None:
+    def _on_mismatch(self, sender: Rank, notice: CallMismatch) -> None:
         size = self._group.membership.size
         with self._lock:
             calls = {rank: call for rank, call in notice.calls.items() if 0 <= rank < size}
-            if self._calls is None and calls and notice.sequence >= 0:
-                self._revoke(notice.sequence, calls, speaker)
+            if self._mismatched_calls is None and calls and notice.sequence >= 0:
+                self._revoke(notice.sequence, calls, sender)
 
-    def _heard_gave_up(self, speaker: Rank, notice: CallAborted) -> None:
+    def _on_abort(self, sender: Rank, notice: CallAborted) -> None:
         size = self._group.membership.size
         ranks = [notice.rank, *(culprit.rank for culprit in notice.culprits)]
         with self._lock:
-            nonsense = notice.sequence < 0 or not all(0 <= rank < size for rank in ranks)
-            if nonsense or not self._aborted.add(notice):
+            invalid = notice.sequence < 0 or not all(0 <= rank < size for rank in ranks)
+            if invalid or not self._aborted.add(notice):
                 return
             entry = self._open.get(notice.sequence)
             for each in list(self._open.values()):
                 if each is entry or (notice.closed and each.sequence > notice.sequence):
                     each.finish(error_of(notice, each, self._notice_sender.known, self._rank))
-        self._notice_sender.spread(notice, speaker)
+        self._notice_sender.send_all(notice, sender)
         if entry is None and notice.timeout and any(culprit.rank == self._rank for culprit in notice.culprits):
-            self._failed(awaited_here(notice, self._rank))  # the user's code computes, or hangs: where, is of interest
+            # The user's code computes or hangs; the dump shows where.
+            self._failed(timeout_caused_here(notice, self._rank))
 
-    def _asked(self, speaker: NoticeTarget, notice: ProgressQuery) -> None:
+    def _on_query(self, sender: NoticeTarget, notice: ProgressQuery) -> None:
         if self._closing_notice is not None:
-            return self._notice_sender.say(speaker, self._closing_notice.answer(notice))
+            return self._notice_sender.send(sender, self._closing_notice.answer(notice))
         entry = self._open.get(notice.sequence)
         if entry is not None and notice.number:
-            self.progress_inquiry.look_at_bytes(entry)
+            self.progress_inquiry.count_link_bytes(entry)
         with self._lock:
             if notice.call[0] and not self._was_taken(notice.sequence):
-                self._mismatch_detector.told(speaker.peer, notice.sequence, notice.call)
+                self._mismatch_detector.told(sender.peer, notice.sequence, notice.call)
             report = self._report(notice)
-        return self._notice_sender.say(speaker, report) if notice.number else None
+        return self._notice_sender.send(sender, report) if notice.number else None
 
     def _was_taken(self, sequence: int) -> bool:
-        """It has no entry, or none yet: to the ledger it would for ever be a call to come."""
+        """Returns whether a used number has no call: the mismatch detector would keep it as a future call forever."""
         return sequence < self._next and self._mismatch_detector.call_of(sequence) is None
 
     def _report(self, notice: ProgressQuery) -> ProgressReply:
-        entry, finished, now = self._open.get(notice.sequence), self._finished, monotonic()
+        entry, finished, now = self._open.get(notice.sequence), self._last_success, monotonic()
         last = None if finished is None else call_name(*finished[:2])
         if entry is not None:
             age = max(0.0, now - entry.moved_at)
@@ -312,39 +304,35 @@ class CallLog:
         come = "failed" if notice.sequence in self._aborted else "done"
         state: Any = "absent" if notice.sequence >= self._next else come
         other = next(iter(self._open.values()), None)
-        idle = self._left if finished is None else max(self._left, finished[2])
+        idle = self._idle_since if finished is None else max(self._idle_since, finished[2])
         doing, began = (other.name, other.began) if other is not None else self._beside(*self._about) or ("", idle)
         return ProgressReply(*self._about, notice.number, self._rank, state, 0, 0.0, doing, last, now - began)
 
-    # -- what ends a call on all ranks: under the lock -------------------------------------------
+    # -- ending a call on all ranks: with the lock -------------------------------------------
 
-    def _differs(self, sequence: int, source: NodeId, theirs: CallFacts, ours: CallFacts) -> None:
-        """See Ledger."""
-        if self._calls is None:
+    def _on_difference(self, sequence: int, source: NodeId, theirs: CallFacts, ours: CallFacts) -> None:
+        if self._mismatched_calls is None:
             self._revoke(sequence, {self._group.rank_of(source): theirs, self._rank: ours}, None)
 
-    def _revoke(self, sequence: int, calls: dict[Rank, CallFacts], speaker: Rank | None) -> None:
+    def _revoke(self, sequence: int, calls: dict[Rank, CallFacts], sender: Rank | None) -> None:
         own = self._mismatch_detector.call_of(sequence)
         if own is not None:
             calls[self._rank] = own
-        self._calls, self._differing = calls, sequence
+        self._mismatched_calls, self._mismatch_sequence = calls, sequence
         for entry in list(self._open.values()):
             if entry.sequence >= sequence:
                 entry.finish(mismatch_of(sequence, calls, self._rank))
         told = dict(list(calls.items())[:_REPORTED])
-        self._deferred_io.add(self._notice_sender.spread, CallMismatch(*self._about, sequence, told), speaker)
+        self._deferred_io.add(self._notice_sender.send_all, CallMismatch(*self._about, sequence, told), sender)
 
     def _mismatch_at(self, sequence: int, fingerprint: Fingerprint) -> CollectiveMismatch:
-        """What a call raises that comes after the mismatch, or is the one that differs."""
-        assert self._calls is not None
-        if sequence == self._differing:
-            self._calls.setdefault(self._rank, fingerprint)
-        return mismatch_of(self._differing, self._calls, self._rank)
+        assert self._mismatched_calls is not None
+        if sequence == self._mismatch_sequence:
+            self._mismatched_calls.setdefault(self._rank, fingerprint)
+        return mismatch_of(self._mismatch_sequence, self._mismatched_calls, self._rank)
 
-    def _give_up(self, entry: Call, error: BaseException) -> CallAborted | None:
-        """None: the others know. Who gave up because another did names that one: shared memory may be quicker than its
-        word.
-        """
+    def _abort_notice(self, entry: Call, error: BaseException) -> CallAborted | None:
+        """Returns the abort notice, or None if one exists. It names the first rank that aborted."""
         if entry.sequence in self._aborted:
             return None
         abort_reason = AbortReason(error, self._group.membership.rank_of)
@@ -359,39 +347,34 @@ class CallLog:
     # -- facts ---------------------------------------------------------------------------------------------
 
     def in_flight(self) -> list[Call]:
-        """The calls that this rank is in, in their order. Takes no lock: who asks may want to know why it is held."""
+        """Returns the open calls in order. Takes no lock."""
         return sorted(self._open.copy().values(), key=lambda entry: entry.sequence)
 
     @property
     def about(self) -> tuple[int, int]:
-        """Its communicator and generation."""
         return self._about
 
     @property
     def communicator(self) -> int:
-        """Its id."""
         return self._about[0]
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Of its ranks, in their order: for who knows nodes by their ranks elsewhere."""
         return tuple(member.node for member in self._group.membership.members)
 
     @property
     def last_finished(self) -> tuple[str, float] | None:
-        """The last call that went well, and when it ended. Takes no lock."""
-        finished = self._finished
+        """Takes no lock."""
+        finished = self._last_success
         return None if finished is None else (call_name(*finished[:2]), finished[2])
 
     def totals(self) -> tuple[int, int, int, float]:
-        """Calls, bytes, errors, and seconds waiting: what `stats` has in all, for who asks every second."""
+        """Returns calls, bytes, errors and seconds waiting."""
         with self._lock:
             return self._totals.totals()
 
     def stats(self) -> dict[str, Any]:
-        """Calls, bytes, seconds, seconds waiting and errors: in all, and by operation; waiting by rank; when ranks
-        came, by operation and rank, of calls that did not end at once.
-        """
+        """Returns totals, by operation too, with waiting times and arrivals by rank."""
         with self._lock:
             arrivals = self._straggler_estimate.arrivals(self._group.rank_of)
             return {
@@ -403,25 +386,23 @@ class CallLog:
             }
 
     def stragglers(self) -> list[Straggler]:
-        """Who keeps the others waiting, the worst first: see lateness.py."""
+        """Returns the ranks that delay others, worst first."""
         with self._lock:
             return self._straggler_estimate.stragglers(self._group.rank_of)
 
     def leave(self) -> None:
-        """This rank's user closes it, and makes no call any more: who waits for one is told, now or when it asks. To be
-        closed next.
+        """Record that the user closes the communicator. Ranks that wait for a call are notified, now or when they
+        ask.
         """
         if self.closed:
             return
         with self._lock:
-            self._closing_notice = farewell = ClosingNotice(*self._about, self._rank, self._next)
-            awaited = self._mismatch_detector.is_told_of(farewell.sequence)
+            self._closing_notice = closing_notice = ClosingNotice(*self._about, self._rank, self._next)
+            awaited = self._mismatch_detector.is_told_of(closing_notice.sequence)
         if awaited:
-            self._notice_sender.spread(farewell.message)
+            self._notice_sender.send_all(closing_notice.message)
 
     def close(self) -> None:
-        """Control messages about this generation are dropped from now on; after `leave`, questions are answered.
-        Idempotent.
-        """
+        """Drop further control messages; after `leave`, still answer queries. Idempotent."""
         self.closed = True
         self._group.router.notices.close(*self._about, self._closing_notice and self._closing_notice.answer)

@@ -1,14 +1,7 @@
-"""Calls that come to nothing because a rank has left them, or will never make them. Pure.
+"""Notices between ranks about calls that end without a result, and their errors.
 
-The last word of a rank whose user has closed a communicator that others may still use. Pure.
-
-Closing is local, and most often everybody does so after the same call: then nobody needs to hear of it. But who waits
-in a call that this rank will never make is told: when it closes, if it knows of that call, and else by the answer to
-the question what has become of it, which every call asks that lasts.
-
-What ends a call on all ranks, as an error here and as a message to the others. Pure translation.
-
-How one rank speaks to the others about a call: along the links that are open, never waiting for one.
+Closing a communicator is local. A rank that waits for a call that this rank will never make is notified at close, or by
+the reply to its query.
 """
 
 from __future__ import annotations
@@ -40,18 +33,19 @@ from nexar.types import AwaitedPeer, NodeId, Rank
 from nexar.wire.control import Blamed, CallAborted, ProgressQuery, ProgressReply
 
 ABORTED_KEPT: Final = 1024
-"""Calls given up that are remembered."""
+"""Aborted calls that are remembered."""
 
 
 class AbortedCalls(dict[int, CallAborted]):
-    """What was said of calls, by sequence, also of calls to come. Empty: nothing was. Under the lock of who has it."""
+    """Abort notices by sequence number. The owner's lock guards it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: CallAborted | None = None  # from that call on a rank takes no part any more: the lowest of them
+        # the earliest notice of a rank that closed the communicator; it takes part in no call from there on
+        self._last: CallAborted | None = None
 
     def add(self, notice: CallAborted) -> bool:
-        """One more. False: nothing new."""
+        """Returns False if it is not new."""
         if notice.closed:
             if self._last is not None and self._last.sequence <= notice.sequence:
                 return False
@@ -64,7 +58,6 @@ class AbortedCalls(dict[int, CallAborted]):
         return True
 
     def find(self, sequence: int) -> CallAborted | None:
-        """What ends this call; None: nothing that is known."""
         found = self.get(sequence)
         if found is None and self._last is not None and sequence >= self._last.sequence:
             return self._last
@@ -72,40 +65,39 @@ class AbortedCalls(dict[int, CallAborted]):
 
 
 _REASON: Final = "it has closed this communicator"
-_DOING: Final = "user code, which has closed this communicator"
+_ACTIVITY: Final = "user code, which has closed this communicator"
 
 
 class ClosingNotice(NamedTuple):
-    """Of one generation of one communicator."""
+    """A rank has closed a communicator generation."""
 
     communicator: int
     generation: int
     rank: Rank
     sequence: int
-    """Of the first call that it has no part in."""
+    """The first call that it takes no part in."""
 
     @property
     def message(self) -> CallAborted:
-        """To those who wait."""
         return CallAborted(self.communicator, self.generation, self.sequence, self.rank, _REASON, closed=True)
 
     def answer(self, question: ProgressQuery) -> CallAborted | ProgressReply:
-        """What was asked for has ended well here, or will never begin; who waits for a message is told where it is."""
+        """Reply to a query: the call succeeded here, or will never begin."""
         about = self.communicator, self.generation, question.number, self.rank
         if question.sequence < 0:
-            return ProgressReply(*about, "absent", doing=_DOING)
+            return ProgressReply(*about, "absent", doing=_ACTIVITY)
         return ProgressReply(*about, "done") if question.sequence < self.sequence else self.message
 
 
-_LONGEST_REASON: Final = 1000
+_MAX_REASON_LENGTH: Final = 1000
 
 
 class AbortReason:
-    """Why a rank left a call without its result, so far as the others have to know."""
+    """The part of an error that the other ranks need."""
 
     def __init__(self, error: BaseException, rank_of: Callable[[NodeId], Rank | None]) -> None:
-        """`rank_of`: on this communicator. What a link says of ranks is meant for the newest membership of all."""
-        self.reason = (told(error) or type(error).__name__)[:_LONGEST_REASON]
+        """`rank_of`: on this communicator; link errors refer to the newest membership."""
+        self.reason = (told(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
         self.timeout = 0.0
         self.culprits: tuple[Blamed, ...] = ()
         if isinstance(error, OperationTimeout):
@@ -117,37 +109,38 @@ class AbortReason:
                 if peer.rank is not None
             )
         elif isinstance(error, (PeerLost, LinkClosed)):
-            # Who misbehaved is none of those: it lives, and whoever took it for lost would wait for its successor.
+            # PeerMisbehaved is excluded: that peer is alive, and ranks that treat it as lost would wait for a
+            # successor.
             rank = error.rank if error.node is None else rank_of(error.node)
             self.culprits = () if rank is None else (Blamed(rank),)
             if self.culprits and isinstance(error, PeerLost):
-                self.reason = error.cause  # without the remedy, which each says for itself
+                self.reason = error.cause  # without the remedy, which each rank adds itself
         elif isinstance(error, Cancelled):
-            self.reason = error.reason or "it was cancelled there"
+            self.reason = error.reason or "the call was cancelled there"
 
 
 def error_of(notice: CallAborted, entry: Call, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> NexarError:
-    """What a call raises that another rank has given up: what that rank raised, if it means the same here."""
+    """Returns the aborting rank's error if it means the same here."""
     if notice.closed:
-        reason = f"rank {notice.rank} has closed it, and takes no part in {entry.name}"
+        reason = f"rank {notice.rank} has closed it and takes no part in {entry.name}"
         return Revoked(communicator=str(notice.communicator), reason=reason, rank=notice.rank, closed=True)
     if notice.timeout > 0:
         return CollectiveTimeout(
             operation=entry.operation,
             sequence=entry.sequence,
             waiting_for=[_awaited(each, known, rank) for each in notice.culprits]
-            or f"others, as rank {notice.rank} says",
+            or f"ranks that rank {notice.rank} waited for",
             timeout=notice.timeout,
         )
     if notice.culprits:
         peer = known(notice.culprits[0].rank)
-        cause = f"so says rank {notice.rank}: {notice.reason}"
+        cause = f"reported by rank {notice.rank}: {notice.reason}"
         return PeerLost(rank=peer.rank, node=peer.node, address=peer.address, cause=cause, operation=entry.name)
     return Cancelled(operation=entry.name, reason=notice.reason, rank=notice.rank)
 
 
-def awaited_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
-    """Others have given up a call because this rank, which has not come to it, was missing. It raises nothing now."""
+def timeout_caused_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
+    """Returns a timeout for the dump of this rank, which others missed. It is not raised."""
     awaited = [AwaitedPeer(rank=rank, missing=each.missing) for each in notice.culprits if each.rank == rank]
     operation = awaited[0].missing.partition(" #")[0] if awaited else ""
     return CollectiveTimeout(
@@ -158,8 +151,8 @@ def awaited_here(notice: CallAborted, rank: Rank) -> CollectiveTimeout:
     )
 
 
-def named(error: BaseException, entry: Call) -> BaseException:
-    """Another rank gave up some part of the call, as shared memory shows. The user knows the call, not its parts."""
+def with_call_name(error: BaseException, entry: Call) -> BaseException:
+    """Returns the error with the call's name: an abort seen in shared memory names only a part."""
     if isinstance(error, Cancelled) and error.rank is not None and error.operation != entry.name:
         return Cancelled(operation=entry.name, reason=error.reason, rank=error.rank)
     return error
@@ -168,7 +161,7 @@ def named(error: BaseException, entry: Call) -> BaseException:
 def _awaited(culprit: Blamed, known: Callable[[Rank], AwaitedPeer], rank: Rank) -> AwaitedPeer:
     missing = culprit.missing
     if culprit.rank == rank:
-        missing = f"{missing or 'its part'} (that is this rank, which came too late)"
+        missing = f"{missing or 'its part'} (this rank, which was too late)"
     return replace(
         known(culprit.rank),
         missing=missing,
@@ -179,9 +172,9 @@ def _awaited(culprit: Blamed, known: Callable[[Rank], AwaitedPeer], rank: Rank) 
 
 
 def mismatch_of(sequence: int, calls: Mapping[Rank, CallFacts], rank: Rank) -> CollectiveMismatch:
-    """As `rank` sees it, whose own call may not be among those known."""
+    """Returns the error as `rank` sees it."""
     ours = calls.get(rank)
-    way = same_but_for_algorithm(calls.values())  # named only if nothing else tells the calls apart
+    way = same_but_for_algorithm(calls.values())  # shown only if the calls differ in nothing else
 
     def describe(call: CallFacts) -> str:
         return Fingerprint(*call).describe(way=way)
@@ -198,66 +191,55 @@ def mismatch_of(sequence: int, calls: Mapping[Rank, CallFacts], rank: Rank) -> C
 
 
 class GroupView(Protocol):
-    """What a journal needs of its group."""
+    """What the call log uses of a group."""
 
     @property
-    def rank(self) -> Rank:
-        """Mine."""
+    def rank(self) -> Rank: ...
 
     @property
-    def communicator(self) -> int:
-        """Its id."""
+    def communicator(self) -> int: ...
 
     @property
-    def membership(self) -> Membership:
-        """Who takes part."""
+    def membership(self) -> Membership: ...
 
     @property
-    def matching(self) -> Matching:
-        """Of its messages."""
+    def matching(self) -> Matching: ...
 
     @property
-    def router(self) -> Router:
-        """Of its node."""
+    def router(self) -> Router: ...
 
-    def carried_bytes(self) -> float:
-        """What its links have sent and received so far."""
+    def carried_bytes(self) -> float: ...
 
     def speakers(self) -> Mapping[Rank, NoticeTarget]:
-        """Links to the other ranks, those that are open or need no connection."""
+        """Returns links that are open or need no connection."""
 
-    def rank_of(self, node: NodeId) -> Rank:
-        """Of a node that takes part."""
+    def rank_of(self, node: NodeId) -> Rank: ...
 
-    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None:
-        """See Progress.wait."""
+    def wait(self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None) -> None: ...
 
 
 class NoticeSender:
-    """Of one communicator. Any thread, without the node's lock, but for `known`, which does not care."""
+    """Sends notices over open links. Any thread may use it, without the node's lock (except `known`)."""
 
     def __init__(self, group: GroupView) -> None:
         self._group = group
 
     def links(self) -> dict[Rank, NoticeTarget]:
-        """Those that are open, to the other ranks."""
         return {rank: link for rank, link in self._group.speakers().items() if rank != self._group.rank}
 
-    def say(self, link: NoticeTarget, notice: Notice) -> None:
-        """To one of them."""
+    def send(self, link: NoticeTarget, notice: Notice) -> None:
         try:
             link.send_control(notice)
         except NexarError:
-            return  # the link is lost: who waits for that peer hears of it from the link itself
+            return  # the link is lost; it fails its waiting operations itself
 
-    def spread(self, notice: Notice, but: Rank | None = None) -> None:
-        """To all of them, each of whom passes it on; `but` has said it."""
+    def send_all(self, notice: Notice, but: Rank | None = None) -> None:
+        """Send to all ranks except `but`. Each forwards it."""
         for rank, link in self.links().items():
             if rank != but:
-                self.say(link, notice)
+                self.send(link, notice)
 
     def known(self, rank: Rank) -> AwaitedPeer:
-        """What is known of a rank, with how long it has been silent."""
         node = self._group.membership.members[rank].node
         found = self._group.matching.peers.get(node) or AwaitedPeer(rank=rank, node=node)
         heard = self._group.matching.mismatch_detector.heard.get(node)
@@ -265,7 +247,7 @@ class NoticeSender:
 
 
 def peers_of(membership: Membership) -> dict[NodeId, AwaitedPeer]:
-    """What a membership says of each member, as somebody waited for."""
+    """Returns the members as peers to wait for."""
     return {
         member.node: AwaitedPeer(rank=rank, node=member.node, host=member.host, address=_address_of(member))
         for rank, member in enumerate(membership.members)
@@ -273,5 +255,5 @@ def peers_of(membership: Membership) -> dict[NodeId, AwaitedPeer]:
 
 
 def _address_of(member: Member) -> str | None:
-    """The one it would rather be dialed at; where it really was, its link says."""
+    """Returns its preferred address."""
     return next((address for ways in member.addresses.values() for address in ways), None)

@@ -1,7 +1,6 @@
-"""Every rank gets the sum or the average of what all ranks' compressed arrays mean: bit-identical everywhere.
+"""all_reduce_compressed: the sum or average of all ranks' decompressed arrays, bit-identical everywhere.
 
-Pieces of linear compressors are all-reduced, those of others gathered and added up in rank order. Nothing of the
-caller's is written here: the result and the next residual are new arrays, for who knows that the call has succeeded.
+Pieces of linear compressors are all-reduced; others are gathered and added in rank order.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _CALL: Final = struct.Struct("<QQQ")  # communicator, generation, sequence
 
 
 class CompressedArguments(NamedTuple):
-    """What a rank brings: flat arrays, which are only read."""
+    """A rank's input: flat arrays, only read."""
 
     array: NDArray[Any]
     residual: NDArray[Any] | None
@@ -53,40 +52,36 @@ class CompressedArguments(NamedTuple):
 
 
 class CompressedResult(NamedTuple):
-    """What comes of it: flat arrays of the work dtype."""
+    """The result: flat arrays of the work dtype."""
 
     total: NDArray[Any]
     residual: NDArray[Any] | None
-    """The next one, if there was one."""
+    """The next residual, if there was one."""
 
 
-def all_reduce_compressed(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
-    """Its result is an Outcome. UsageError if it would take more memory than `compressed_allreduce_max_bytes`: that
-    depends only on what all ranks must have alike, so either all are refused or none.
-    """
-    _check_memory(context, brought)
-    return _by_reducing(context, brought) if brought.compressor.linear else _by_gathering(context, brought)
+def all_reduce_compressed(context: CollectiveContext, arguments: CompressedArguments) -> PendingCollective:
+    """Raises UsageError, on all ranks or none, if it needs more than `compressed_allreduce_max_bytes`."""
+    _check_memory(context, arguments)
+    return _by_reducing(context, arguments) if arguments.compressor.linear else _by_gathering(context, arguments)
 
 
-def memory_bytes(brought: CompressedArguments, ranks: int) -> int:
-    """What a call takes beside what the caller has: pieces, arrays of the work dtype, and what the compressor needs.
-    UsageError for a compressor that says no size.
-    """
-    count, dtype = len(brought.array), brought.array.dtype
+def memory_bytes(arguments: CompressedArguments, ranks: int) -> int:
+    """Returns the additional memory of a call. Raises UsageError for an invalid piece size."""
+    count, dtype = len(arguments.array), arguments.array.dtype
     work = work_dtype(dtype)
-    piece = _piece_bytes(brought)
-    pieces = 3 if brought.compressor.linear else ranks + 1  # to send and to receive, and as it came from the compressor
-    arrays = 2 if brought.residual is not None or work != dtype else 1
-    return pieces * piece + arrays * count * work.itemsize + brought.compressor.working_bytes(count, dtype)
+    piece = _piece_bytes(arguments)
+    pieces = 3 if arguments.compressor.linear else ranks + 1  # to send, to receive, and the compressor's output
+    arrays = 2 if arguments.residual is not None or work != dtype else 1
+    return pieces * piece + arrays * count * work.itemsize + arguments.compressor.working_bytes(count, dtype)
 
 
-def _check_memory(context: CollectiveContext, brought: CompressedArguments) -> None:
+def _check_memory(context: CollectiveContext, arguments: CompressedArguments) -> None:
     limit = context.config.compressed_allreduce_max_bytes
-    needed = memory_bytes(brought, context.group.size) if limit else 0
+    needed = memory_bytes(arguments, context.group.size) if limit else 0
     if needed > limit:
         raise UsageError(
-            f"all_reduce_compressed of {brought.array.dtype}[{len(brought.array)}] by {brought.compressor.name} on "
-            f"{context.group.size} ranks would take {needed:,} bytes of memory, more than "
+            f"all_reduce_compressed of {arguments.array.dtype}[{len(arguments.array)}] by {arguments.compressor.name} "
+            f"on {context.group.size} ranks would take {needed:,} bytes of memory, more than "
             f"compressed_allreduce_max_bytes={limit:,}; reduce the array in parts, send less of it, or raise "
             "NEXAR_COMPRESSED_ALLREDUCE_MAX_BYTES (0: no check)"
         )
@@ -95,64 +90,64 @@ def _check_memory(context: CollectiveContext, brought: CompressedArguments) -> N
 # -- linear: the sum of pieces is the piece of the sum ---------------------------------------------------------------
 
 
-def _by_reducing(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
-    dtype, reduction = brought.array.dtype, brought.reduction
+def _by_reducing(context: CollectiveContext, arguments: CompressedArguments) -> PendingCollective:
+    dtype, reduction = arguments.array.dtype, arguments.reduction
     memory = Allocations()
-    values = memory.empty(_piece_bytes(brought) // dtype.itemsize, dtype)
+    values = memory.empty(_piece_bytes(arguments) // dtype.itemsize, dtype)
     name = context.choose(OperationCode.ALL_REDUCE, len(values), dtype, _IN_RANK_ORDER, reduction)
     reducing = reductions.PreparedAllReduce(context, name, values, reduction)
-    call = context.begin(_fingerprint(brought, name, values.nbytes), reducing.region_steps)
-    run = _reduce(call, reducing, brought, values, _terms(context, call, brought))
+    call = context.begin(_fingerprint(arguments, name, values.nbytes), reducing.region_steps)
+    run = _reduce(call, reducing, arguments, values, _terms(context, call, arguments))
     return context.work(call, run).failing(memory.error)
 
 
 def _reduce(
     call: RegionCall,
     reducing: reductions.PreparedAllReduce,
-    brought: CompressedArguments,
+    arguments: CompressedArguments,
     values: NDArray[Any],
     terms: Terms,
 ) -> Run:
-    residual = _compress(brought, terms, values.view(np.uint8))
+    residual = _compress(arguments, terms, values.view(np.uint8))
     yield from reducing.run(call)
-    return CompressedResult(decompressed(brought.compressor, values.view(np.uint8), terms), residual)
+    return CompressedResult(decompressed(arguments.compressor, values.view(np.uint8), terms), residual)
 
 
 # -- others: all pieces to all ranks ---------------------------------------------------------------------------------
 
 
-def _by_gathering(context: CollectiveContext, brought: CompressedArguments) -> PendingCollective:
+def _by_gathering(context: CollectiveContext, arguments: CompressedArguments) -> PendingCollective:
     size = context.group.size
-    length = _piece_bytes(brought)
+    length = _piece_bytes(arguments)
     memory = Allocations()
     pieces = memory.empty(size * length, np.dtype(np.uint8))
     name = context.choose(OperationCode.ALL_GATHER, length, pieces.dtype)
     spans = split(len(pieces), size)
     mine = spans[context.group.rank]
     region_steps = context.in_memory(name, SharedRegion.all_gather, pieces[mine.start : mine.stop], pieces, spans)
-    call = context.begin(_fingerprint(brought, name, length), region_steps)
-    return context.work(call, _gather(context, call, name, brought, pieces)).failing(memory.error)
+    call = context.begin(_fingerprint(arguments, name, length), region_steps)
+    return context.work(call, _gather(context, call, name, arguments, pieces)).failing(memory.error)
 
 
 def _gather(
-    context: CollectiveContext, call: RegionCall, name: str, brought: CompressedArguments, pieces: Piece
+    context: CollectiveContext, call: RegionCall, name: str, arguments: CompressedArguments, pieces: Piece
 ) -> Run:
     rank, size = context.group.rank, context.group.size
     spans = split(len(pieces), size)
     rows = [pieces[span.start : span.stop] for span in spans]
-    terms = _terms(context, call, brought)
-    residual = _compress(brought, terms, rows[rank])
+    terms = _terms(context, call, arguments)
+    residual = _compress(arguments, terms, rows[rank])
     yield from data_movement.run_all_gather(context, call, name, rows[rank], pieces, mine=spans[rank])
     total = np.zeros(terms.count, terms.work)
     for source, row in enumerate(rows):
-        _add(brought.compressor, row, total, terms, None if source == rank else source)
-    if brought.reduction.code is ReduceCode.AVG:
+        _add(arguments.compressor, row, total, terms, None if source == rank else source)
+    if arguments.reduction.code is ReduceCode.AVG:
         np.divide(total, terms.work.type(size), out=total)
     return CompressedResult(total, residual)
 
 
 def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms, source: int | None) -> None:
-    """`source`: whose piece it is; None for this rank's own."""
+    """`source`: None for this rank."""
     try:
         with np.errstate(all="ignore"):
             compressor.add(piece, total, terms)
@@ -166,50 +161,50 @@ def _add(compressor: Compressor, piece: Piece, total: NDArray[Any], terms: Terms
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(brought: CompressedArguments, name: str, piece_bytes: int) -> Fingerprint:
-    """The compressor is where others have their root."""
-    mark = code_of_compressor(brought.compressor, feedback=brought.residual is not None, piece_bytes=piece_bytes)
-    dtype = code_of(brought.array.dtype)
-    return Fingerprint(_CODE, dtype, len(brought.array), mark, brought.reduction.code, code_of_algorithm(name))
+def _fingerprint(arguments: CompressedArguments, name: str, piece_bytes: int) -> Fingerprint:
+    """The compressor's code replaces the root."""
+    mark = code_of_compressor(arguments.compressor, feedback=arguments.residual is not None, piece_bytes=piece_bytes)
+    dtype = code_of(arguments.array.dtype)
+    return Fingerprint(_CODE, dtype, len(arguments.array), mark, arguments.reduction.code, code_of_algorithm(name))
 
 
-def _terms(context: CollectiveContext, call: RegionCall, brought: CompressedArguments) -> Terms:
+def _terms(context: CollectiveContext, call: RegionCall, arguments: CompressedArguments) -> Terms:
     group = context.group
     seed = seed_of(group.communicator, group.matching.generation, call.entry.sequence)
-    return Terms(len(brought.array), brought.array.dtype, seed, feedback=brought.residual is not None)
+    return Terms(len(arguments.array), arguments.array.dtype, seed, feedback=arguments.residual is not None)
 
 
 def seed_of(communicator: int, generation: int, sequence: int) -> int:
-    """All ranks know these numbers alike, so they come to the same seed without a message; and no other call has it."""
+    """Returns a seed that is equal on all ranks and unique per call."""
     digest = hashlib.blake2b(_CALL.pack(communicator, generation, sequence), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def _piece_bytes(brought: CompressedArguments) -> int:
-    """As the compressor says. UsageError for what it cannot be."""
-    dtype = brought.array.dtype
-    said = brought.compressor.size_bytes(len(brought.array), dtype)
-    size = whole(said)
-    if size is None or size < 0 or (brought.compressor.linear and size % dtype.itemsize):
+def _piece_bytes(arguments: CompressedArguments) -> int:
+    """Raises UsageError if invalid."""
+    dtype = arguments.array.dtype
+    stated = arguments.compressor.size_bytes(len(arguments.array), dtype)
+    size = whole(stated)
+    if size is None or size < 0 or (arguments.compressor.linear and size % dtype.itemsize):
         raise UsageError(
-            f"{brought.compressor.name} says that a piece of {dtype}[{len(brought.array)}] has {said} bytes; say a "
-            "whole number from 0, and for a linear compressor one of whole elements"
+            f"{arguments.compressor.name} gives {stated} as the size_bytes of {dtype}[{len(arguments.array)}]; return "
+            "a whole number from 0, and for a linear compressor a multiple of the item size"
         )
     return size
 
 
-def _compress(brought: CompressedArguments, terms: Terms, into: Piece) -> NDArray[Any] | None:
-    """Fill my piece; returns what is left over for a residual, if there is one."""
-    compressor = brought.compressor
-    wanted = add_residual(brought.array, brought.residual, terms)
+def _compress(arguments: CompressedArguments, terms: Terms, into: Piece) -> NDArray[Any] | None:
+    """Fill this rank's piece. Returns the next residual, if any."""
+    compressor = arguments.compressor
+    wanted = add_residual(arguments.array, arguments.residual, terms)
     with np.errstate(all="ignore"):
         piece: Any = compressor.compress(wanted, terms)
     if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8 or piece.shape != into.shape:
         raise UsageError(
-            f"{compressor.name} made a piece of {described(piece)}, where size_bytes says "
-            f"uint8{list(into.shape)}; return so many bytes, padded if need be"
+            f"{compressor.name} returned a piece of {described(piece)}, but size_bytes requires "
+            f"uint8{list(into.shape)}; return exactly that many bytes, padded if necessary"
         )
     np.copyto(into, piece)
-    if brought.residual is None:
+    if arguments.residual is None:
         return None
     return new_residual(wanted, decompressed(compressor, into, terms))

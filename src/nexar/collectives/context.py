@@ -1,4 +1,4 @@
-"""What every collective of one communicator stands on: the ranks, their hosts, the memory they share, the journal."""
+"""The state that all collectives of one communicator share."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from nexar.group import Group
 from nexar.links.operation import Operation
 from nexar.topology import FULL_MESH, is_complete
 
-_KEPT: Final = 512  # shapes of calls
-_LONG: Final = 256  # steps
+_MAX_CACHED: Final = 512  # shapes of calls
+_MAX_CACHED_STEPS: Final = 256  # steps
 
 
 class CallOptions(NamedTuple):
-    """How a collective is to be done: what the caller of a verb may ask for beside the result."""
+    """Options of a collective call."""
 
     algorithm: str | None = None
     deterministic: bool = False
 
     def way(self, name: str) -> int:
-        """The `way` of a fingerprint: the algorithm that was chosen, and what the caller asked for."""
+        """Returns the `way` field of the fingerprint."""
         return code_of_algorithm(name, forced=self.algorithm is not None, deterministic=self.deterministic)
 
 
@@ -50,36 +50,34 @@ PLAIN: Final = CallOptions()
 
 
 class CollectiveContext:
-    """One communicator, as its collectives see it. Any thread."""
+    """One communicator as its collectives see it. Thread-safe."""
 
     def __init__(
         self, group: Group, config: Config, call_log: CallLog, region: SharedRegion | None, *, shared: bool
     ) -> None:
-        """`arena`: the memory that the ranks of this host share; None: there is none, or nobody to share it with.
-
-        `shared`: the ranks of every host share memory; the same on all ranks.
-        """
+        """`shared`: the ranks of every host share memory; equal on all ranks."""
         self.group = group
         self.config = config
         self.call_log = call_log
         self.region = region
         self.runner: Final = CallRunner(group, call_log, region)
         self.flight_recorder: Final = FlightRecorder(group, call_log, config.dump_dir)
-        """Whoever raises what leaves a dump, and is not the journal, tells it."""
+        """Must be told of errors that bypass the call log."""
         self.scratch = ScratchMemory()
         membership = group.membership
         self.hosts: Final = tuple(membership.ranks_on(host) for host in membership.hosts)
-        """The ranks of each host."""
+        """Ranks by host."""
         self.index: Final = membership.local_rank(group.rank)
-        """Which of the ranks of its host this one is."""
+        """Local rank."""
         self._shared = shared
         world = group.communicator == 0 and not is_complete(config.topology, group.size)
-        self._topology: Final[str] = config.topology if world else FULL_MESH  # of a part's ranks nothing is known
-        self._chosen: dict[tuple[Any, ...], str] = {}  # algorithms of calls that were made; dict methods are atomic
-        self._order = threading.Lock()  # numbers and slips are taken in the same order
+        # the topology of a sub-communicator is unknown
+        self._topology: Final[str] = config.topology if world else FULL_MESH
+        self._selected: dict[tuple[Any, ...], str] = {}  # selected algorithms by call; dict methods are atomic
+        self._order = threading.Lock()  # sequence numbers and order numbers are taken in the same order
 
     def interrupt(self, error: NexarError) -> None:
-        """The members change: every call on it, collective or message, pending or later, raises this. Idempotent."""
+        """Make all pending and later calls raise `error`, because the membership changes. Idempotent."""
         self.call_log.interrupt(error)
         if self.region is not None:
             self.region.fail(error)
@@ -95,19 +93,19 @@ class CollectiveContext:
         options: CallOptions = PLAIN,
         reduction: Reduction | None = None,
     ) -> str:
-        """The algorithm: the same on every rank that makes the same call."""
+        """Returns the algorithm, equal on every rank."""
         size_bytes = count * (1 if dtype is None else dtype.itemsize)
         commutative = reduction is None or reduction.commutative
         narrow = reduction is not None and dtype is not None and rounds(reduction, dtype)
         key = operation, count, size_bytes, options, commutative, narrow
-        name = self._chosen.get(key)
+        name = self._selected.get(key)
         if name is None:
             facts = self._facts(operation, count, size_bytes, tuple(map(len, self.hosts)))
             facts = replace(facts, deterministic=options.deterministic, commutative=commutative, rounds=narrow)
             name = choose_algorithm(facts, options.algorithm)
-            if len(self._chosen) >= _KEPT:
-                self._chosen.clear()
-            self._chosen[key] = name
+            if len(self._selected) >= _MAX_CACHED:
+                self._selected.clear()
+            self._selected[key] = name
         return name
 
     def choose_schedule(
@@ -118,7 +116,7 @@ class CollectiveContext:
         size: int | None = None,
         reduction: Reduction | None = None,
     ) -> str:
-        """For a part of a call that cannot run in shared memory, among `size` ranks (default: all)."""
+        """Returns the algorithm for a part of a call without shared memory, among `size` ranks (default: all)."""
         hosts = (1,) * (self.group.size if size is None else size)
         facts = self._facts(operation, count, count * dtype.itemsize, hosts)
         narrow = reduction is not None and rounds(reduction, dtype)
@@ -142,8 +140,8 @@ class CollectiveContext:
     # -- calls -------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: Fingerprint, region_steps: Sequence[PostInRegion] = ()) -> RegionCall:
-        """Take the next number, and the turns in the arena that it will need. Raises what has become of the
-        communicator. A call that another rank has given up already is one nevertheless: all have taken both.
+        """Take the next sequence number and reserve region steps, even if another rank already aborted this call.
+        Raises the error that ended the communicator.
         """
         region = self.region
         with self._order:
@@ -154,9 +152,7 @@ class CollectiveContext:
         return RegionCall(entry, fingerprint, order_number, region_steps)
 
     def _announce(self, region: SharedRegion, entry: Call) -> None:
-        """Where the arena was closed a moment ago, the call has its number and ends at once, like any that was begun
-        before: only so is it told what has become of the communicator.
-        """
+        """If the region was just closed, the call ends at once with that error."""
         try:
             region.announce(entry.sequence, entry.fingerprint)
         except NexarError as error:
@@ -165,7 +161,7 @@ class CollectiveContext:
                     entry.finish(error)
 
     def in_memory(self, name: str, post: Callable[..., Operation], *arguments: Any) -> Sequence[PostInRegion]:
-        """The turn of a call that runs in shared memory, by this method of Arena; none for other algorithms."""
+        """Returns the region step if the algorithm is shared memory."""
         region = self.region
         if region is None or name != SHARED_MEMORY:
             return ()
@@ -174,7 +170,7 @@ class CollectiveContext:
         )
 
     def take_order_number(self) -> tuple[int, int] | None:
-        """A number and a turn for a call that is expected to end at once: see Journal.take."""
+        """Returns sequence and order number for a call that should end at once, or None: see CallLog.take."""
         region = self.region
         assert region is not None
         with self._order:
@@ -182,35 +178,32 @@ class CollectiveContext:
             return None if sequence is None else (sequence, region.reserve())
 
     def work(self, call: RegionCall, run: Run) -> PendingCollective:
-        """The call, to be performed or started."""
         return PendingCollective(run, call, partial(self._end, call))
 
     def _end(self, call: RegionCall, error: BaseException | None) -> BaseException | None:
         if error is None:
             return self.call_log.end(call.entry, None, self._arrivals(call))
-        call.give_up()
+        call.abort()
         return self.call_log.end(call.entry, error)
 
     def _arrivals(self, call: RegionCall) -> dict[int, float] | None:
-        """Of the ranks of this host, which write theirs down; the others' are known from their frames."""
+        """Arrivals on this host; others are known from frames."""
         if self.region is None:
             return None
         came = self.region.arrivals(call.entry.sequence)
         return {rank: when / 1e9 for rank, when in zip(self.group.local_ranks, came, strict=True) if when is not None}
 
     def run_context(self, call: RegionCall) -> RunContext:
-        """For the executor."""
         deadline = monotonic() + self.config.collective_timeout
         return RunContext(self.group, self.scratch, call.entry.sequence, call.fingerprint, deadline, call.entry.moved)
 
     def program(self, name: str, operation: OperationCode, count: int, dtype: np.dtype[Any]) -> Program | None:
-        """Of a schedule on one array; None if it needs more memory than that."""
+        """Returns None if the schedule needs extra buffers."""
         shape = Shape(self.group.rank, self.group.size, count, 0, self._segment(dtype), topology=self._topology)
         program, needed = program_of(name, operation, shape)
         return None if needed else program
 
     def _segment(self, dtype: np.dtype[Any]) -> int:
-        """Elements of a pipeline segment."""
         return max(1, self.config.pipeline_segment_bytes // dtype.itemsize)
 
     def execute(
@@ -228,8 +221,8 @@ class CollectiveContext:
         more: Sequence[NDArray[Any]] = (),
         count: int | None = None,
     ) -> Run:
-        """Run one schedule. `team`: the ranks that take part, if not all. `more`: buffers 1 … where the caller has
-        them. `count` is the schedule's, if it is not the length of the work array.
+        """Run one schedule. `team`: the participating ranks. `more`: buffers 1 …. `count`: of the schedule, if not the
+        length of `work`.
         """
         size = self.group.size if team is None else len(team)
         rank = self.group.rank if team is None else team.index(self.group.rank)
@@ -247,18 +240,19 @@ class CollectiveContext:
 
 
 def program_of(name: str, operation: OperationCode, shape: Shape) -> tuple[Program, tuple[int, ...]]:
-    """With the elements that its buffers 1 … need. Kept for the next call of the same shape, unless it is long: then
-    making it costs little beside running it, and keeping many of them much.
+    """Returns the program and the sizes of its buffers 1 …. Long programs are not cached: compiling them is cheap
+    compared with running.
     """
     key = name, operation, shape
     found = _programs.get(key)
     if found is None:
         found = compile_steps(steps(name, operation, shape)), buffers(name, operation, shape)
-        if len(found[0].steps) <= _LONG:
-            if len(_programs) >= _KEPT:
+        if len(found[0].steps) <= _MAX_CACHED_STEPS:
+            if len(_programs) >= _MAX_CACHED:
                 _programs.clear()
             _programs[key] = found
     return found
 
 
-_programs: Final[dict[tuple[str, OperationCode, Shape], tuple[Program, tuple[int, ...]]]] = {}  # methods are atomic
+# dict methods are atomic
+_programs: Final[dict[tuple[str, OperationCode, Shape], tuple[Program, tuple[int, ...]]]] = {}

@@ -1,17 +1,6 @@
-"""Nobody leaves before everybody has come.
+"""Collectives without reduction: barrier, broadcast, gather, scatter and all-to-all.
 
-Every rank gets what the root has.
-
-Every rank gets what every rank brought, in the order of ranks.
-
-The root gets what every rank brought, in the order of ranks.
-
-Rank i gets block i of what the root has. Only the root knows sizes and dtype, so they have to travel.
-
-In a small world they travel with the blocks, which the root sends itself. In a larger one they go first, down a tree,
-so that every rank can take its part in a schedule.
-
-Rank i gets block i of every rank.
+Only the root of a scatter knows sizes and dtype. In a small world it sends them with the blocks, else on a tree first.
 """
 
 from __future__ import annotations
@@ -39,7 +28,7 @@ _BARRIER = OperationCode.BARRIER
 
 
 def barrier(context: CollectiveContext, options: CallOptions = PLAIN) -> PendingCollective:
-    """Without a result."""
+    """No rank returns before all have called."""
     name = context.choose(_BARRIER, 0, None, options)
     call = context.begin(Fingerprint(_BARRIER, way=options.way(name)), context.in_memory(name, SharedRegion.barrier))
     return context.work(call, _run_barrier(context, call, name))
@@ -56,7 +45,7 @@ _BROADCAST = OperationCode.BROADCAST
 
 
 def broadcast(context: CollectiveContext, array: NDArray[Any], root: int, options: CallOptions) -> PendingCollective:
-    """In place, on a flat array."""
+    """Copy the root's flat array to all ranks, in place."""
     name = context.choose(_BROADCAST, len(array), array.dtype, options)
     fingerprint = Fingerprint(_BROADCAST, code_of(array.dtype), len(array), rooted(root), way=options.way(name))
     call = context.begin(fingerprint, context.in_memory(name, SharedRegion.broadcast, array, root))
@@ -80,7 +69,7 @@ def all_gather(
     options: CallOptions,
     code: OperationCode = _ALL_GATHER,
 ) -> PendingCollective:
-    """Flat arrays; `out` has room for all of them."""
+    """Gather flat arrays into `out`, in rank order."""
     name = context.choose(_ALL_GATHER, len(array), array.dtype, options)
     fingerprint = Fingerprint(code, code_of(array.dtype), len(array), way=options.way(name))
     spans = split(len(out), context.group.size)
@@ -91,7 +80,7 @@ def all_gather(
 def run_all_gather(
     context: CollectiveContext, call: RegionCall, name: str, array: NDArray[Any], out: NDArray[Any], *, mine: Span
 ) -> Run:
-    """A call that has its number and its turn. `array` may be that span of `out`."""
+    """Run a begun call. `array` may be the span `mine` of `out`."""
     if name == SHARED_MEMORY:
         yield (call.post_next(),)
         return
@@ -102,7 +91,7 @@ def run_all_gather(
 def all_gather_v(
     context: CollectiveContext, array: NDArray[Any], code: OperationCode = OperationCode.ALL_GATHER_V
 ) -> PendingCollective:
-    """Arrays of one dtype and any shape; the result is a list."""
+    """Gather arrays of any shape into a list."""
     dtype = code_of(array.dtype) if code is OperationCode.ALL_GATHER_V else 0
     call = context.begin(Fingerprint(code, dtype))
     return context.work(call, _run_all_gather_v(context, call, array))
@@ -110,7 +99,7 @@ def all_gather_v(
 
 def _run_all_gather_v(context: CollectiveContext, call: RegionCall, array: NDArray[Any]) -> Run:
     rank, size = context.group.rank, context.group.size
-    others = [(rank + distance) % size for distance in range(1, size)]  # each begins with another one
+    others = [(rank + distance) % size for distance in range(1, size)]  # a different first peer on each rank
     found = yield from exchange(context.run_context(call), dict.fromkeys(others, array), others)
     return [array.copy() if each == rank else found[each] for each in range(size)]
 
@@ -121,7 +110,7 @@ _GATHER = OperationCode.GATHER
 def gather(
     context: CollectiveContext, array: NDArray[Any], out: NDArray[Any] | None, root: int, options: CallOptions
 ) -> PendingCollective:
-    """Flat arrays; `out` is the root's, with room for all of them."""
+    """Gather flat arrays into the root's `out`."""
     name = context.choose(_GATHER, len(array), array.dtype, options)
     call = context.begin(Fingerprint(_GATHER, code_of(array.dtype), len(array), rooted(root), way=options.way(name)))
     return context.work(call, _run_gather(context, call, name, array, out))
@@ -144,7 +133,7 @@ def _run_gather(
 def gather_v(
     context: CollectiveContext, array: NDArray[Any], root: int, code: OperationCode = OperationCode.GATHER_V
 ) -> PendingCollective:
-    """Arrays of one dtype and any shape; at the root the result is a list, elsewhere None."""
+    """Gather arrays of any shape into a list at the root."""
     dtype = code_of(array.dtype) if code is OperationCode.GATHER_V else 0
     call = context.begin(Fingerprint(code, dtype, 0, rooted(root)))
     return context.work(call, _run_gather_v(context, call, array, root))
@@ -172,10 +161,10 @@ def scatter(
     code: OperationCode = _SCATTER,
     options: CallOptions = PLAIN,
 ) -> PendingCollective:
-    """`blocks` are the root's, one for each rank; of SCATTER they are equal. The result is a new array."""
+    """Send one of the root's `blocks` to each rank. The result is a new array."""
     equal = code is _SCATTER and (options.algorithm is not None or context.group.size >= SMALL_WORLD)
     if equal:
-        context.choose(_SCATTER, 0, None, options)  # refuses what there is not, on every rank alike
+        context.choose(_SCATTER, 0, None, options)  # raises UsageError for an unknown algorithm, on all ranks alike
     way = ROOTS_CHOICE if options.algorithm is None else options.way(options.algorithm)
     call = context.begin(Fingerprint(code, 0, 0, rooted(root), way=way))
     run = _run_scatter_schedule(context, call, blocks, options) if equal else _run_scatter(context, call, blocks, root)
@@ -207,7 +196,7 @@ def _run_scatter_schedule(
 
 
 def _scatter_header(block: NDArray[Any] | None) -> NDArray[np.int64]:
-    """The number of a dtype, how many dimensions, and each of them."""
+    """Dtype code, number of dimensions, dimensions."""
     header = np.zeros(2 + MAX_DIMENSIONS, np.int64)
     if block is not None:
         header[: 2 + block.ndim] = code_of(block.dtype), block.ndim, *block.shape
@@ -228,7 +217,7 @@ _ALL_TO_ALL = OperationCode.ALL_TO_ALL
 def all_to_all(
     context: CollectiveContext, array: NDArray[Any], out: NDArray[Any], options: CallOptions
 ) -> PendingCollective:
-    """Flat arrays of `size` equal blocks, which are not the same memory."""
+    """Exchange equal blocks of flat arrays in separate memory."""
     name = context.choose(_ALL_TO_ALL, len(array), array.dtype, options)
     call = context.begin(Fingerprint(_ALL_TO_ALL, code_of(array.dtype), len(array), way=options.way(name)))
     count = len(array) // context.group.size
@@ -236,13 +225,13 @@ def all_to_all(
 
 
 def all_to_all_v(context: CollectiveContext, arrays: Sequence[NDArray[Any]]) -> PendingCollective:
-    """One array for each rank, of one dtype and any shape; the result is a list."""
+    """Exchange arrays of any shape; the result is a list."""
     call = context.begin(Fingerprint(OperationCode.ALL_TO_ALL_V, code_of(arrays[0].dtype)))
     return context.work(call, _run_all_to_all_v(context, call, arrays))
 
 
 def _run_all_to_all_v(context: CollectiveContext, call: RegionCall, arrays: Sequence[NDArray[Any]]) -> Run:
     rank, size = context.group.rank, context.group.size
-    others = [(rank + distance) % size for distance in range(1, size)]  # each begins with another one
+    others = [(rank + distance) % size for distance in range(1, size)]  # a different first peer on each rank
     found = yield from exchange(context.run_context(call), {each: arrays[each] for each in others}, others)
     return [arrays[rank].copy() if each == rank else found[each] for each in range(size)]

@@ -1,13 +1,8 @@
-"""Memory for what is received before it is reduced: kept between calls, because fresh pages cost more than copying.
+"""Runs schedules on a group.
 
-Runs any schedule on a group: the only file here that sends and receives.
-
-A run is a generator. It posts, then yields the operations that must be done before it can go on; whoever runs it
-waits for them (a blocking call), or resumes it when they are done (a request in flight). Closing it, or throwing an
-error into it, detaches every buffer before it returns.
-
-Overlap: receives are posted up to `AHEAD` steps early (program.py says which may), and a send stays in flight until
-somebody wants to write where it reads. So while a segment is reduced, the next one arrives and the last one leaves.
+A run is a generator: it posts operations and yields those that must be done before it continues. Closing it, or
+throwing an error into it, detaches every buffer. Receives are posted up to `AHEAD` steps early, and a send stays in
+flight until its source must be written, so transfers overlap with arithmetic.
 """
 
 from __future__ import annotations
@@ -33,22 +28,22 @@ from nexar.links.operation import Operation
 from nexar.links.sending import MessageHeader
 from nexar.wire.frame import Space
 
-_LEAST_BYTES: Final = 4 << 10
+_MIN_BYTES: Final = 4 << 10
 _KEPT_BYTES: Final = 64 << 20
 
 
 class ScratchMemory:
-    """Of one communicator. Any thread takes and gives back."""
+    """Reusable buffers of one communicator, because fresh pages cost more than copying. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # over both below
+        self._lock = threading.Lock()  # guards all fields below
         self._free: dict[int, list[NDArray[Any]]] = {}  # by size, a power of two
         self._kept_bytes = 0
-        self._most = _KEPT_BYTES  # that are kept
+        self._max_kept_bytes = _KEPT_BYTES  # limit of the bytes kept
 
     def take(self, size_bytes: int) -> NDArray[Any]:
-        """At least that many bytes, aligned for every dtype; anything may be in them."""
-        size = max(_LEAST_BYTES, 1 << (size_bytes - 1).bit_length()) if size_bytes else _LEAST_BYTES
+        """Returns uninitialised memory, aligned for every dtype."""
+        size = max(_MIN_BYTES, 1 << (size_bytes - 1).bit_length()) if size_bytes else _MIN_BYTES
         with self._lock:
             free = self._free.get(size)
             if free:
@@ -57,34 +52,33 @@ class ScratchMemory:
         return np.empty(size, np.uint8)
 
     def give_back(self, memory: NDArray[Any]) -> None:
-        """Nobody writes there any more."""
         with self._lock:
-            if self._kept_bytes + memory.nbytes <= self._most:
+            if self._kept_bytes + memory.nbytes <= self._max_kept_bytes:
                 self._kept_bytes += memory.nbytes
                 self._free.setdefault(memory.nbytes, []).append(memory)
 
     def close(self) -> None:
-        """Keep nothing from now on: a communicator that is over may be garbage for long before anybody collects it.
+        """Keep no buffers from now on, because a closed communicator may wait long for garbage collection.
         Idempotent.
         """
         with self._lock:
-            self._most = self._kept_bytes = 0
+            self._max_kept_bytes = self._kept_bytes = 0
             self._free.clear()
 
 
 Run: TypeAlias = Generator[Sequence[Operation], None, Any]
-"""What is yielded must be done before the run goes on; what it returns is the result."""
+"""Yields operations to wait for; returns the result."""
 
 
 class Kernels(NamedTuple):
-    """How elements are reduced: see arrays.reduce."""
+    """Functions that reduce elements."""
 
     combine: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], None]
     fold: Callable[[NDArray[Any], Sequence[NDArray[Any]]], None]
 
     @classmethod
     def of(cls, reduction: Reduction, dtype: np.dtype[Any], size: int = 1) -> Self:
-        """For elements of this dtype. An average is divided by `size` with each combination and each fold."""
+        """An average is divided by `size` in each combination and fold."""
         if reduction.function is not None:
             return cls(combiner(reduction, dtype), folder(reduction, dtype))
         key = reduction.code, dtype, size
@@ -94,23 +88,23 @@ class Kernels(NamedTuple):
         return found
 
 
-_KERNELS: Final[dict[tuple[int, np.dtype[Any], int], Any]] = {}  # of the reductions that have a name: few
+_KERNELS: Final[dict[tuple[int, np.dtype[Any], int], Any]] = {}  # of built-in reductions only, which are few
 _COLLECTIVE: Final = int(Space.COLLECTIVE)
 PHASE: Final = 1 << 24
-"""Tags of a call that runs several schedules one after the other: each gets its own block of this many."""
+"""Tags per phase of a call that runs several schedules."""
 
 
 class RunContext(NamedTuple):
-    """What a run stands on."""
+    """What a run needs from its call."""
 
     group: Group
     scratch: ScratchMemory
     sequence: int
     fingerprint: Fingerprint
     deadline: float
-    """Until then a link that is not open yet may be opened."""
+    """For opening links."""
     moved: Callable[[], None]
-    """Called after each step: progress."""
+    """Called after each step."""
 
 
 def execute(
@@ -122,21 +116,17 @@ def execute(
     ranks: Sequence[int] | None = None,
     phase: int = 0,
 ) -> Run:
-    """Run a schedule on these flat arrays of one dtype. `ranks`: who its peers 0, 1, … are in the group, if not so."""
+    """Run a schedule on flat arrays of one dtype. `ranks` maps its peers to ranks of the group."""
     return _Execution(run_context, buffers, arithmetic, ranks, phase * PHASE).run(program)
 
 
 class _PostedReceive(NamedTuple):
-    """A receive that was posted."""
-
     operation: PostedReceive
-    landing: NDArray[Any] | None  # where it lands, as elements, if not in its part
-    scratch: NDArray[Any] | None  # the memory behind that
+    landing: NDArray[Any] | None  # destination as elements, if not its part
+    scratch: NDArray[Any] | None  # memory of `landing`
 
 
 class _Execution:
-    """One run."""
-
     def __init__(
         self,
         run_context: RunContext,
@@ -154,25 +144,23 @@ class _Execution:
         self._arithmetic = arithmetic
         self._ranks = ranks
         self._base = base
-        self._arriving: dict[
-            int, _PostedReceive
-        ] = {}  # by the identity of its Due, from posting to the end of its step
-        self._leaving: list[tuple[Range, Operation]] = []  # sends that may still read their part
-        self._unposted: list[PostedAt] = []  # receives that may be posted as soon as nothing reads their part
+        # By id of its PostedAt, from posting to the end of its step.
+        self._active_receives: dict[int, _PostedReceive] = {}
+        self._active_sends: list[tuple[Range, Operation]] = []  # sends that may still read their part
+        self._unposted: list[PostedAt] = []  # receives to post as soon as no send reads their part
 
     def run(self, program: Program) -> Run:
-        """See the module."""
         try:
             for index, (step, posts, due) in enumerate(zip(program.steps, program.posts, program.due, strict=True)):
                 yield from self._post_all(posts, index)
                 for send in step.sends:
                     self._send(send)
                 if due:
-                    yield from self._take(due)
+                    yield from self._complete(due)
                 for work in step.then:
-                    yield from self._do(work)
+                    yield from self._run_local(work)
                 self._run_context.moved()
-            rest = [operation for _, operation in self._leaving if not operation.done]
+            rest = [operation for _, operation in self._active_sends if not operation.done]
             if rest:
                 yield rest
         except BaseException:
@@ -182,14 +170,14 @@ class _Execution:
     # -- receiving ---------------------------------------------------------------------------------------
 
     def _post_all(self, posts: tuple[PostedAt, ...], index: int) -> Run:
-        """What may be posted now. One whose part is still being sent is put off, at most until its own step."""
+        """A receive whose part is still being sent is deferred, at most until its own step."""
         waiting, self._unposted = [*self._unposted, *posts] if self._unposted else posts, []
         for each in waiting:
-            if each.direct and self._reading(each.receive.part):
+            if each.direct and self._sends_from(each.receive.part):
                 if each.step > index:
                     self._unposted.append(each)
                     continue
-                yield from self._settle(each.receive.part)
+                yield from self._wait_for_sends(each.receive.part)
             self._post(each)
 
     def _post(self, each: PostedAt) -> None:
@@ -206,18 +194,18 @@ class _Execution:
         operation = self._group.post_receive(
             self._rank(receive.peer), into, space=_COLLECTIVE, tag=tag, dtype=self._run_context.fingerprint.dtype
         )
-        self._arriving[id(each)] = _PostedReceive(operation, landing, scratch)
+        self._active_receives[id(each)] = _PostedReceive(operation, landing, scratch)
 
-    def _take(self, due: tuple[PostedAt, ...]) -> Run:
-        arrivals = [self._arriving[id(each)] for each in due]
+    def _complete(self, due: tuple[PostedAt, ...]) -> Run:
+        arrivals = [self._active_receives[id(each)] for each in due]
         awaited = [each.operation for each in arrivals if not each.operation.done or each.operation.error is not None]
         if awaited:
             yield awaited
         for each, arrived in zip(due, arrivals, strict=True):
             if arrived.landing is not None:
-                yield from self._settle(each.receive.part)
+                yield from self._wait_for_sends(each.receive.part)
                 self._apply(each.receive.how, each.receive.part, arrived.landing)
-            del self._arriving[id(each)]
+            del self._active_receives[id(each)]
             if arrived.scratch is not None:
                 self._run_context.scratch.give_back(arrived.scratch)
 
@@ -232,28 +220,28 @@ class _Execution:
         data = self._bytes(send.part)
         sent = self._group.post_send(self._rank(send.peer), data, self._run_context.deadline, about=about)
         if not sent.done or sent.error is not None:
-            self._leaving.append((send.part, sent))
+            self._active_sends.append((send.part, sent))
 
-    def _settle(self, part: Range) -> Run:
-        """Until nothing reads this part any more, so that it may be written."""
-        reading = self._reading(part)
+    def _wait_for_sends(self, part: Range) -> Run:
+        """Wait until no send reads this part."""
+        reading = self._sends_from(part)
         if reading:
             yield reading
-            self._leaving = [each for each in self._leaving if not each[1].done or each[1].error is not None]
+            self._active_sends = [each for each in self._active_sends if not each[1].done or each[1].error is not None]
 
-    def _reading(self, part: Range) -> list[Operation]:
-        if not self._leaving:
+    def _sends_from(self, part: Range) -> list[Operation]:
+        if not self._active_sends:
             return []
         return [
             operation
-            for other, operation in self._leaving
+            for other, operation in self._active_sends
             if overlap(other, part) and (not operation.done or operation.error is not None)
         ]
 
     # -- memory ------------------------------------------------------------------------------------------
 
-    def _do(self, work: LocalCopy | LocalFold) -> Run:
-        yield from self._settle(work.into)
+    def _run_local(self, work: LocalCopy | LocalFold) -> Run:
+        yield from self._wait_for_sends(work.into)
         if isinstance(work, LocalCopy):
             self._apply(work.how, work.into, self._elements(work.source))
         else:
@@ -265,7 +253,7 @@ class _Execution:
         if how is Combine.COPY:
             np.copyto(into, data)
             return
-        assert self._arithmetic is not None  # a schedule that reduces is run with something that does
+        assert self._arithmetic is not None  # callers of reducing schedules pass kernels
         if how is Combine.BEFORE:
             self._arithmetic.combine(into, data, into)
         else:
@@ -281,19 +269,18 @@ class _Execution:
         return peer if self._ranks is None else self._ranks[peer]
 
     def _detach(self) -> None:
-        """Nothing of this run touches anybody's memory any more. Scratch memory is not given back: it is let go."""
-        for arriving in self._arriving.values():
+        """Cancel all operations. Scratch memory is not reused."""
+        for arriving in self._active_receives.values():
             arriving.operation.cancel()
-        for _, operation in self._leaving:
+        for _, operation in self._active_sends:
             operation.cancel()
 
 
 def exchange(
     run_context: RunContext, outgoing: Mapping[int, NDArray[Any]], sources: Sequence[int], *, phase: int = 0
 ) -> Generator[Sequence[Operation], None, dict[int, NDArray[Any]]]:
-    """Arrays whose sizes only their senders know, each to one rank; returns those of `sources`, with their shapes.
-
-    PeerMisbehaved: what one of them sent is no array.
+    """Send arrays of unknown size, each to one rank; returns those of `sources`. Raises PeerMisbehaved for an invalid
+    message.
     """
     group, tag = run_context.group, phase * PHASE
     operation, dtype, count, root, reduce_op, way = run_context.fingerprint
@@ -319,8 +306,8 @@ def exchange(
 
 
 def _array(receive: PostedReceive, source: int) -> NDArray[Any]:
-    assert receive.into is not None  # made when the message came
+    assert receive.into is not None  # allocated when the message arrived
     try:
         return from_bytes(receive.into, receive.frame.dtype, receive.shape)
     except ValueError as error:
-        raise PeerMisbehaved(rank=source, what=f"it sent an array that is none: {error}") from error
+        raise PeerMisbehaved(rank=source, what=f"it sent an invalid array: {error}") from error

@@ -1,8 +1,7 @@
-"""The shortest way of an all_reduce: in place, and nothing special asked for.
+"""The fast path of all_reduce: in place, with default options.
 
-The same law as on the usual way, but what a call needs is made once for each operation, dtype and count. Through the
-memory of one host, what only a call that lasts needs (its entry in the journal, its announcement to those on other
-ways) is made when it turns out to last.
+It prepares a call once per operation, dtype and count. In shared memory, log entry and announcement are made only if
+the call does not end at once.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class _FastPlan(NamedTuple):
 
 
 class FastAllReduce:
-    """Of one communicator. Any thread."""
+    """Fast path of one communicator. Thread-safe."""
 
     def __init__(self, context: CollectiveContext) -> None:
         self._context = context
         self._plans: dict[tuple[str, np.dtype[Any], int], _FastPlan] = {}  # dict methods are atomic
 
     def all_reduce(self, array: NDArray[Any], op: str) -> bool:
-        """False: this is no case for it, and nothing was done. Raises what the usual way raises."""
+        """Returns False if the fast path does not apply and nothing was done."""
         if not array.flags.carray:
             return False
         plan = self._plans.get((op, array.dtype, array.size)) or self._plan(array, op)
@@ -76,7 +75,7 @@ class FastAllReduce:
         return plan
 
     def _program(self, name: str, array: NDArray[Any], reduction: Reduction) -> tuple[Program | None, ReducePlan]:
-        """A program of None: this way has none, or needs more memory than the array."""
+        """The program is None if there is none or it needs extra memory."""
         context, dtype, size = self._context, array.dtype, self._context.group.size
         if name in (SHARED_MEMORY, TWO_LEVEL):
             return None, ReducePlan.of(Rounding.NATURAL, reduction, dtype, size)
@@ -84,7 +83,7 @@ class FastAllReduce:
         rounding = rounding_of(name, _CODE, reduction, dtype, size=size, large=large)
         reducing = ReducePlan.of(rounding, reduction, dtype, size)
         if rounding is Rounding.EACH:
-            return None, reducing  # a large array has no use for a short way
+            return None, reducing  # a large array does not profit from the fast path
         return context.program(name, _CODE, array.size, reducing.dtype), reducing
 
     # -- through links -----------------------------------------------------------------------------------

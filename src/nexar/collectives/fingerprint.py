@@ -1,13 +1,7 @@
-"""The names of collectives, and their numbers on the wire.
+"""Fingerprints of collective calls, and the wire numbers of operations and algorithms.
 
-The numbers of algorithms on the wire: which way a call takes is part of what it is.
-
-Ranks that take different ways wait for messages that nobody sends. A way is chosen from facts that all ranks have
-alike, unless one was asked for another way (`algorithm=`, `deterministic=`, `commutative=`) or has other settings. So
-`algorithm=` and `deterministic=` are stated too: ranks that give them differently are told at once, also where they
-happen to take the same way with this size and on these hosts.
-
-What one call of a collective is, so far as all ranks must agree on it.
+Ranks with different algorithms would wait forever, so the algorithm is included, and whether `algorithm=` or
+`deterministic=` was given.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from nexar.arrays.operators import ReduceCode
 
 
 class OperationCode(IntEnum):
-    """In the fingerprint of every frame. Numbers are the wire format: never reuse one."""
+    """Wire numbers: never reuse one."""
 
     BARRIER = 1
     ALL_REDUCE = 2
@@ -52,7 +46,7 @@ class OperationCode(IntEnum):
 
 
 def operation_name(code: int) -> str:
-    """As the user writes it; `collective 99` for one that this version does not know."""
+    """Returns `collective 99` for an unknown code."""
     return _OPERATION_NAMES.get(code) or f"collective {code}"
 
 
@@ -60,9 +54,7 @@ _OPERATION_NAMES: Final = {int(code): code.name.lower() for code in OperationCod
 
 
 class AlgorithmCode(IntEnum):
-    """In the fingerprint of every frame, a byte. Numbers are the wire format: never reuse one. 0: not stated, as for
-    calls whose ranks know too little of one another to choose.
-    """
+    """Wire numbers, one byte: never reuse one. 0: not stated."""
 
     SHARED_MEMORY = 1
     TWO_LEVEL = 2
@@ -86,22 +78,20 @@ class AlgorithmCode(IntEnum):
 
 
 ROOTS_CHOICE: Final = 0x20
-"""In place of a number: the root chooses, when it knows the sizes."""
-_FORCED: Final = 0x40  # by algorithm=
+"""The root selects the algorithm, once it knows the sizes."""
+_FORCED: Final = 0x40  # by `algorithm=`
 _DETERMINISTIC: Final = 0x80
 _NUMBER: Final = 0x3F
 
 
 def code_of_algorithm(algorithm: str, *, forced: bool = False, deterministic: bool = False) -> int:
-    """Its number, and what was asked for; 0 for an algorithm that has none."""
+    """Returns 0 for an algorithm without a number."""
     number = _NUMBERS.get(algorithm, 0)
     return number and number | (_FORCED if forced else 0) | (_DETERMINISTIC if deterministic else 0)
 
 
 def algorithm_name(way: int) -> str:
-    """As `algorithm=` calls it, and whether it was asked for: `ring, algorithm='ring'`. `way 30` for one that this
-    version does not know.
-    """
+    """Returns for example `ring, algorithm='ring'`; `way 30` if unknown."""
     number = way & _NUMBER
     name = _ALGORITHM_NAMES.get(number) or f"way {number}"
     forced = f", algorithm={name!r}" if way & _FORCED else ""
@@ -113,18 +103,18 @@ _NUMBERS: Final = {way.name.lower(): int(way) for way in AlgorithmCode}
 
 
 class Fingerprint(NamedTuple):
-    """Travels in every frame of the call: packed, not hashed, so that a difference can be told in words."""
+    """What all ranks must agree on in a call. Packed, not hashed, so that a difference can be described."""
 
     operation: int
     dtype: int = 0
-    count: int = 0  # type: ignore[assignment]  # a fingerprint has no use for a tuple's count()
+    count: int = 0  # type: ignore[assignment] # tuple.count() is not needed
     root: int = 0
     reduce_op: int = 0
     way: int = 0
-    """See ways; 0: not stated."""
+    """Algorithm code; 0: not stated."""
 
     def describe(self, *, way: bool = False) -> str:
-        """`all_reduce of float32[8], sum`, as errors say it; with its way: `…, by ring`."""
+        """`all_reduce of float32[8], sum`; with its algorithm: `…, by ring`."""
         text = operation_name(self.operation)
         if self.dtype:
             text += f" of {dtype_of(self.dtype) or f'dtype {self.dtype}'}[{self.count}]"
@@ -140,12 +130,12 @@ class Fingerprint(NamedTuple):
 
 
 def rooted(root: int) -> int:
-    """The `root` field of an operation that has one: 0 says that there is none."""
+    """Returns the `root` field; 0 means no root."""
     return root + 1
 
 
 def counted(counts: Iterable[int]) -> int:
-    """The `root` field of reduce_scatter_v, which has none: a digest of the counts that all ranks must give alike."""
+    """Returns the `root` field of reduce_scatter_v: a digest of the counts."""
     return zlib.crc32(" ".join(map(str, counts)).encode()) >> 1
 
 

@@ -1,27 +1,12 @@
-"""Runs a schedule that reduces, and finishes the result: where narrow floats are rounded, and where averages divide.
+"""Reducing collectives: all_reduce, reduce, reduce_scatter and scan.
 
-Floats narrower than float32 are added up in float32. A schedule in which one rank gets all operands of an element
-rounds once, by itself; so does every schedule of two ranks. Any other schedule passes partial results on: these travel
-as float32 and are rounded at the end, unless the array is so large that twice the bytes would cost too much. Then each
-combination rounds, and an average is scaled before the first one, so that no sum leaves the range of the dtype.
+Floats narrower than float32 are summed in float32 and rounded once, except in large arrays whose partial results are
+exchanged: there each combination rounds, and an average is scaled first to avoid overflow.
 
-Inside hosts through the memory they share, between hosts through the network, each local rank with its share.
-
-Of S envoys per host (as many as the host with the fewest ranks has), envoy i owns share i of the array: the ranks
-of a host reduce it for its envoy through memory; the envoys i of all hosts reduce it among themselves; through
-memory it goes back to everybody. So each byte crosses the network as often as between single ranks, on S links at a
-time, instead of once for each rank. Each share has one way, so the result is the same everywhere.
-
-Narrow floats: the sum of a host travels as float32 and is rounded at the end. From `large_msg_bytes` on it is rounded
-to travel, after an average is divided, and once more at the end.
-
-Every rank gets the reduction of what all ranks brought: bit-identical everywhere.
-
-The root gets the reduction of what all ranks brought; the others' arrays stay as they are.
-
-Rank i gets part i of the reduction of what all ranks brought.
-
-Rank i gets the reduction of what ranks 0 to i brought; exclusive: without its own.
+Two-level all-reduce: with S leaders per host (the ranks of the smallest host), leader i owns share i. The ranks of a
+host reduce it in shared memory, the leaders i of all hosts over the network, and shared memory returns it. So each byte
+crosses the network as often as between single ranks, on S links at once. A host's sum is sent as float32, or from
+`large_msg_bytes` on rounded.
 """
 
 from __future__ import annotations
@@ -54,45 +39,44 @@ _SUM: Final = reduction_of("sum")
 
 
 class Rounding(Enum):
-    """How often the elements of one call are rounded to their dtype."""
+    """How often elements are rounded to their dtype."""
 
     NATURAL = "natural"
-    """As the arithmetic of the dtype does. An average is divided at the end."""
+    """By the dtype's arithmetic. An average is divided at the end."""
     ONCE = "once"
-    """All operands of an element are combined in one go, which divides an average too."""
+    """All operands of an element are combined at once."""
     AT_THE_END = "at the end"
-    """Partial results are float32; they are divided and rounded at the end."""
+    """Partial results are float32."""
     EACH = "each"
-    """With each combination. An average is scaled before the first."""
+    """In each combination. An average is scaled first."""
 
 
 def rounding_of(
     name: str, operation: OperationCode, reduction: Reduction, dtype: np.dtype[Any], *, size: int, large: bool
 ) -> Rounding:
-    """Of a call by the schedule `name` among `size` ranks: the same on every rank."""
+    """Returns the rounding, equal on every rank."""
     if not rounds(reduction, dtype):
         return Rounding.NATURAL
-    if size <= 2 or algorithms_of(operation)[name].in_one_go:
+    if size <= 2 or algorithms_of(operation)[name].single_fold:
         return Rounding.ONCE
     return Rounding.EACH if large and operation not in _SCANS else Rounding.AT_THE_END
 
 
 class ReducePlan(NamedTuple):
-    """How calls of one kind reduce: one schedule, operation, dtype and number of ranks. It serves many calls."""
+    """How calls of one schedule, operation, dtype and size reduce."""
 
     rounding: Rounding
     reduction: Reduction
     operands: int
-    """How many ranks' arrays the result stands for: an average is divided by it."""
+    """Divisor of an average."""
     dtype: np.dtype[Any]
     """Of the array that the schedule works on."""
     widens: bool
-    """That dtype is not the caller's."""
+    """It is not the caller's dtype."""
     arithmetic: Kernels
 
     @classmethod
     def of(cls, rounding: Rounding, reduction: Reduction, dtype: np.dtype[Any], operands: int) -> Self:
-        """Of arrays of this dtype."""
         widens = rounding is Rounding.AT_THE_END
         inner = WIDE if widens else dtype
         if rounding is Rounding.ONCE:
@@ -102,7 +86,7 @@ class ReducePlan(NamedTuple):
         return cls(rounding, reduction, operands, inner, widens, arithmetic)
 
     def load(self, work: NDArray[Any], array: NDArray[Any]) -> None:
-        """Put this rank's elements into `work`, on which the schedule works: `array` itself, or memory of its own."""
+        """Copy this rank's elements into `work`, which may be `array`."""
         if self.widens:
             wide_folder(self.reduction, array.dtype)(work, (array,))
         elif self.rounding is Rounding.EACH and self.reduction.code is ReduceCode.AVG:
@@ -111,7 +95,7 @@ class ReducePlan(NamedTuple):
             np.copyto(work, array)
 
     def deliver(self, into: NDArray[Any], result: NDArray[Any]) -> None:
-        """`into` gets what the schedule left of the elements that are wanted; it may be their memory."""
+        """Write the final elements to `into`, which may be `result`."""
         if self.widens:
             round_total(self.reduction, into, result, self.operands)
             return
@@ -122,15 +106,14 @@ class ReducePlan(NamedTuple):
 
 
 class ReduceJob(NamedTuple):
-    """What is reduced, flat, and where the result goes."""
+    """The flat arrays of a reduction."""
 
     array: NDArray[Any]
-    """Stays as it is, unless it is also `into`."""
+    """Unchanged, unless it is `into`."""
     into: NDArray[Any] | None
-    """Gets `span` of the result; None: nothing is wanted at this rank."""
+    """Receives `span` of the result; None: no result here."""
     reduction: Reduction
     operands: int
-    """See Reducing."""
     span: Span
 
 
@@ -145,7 +128,7 @@ def reduce_by(
     spans: tuple[Span, ...] | None = None,
     team: list[int] | None = None,
 ) -> Run:
-    """Run the schedule, and finish its result."""
+    """Run the schedule and finish its result."""
     array, into, reduction, operands, span = job
     size = context.group.size if team is None else len(team)
     large = array.nbytes >= context.config.large_msg_bytes
@@ -165,7 +148,7 @@ def reduce_by(
 def _reduce_steps(
     context: CollectiveContext, job: ReduceJob, reducing: ReducePlan
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """The array that the schedule works on; and the scratch memory behind it, if any."""
+    """Returns the schedule's array and its scratch memory, if any."""
     array, into, dtype = job.array, job.into, reducing.dtype
     if into is not None and len(into) == len(array) and not reducing.widens:
         return into, None
@@ -174,14 +157,14 @@ def _reduce_steps(
 
 
 def host_shares(context: CollectiveContext, count: int) -> tuple[Span, ...]:
-    """By the index of a rank on this host; those that are no envoys have an empty one."""
-    envoys = min(map(len, context.hosts))
-    others = len(context.group.local_ranks) - envoys
-    return (*split(count, envoys), *(Span(count, count),) * others)
+    """Returns the shares by local rank; empty for non-leaders."""
+    leaders = min(map(len, context.hosts))
+    others = len(context.group.local_ranks) - leaders
+    return (*split(count, leaders), *(Span(count, count),) * others)
 
 
 class TwoLevel:
-    """One all-reduce of a flat array, in place."""
+    """One two-level all-reduce of a flat array, in place."""
 
     def __init__(self, context: CollectiveContext, array: NDArray[Any], reduction: Reduction) -> None:
         self._context = context
@@ -191,12 +174,12 @@ class TwoLevel:
         self._spans = host_shares(context, len(array))
         mine = self._spans[context.index]
         self._share = array[mine.start : mine.stop]
-        self._rounding = self._how_often()
+        self._rounding = self._choose_rounding()
         wide = self._rounding is Rounding.AT_THE_END
         self._partial = np.empty(len(self._share), WIDE) if wide else self._share
-        """My share: first of what this host brought, then of all."""
+        """This rank's share: of the host's sum, then of the total."""
 
-    def _how_often(self) -> Rounding:
+    def _choose_rounding(self) -> Rounding:
         if not rounds(self._reduction, self._array.dtype):
             return Rounding.NATURAL
         large = self._array.nbytes >= self._context.config.large_msg_bytes
@@ -204,7 +187,7 @@ class TwoLevel:
 
     @cached_property
     def _fold(self) -> Fold | None:
-        """What adds up the arrays of one host, for its envoys; None: as the arena does."""
+        """Sums the arrays of one host; None: the default."""
         dtype = self._array.dtype
         if self._rounding is Rounding.AT_THE_END:
             return wide_folder(self._reduction, dtype)
@@ -214,7 +197,6 @@ class TwoLevel:
 
     @property
     def region_steps(self) -> Sequence[PostInRegion]:
-        """In the memory of this host: before and after what crosses the network. None where a rank is alone."""
         region = self._context.region
         if region is None:
             return ()
@@ -229,7 +211,6 @@ class TwoLevel:
         )
 
     def run(self, call: RegionCall) -> Run:
-        """The call that took these turns."""
         if call.region_steps:
             yield (call.post_next(),)
         elif self._fold is not None:
@@ -262,7 +243,7 @@ _ALL_REDUCE = OperationCode.ALL_REDUCE
 def all_reduce(
     context: CollectiveContext, array: NDArray[Any], reduction: Reduction, options: CallOptions
 ) -> PendingCollective:
-    """In place, on a flat array."""
+    """Reduce a flat array in place."""
     name = context.choose(_ALL_REDUCE, len(array), array.dtype, options, reduction)
     fingerprint = Fingerprint(_ALL_REDUCE, code_of(array.dtype), len(array), 0, reduction.code, options.way(name))
     prepared = PreparedAllReduce(context, name, array, reduction)
@@ -271,7 +252,7 @@ def all_reduce(
 
 
 class PreparedAllReduce:
-    """An all-reduce of a flat array, in place, by the algorithm `name`; it has no number yet."""
+    """An in-place all-reduce without a sequence number yet."""
 
     def __init__(self, context: CollectiveContext, name: str, array: NDArray[Any], reduction: Reduction) -> None:
         self._context = context
@@ -282,13 +263,11 @@ class PreparedAllReduce:
 
     @property
     def region_steps(self) -> Sequence[PostInRegion]:
-        """What the call needs of the arena."""
         if self._levels is not None:
             return self._levels.region_steps
         return self._context.in_memory(self._name, SharedRegion.all_reduce, self._array, self._reduction)
 
     def run(self, call: RegionCall) -> Run:
-        """The call that took these turns."""
         if self._name == SHARED_MEMORY:
             return _in_memory(call)
         if self._levels is not None:
@@ -306,17 +285,17 @@ _REDUCE = OperationCode.REDUCE
 
 
 class ReduceArguments(NamedTuple):
-    """What is reduced, flat."""
+    """The flat arrays of a reduce."""
 
     array: NDArray[Any]
     out: NDArray[Any] | None
-    """The root's; it may be `array` itself."""
+    """Used at the root; may be `array`."""
     reduction: Reduction
     root: int
 
 
 def reduce(context: CollectiveContext, job: ReduceArguments, options: CallOptions) -> PendingCollective:
-    """Without a result: it is in the root's `out`."""
+    """The result is in the root's `out`; other arrays are unchanged."""
     array, _, reduction, root = job
     name = context.choose(_REDUCE, len(array), array.dtype, options, reduction)
     fingerprint = Fingerprint(
@@ -346,11 +325,11 @@ _REDUCE_SCATTER = OperationCode.REDUCE_SCATTER
 
 
 class ReduceScatterArguments(NamedTuple):
-    """What is reduced, flat."""
+    """The flat arrays of a reduce_scatter."""
 
     array: NDArray[Any]
     out: NDArray[Any]
-    """As long as this rank's span, and no part of `array`, which stays as it is."""
+    """Separate from `array`."""
     spans: tuple[Span, ...]
     reduction: Reduction
 
@@ -358,7 +337,7 @@ class ReduceScatterArguments(NamedTuple):
 def reduce_scatter(
     context: CollectiveContext, job: ReduceScatterArguments, options: CallOptions, code: OperationCode = _REDUCE_SCATTER
 ) -> PendingCollective:
-    """Without a result: it is in `out`."""
+    """The result is in `out`."""
     array, reduction = job.array, job.reduction
     name = context.choose(_REDUCE_SCATTER, len(array), array.dtype, options, reduction)
     root = 0 if code is _REDUCE_SCATTER else counted(span.count for span in job.spans)
@@ -379,7 +358,7 @@ def _run_reduce_scatter(context: CollectiveContext, call: RegionCall, name: str,
 def scan(
     context: CollectiveContext, out: NDArray[Any], reduction: Reduction, options: CallOptions, *, exclusive: bool
 ) -> PendingCollective:
-    """In place, on a flat array. Exclusive: rank 0 gets the identity."""
+    """Scan a flat array in place. Exclusive: rank 0 gets the identity."""
     code = OperationCode.EXCLUSIVE_SCAN if exclusive else OperationCode.SCAN
     name = context.choose(code, len(out), out.dtype, options, reduction)
     call = context.begin(Fingerprint(code, code_of(out.dtype), len(out), 0, reduction.code, options.way(name)))

@@ -1,7 +1,4 @@
-"""One call on its way: run to its end by the thread that made it, or advanced by whoever drives the node.
-
-Runs work: in the thread that called, or in the background; and judges, when its time is over, who is to blame.
-"""
+"""Runs collective calls, in the calling thread or in the background."""
 
 from __future__ import annotations
 
@@ -28,14 +25,11 @@ from nexar.types import AwaitedPeer
 
 _log = logging.getLogger(__name__)
 
-HALF_WRITTEN: Final = "the array that was to get the result may be partly overwritten; fill it anew"
+HALF_WRITTEN: Final = "the output array may be partly overwritten; fill it again before you use it"
 
 
 class PendingCollective:
-    """A call that has its sequence number, and has to be run now. `end` is told how it ended, exactly once.
-
-    The error of its `alarm` ends it, whatever it waits for.
-    """
+    """A call with a sequence number, to be run now. `end` is called exactly once. An error of `alarm` ends it."""
 
     __slots__ = ("_name", "call", "end", "run", "taken", "writes")
 
@@ -46,32 +40,27 @@ class PendingCollective:
         end: Callable[[BaseException | None], BaseException | None],
         name: str | None = None,
     ) -> None:
-        """`end(error)` returns the error to raise, which may say more than the one it was given. `name`: of what is no
-        call of a collective; None: a message, which is named after what it waits for.
+        """`end(error)` returns the error to raise. `name`: None for a message, which is named after what it waits
+        for.
         """
         self._name = name
         self.run = run
         self.call = call
         self.end = end
         self.taken: Sequence[Receive] = ()
-        """Receives whose messages are its result, once it ended well: they can be given back while nobody has used
-        it."""
+        """Receives whose messages are its result, returnable while it is unused."""
         self.writes = False
-        """Into memory of the caller's, which a failure may leave half-written: then the error says so. Written by who
-        makes the work."""
+        """It writes to the caller's memory, which an error may leave half-written."""
 
     @property
     def name(self) -> str | None:
-        """As errors call it; None: it has no name of its own."""
         return self._name if self.call is None else self.call.entry.name
 
     @property
     def alarm(self) -> Call | None:
-        """See Journal."""
         return None if self.call is None else self.call.entry
 
     def map_result(self, result: Callable[[Any], Any], *, writes: bool = False) -> Self:
-        """The same work, whose result is made of what it was before. `writes`: see there."""
         run = self.run
         self.writes = self.writes or writes
 
@@ -82,8 +71,8 @@ class PendingCollective:
         return self
 
     def failing(self, error: BaseException | None) -> Self:
-        """The same work, which raises `error` as soon as it is run; unchanged if there is none. So a call that cannot
-        be made has its number, and the other ranks are told why this one left it.
+        """Make the call raise `error` when it is run. So an invalid call has its number, and the others learn why this
+        rank left it.
         """
         if error is not None:
             self.run.close()
@@ -91,10 +80,7 @@ class PendingCollective:
         return self
 
     def commit(self, write: Callable[[], None]) -> Self:
-        """The same work, which calls `write` when it is known that it ended well, before anybody is told so. What is
-        written there and nowhere else is as it was if the call raises; unless it is `write` that fails, as a device
-        may: then that is what the call raises, on this rank alone.
-        """
+        """Call `write` once success is certain, before the call is done. If `write` fails, only this rank raises."""
         end = self.end
 
         def ended(error: BaseException | None) -> BaseException | None:
@@ -103,7 +89,7 @@ class PendingCollective:
                 return final
             try:
                 write()
-            except Exception as failure:  # noqa: BLE001 - whoever waits for the call is told, whatever it is
+            except Exception as failure:  # noqa: BLE001 - the waiter must get any error
                 return failure
             return None
 
@@ -111,9 +97,7 @@ class PendingCollective:
         return self
 
     def finish(self, error: BaseException | None) -> BaseException | None:
-        """Every buffer is detached first. Returns the error to raise: MemoryError if messages that it had received
-        cannot be given back for want of memory.
-        """
+        """Detach every buffer, then end the call. Returns the error to raise."""
         try:
             self.run.close()
         except MemoryError as fault:
@@ -130,25 +114,25 @@ def _raise(error: BaseException) -> Run:
 
 
 class BackgroundCall(Operation):
-    """Work in flight. Its legs run one at a time, on whichever thread leads; each posts, and none waits.
+    """A call in progress. Its stages post operations and never block.
 
-    Law: a leg is run by who takes `_turn`, and only while the call is not done; so `cancel`, which takes it too,
-    returns when no leg runs and none will. Between two legs the next one is scheduled exactly once: when all that the
-    last one waits for is done, or the first of it has failed, or the alarm has.
+    Law: a stage runs only under `_stage_lock` and only while the call is not done, so no stage runs after `cancel`,
+    which takes `_stage_lock` too. The next stage is scheduled exactly once: when all operations of the last one are
+    done, or the first of them or the alarm has failed.
     """
 
-    __slots__ = ("_awaited", "_due", "_leg", "_missing", "_moved", "_progress", "_result", "_turn", "_work")
+    __slots__ = ("_awaited", "_due", "_missing", "_moved", "_progress", "_result", "_stage", "_stage_lock", "_work")
 
     def __init__(self, progress: Progress, work: PendingCollective) -> None:
         super().__init__(progress.lock)
         self._progress = progress
         self._work = work
-        self._turn = threading.Lock()  # held by who runs a leg
-        self._leg = 0  # written by who has the turn
-        self._moved = 0.0  # when the last one was run; likewise
-        self._awaited: Sequence[Operation] = ()  # of the leg that was run last; likewise
-        self._missing = 0  # of those; under the node's lock
-        self._due = True  # a leg is scheduled, or runs; under the node's lock
+        self._stage_lock = threading.Lock()  # held while a stage runs
+        self._stage = 0  # guarded by `_stage_lock`
+        self._moved = 0.0  # when the last stage ran; guarded by `_stage_lock`
+        self._awaited: Sequence[Operation] = ()  # operations of the last stage; guarded by `_stage_lock`
+        self._missing = 0  # how many of these are not done; guarded by the node's lock
+        self._due = True  # a stage is scheduled or runs; guarded by the node's lock
         self._result: Any = None
         if work.alarm is not None:
             with self.lock:
@@ -157,39 +141,34 @@ class BackgroundCall(Operation):
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         if self._work.name is not None:
             return self._work.name
         return next((each.name for each in self._awaited if not each.done), "the message")
 
     @property
     def entry(self) -> Call | None:
-        """Of the collective that it is, or that it waits for; None if it does neither."""
+        """The call that it is or waits for, or None."""
         entry = self._work.alarm
         return entry or next((each.entry for each in self._awaited if isinstance(each, BackgroundCall)), None)
 
     def last_moved(self) -> float:
-        """Each leg is progress, and so is that of what it waits for."""
         return max([self._moved, *(each.last_moved() for each in self._awaited)])
 
     def value(self) -> Any:
-        """What the verb returns."""
         return self._result
 
     def awaited(self) -> AwaitedPeer:
-        """Of what it waits for, the first."""
         return next((each.awaited() for each in self._awaited if not each.done), AwaitedPeer())
 
     def cancel(self) -> None:
-        """The call ends here; the other ranks are told that this one gave it up."""
         self.fail(Cancelled(operation=self.name))
 
     def undo(self) -> None:
-        """Cancel it. Messages that it has received already go back, to be received by others."""
+        """Cancel it and return its messages."""
         self.cancel()
-        with self._turn:
+        with self._stage_lock:
             taken = self._work.taken
-            if not taken or self.error is not None:  # a run that was cut off has undone its receives itself
+            if not taken or self.error is not None:  # a run that was interrupted has undone its receives
                 return
             for receive in taken:
                 receive.undo()
@@ -199,17 +178,17 @@ class BackgroundCall(Operation):
 
     @property
     def takes(self) -> bool:
-        """Whether it has received messages that can be given back."""
+        """It holds returnable messages."""
         return bool(self._work.taken) and self.error is None
 
     def settle(self) -> None:
-        """Its result is used, or it has none: let go of the memory that it was received into."""
+        """Release the receive memory."""
         self._work.taken = ()
         self._awaited = ()
 
     def retract(self) -> bool:
-        """As undo, but only if the order of messages is kept: see Receive. False: it goes on, or keeps what it has."""
-        with self._turn:
+        """Undo it if the message order is preserved. Returns False otherwise."""
+        with self._stage_lock:
             every = (*self._work.taken, *self._awaited)
             first = next((each for each in every if isinstance(each, Receive)), None)
             if first is not None and not first.retract():
@@ -218,8 +197,8 @@ class BackgroundCall(Operation):
         return True
 
     def drop(self) -> None:
-        """Nobody wants it any more: undo it. Not here if a collector runs this while the thread holds our locks, which
-        it can only do inside our code.
+        """Undo it because its last reference is gone. Inside our code, where the thread may hold our locks, the driver
+        does it later.
         """
         if is_inside(sys._getframe(1).f_back):
             self._progress.run_soon(self._undo_dropped)
@@ -227,34 +206,32 @@ class BackgroundCall(Operation):
             self._undo_dropped()
 
     def _undo_dropped(self) -> None:
-        """Nobody can be told of an error, and the driving thread, which may run this, must not end with it."""
         try:
             self.undo()
         except MemoryError as fault:
-            _log.error("%s was dropped, and its message is lost: there is no memory to keep it (%s)", self.name, fault)
+            _log.error("%s was dropped and its message is lost: out of memory (%s)", self.name, fault)
 
     def fail(self, error: BaseException) -> None:
-        """As cancel, for another reason."""
-        with self._turn:
+        with self._stage_lock:
             if not self.done:
                 self._end(error)
 
-    # -- legs --------------------------------------------------------------------------------------------
+    # -- stages --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        with self._turn:
+        with self._stage_lock:
             while not self.done:
                 failed = self._failure()
                 if failed is None:
-                    if not self._run_leg():
+                    if not self._run_stage():
                         return
-                elif self._awaits_word(failed):
+                elif self._awaits_notice(failed):
                     return
                 else:
                     self._end(copy(self._failure() or failed))
 
-    def _run_leg(self) -> bool:
-        """True: there is more to do at once."""
+    def _run_stage(self) -> bool:
+        """Returns True if the next stage can run at once."""
         try:
             operations = next(self._work.run)
         except StopIteration as stop:
@@ -264,32 +241,32 @@ class BackgroundCall(Operation):
         except BaseException as error:
             self._end(error)
             if not isinstance(error, Exception):
-                raise  # a signal of the thread that happens to drive: it is told, and so are those who wait for us
+                raise  # a signal of the driving thread: it is raised there, and our waiters get it too
             return False
-        self._leg += 1
+        self._stage += 1
         self._moved = monotonic()
         self._awaited = operations
-        return self._subscribe(operations, self._leg)
+        return self._subscribe(operations, self._stage)
 
-    def _subscribe(self, operations: Sequence[Operation], leg: int) -> bool:
-        """Under the lock, so that none ends unseen. True: the next leg may run at once."""
+    def _subscribe(self, operations: Sequence[Operation], stage: int) -> bool:
+        """Under the lock, so that no end is missed. Returns True if the next stage can run at once."""
         with self.lock:
             self._missing = len(operations)
             for operation in operations:
-                operation.when_done(partial(self._count, operation, leg))
+                operation.when_done(partial(self._count, operation, stage))
             self._due = self._missing == 0 or self._failure() is not None
             return self._due
 
-    def _count(self, operation: Operation, leg: int) -> None:
-        """One of them has ended. Under the lock."""
-        if leg != self._leg:
+    def _count(self, operation: Operation, stage: int) -> None:
+        """Requires the lock."""
+        if stage != self._stage:
             return
         self._missing -= 1
         if self._missing == 0 or operation.error is not None:
             self._schedule()
 
     def _schedule(self) -> None:
-        """Under the lock."""
+        """Requires the lock."""
         if not self._due and not self.done:
             self._due = True
             self._progress.run_soon(self._advance)
@@ -300,9 +277,9 @@ class BackgroundCall(Operation):
             return alarm.error
         return next((each.error for each in self._awaited if each.error is not None), None)
 
-    def _awaits_word(self, failed: BaseException) -> bool:
-        """True: shared memory shows that a rank gave the call up, but not why, nor whether it was the first to. The
-        first one tells everybody over its links, so its word comes, or it is lost: both end the alarm.
+    def _awaits_notice(self, failed: BaseException) -> bool:
+        """Returns whether to wait for the abort notice of a rank whose abort is visible in shared memory. It arrives or
+        that rank is lost; either ends the alarm.
         """
         alarm = self._work.alarm
         if alarm is None or not isinstance(failed, Cancelled) or failed.rank is None:
@@ -320,12 +297,11 @@ class BackgroundCall(Operation):
 
 
 DECLARE_AFTER: Final = 0.2
-"""Seconds after which a call that waits tells the others what it is: two ranks that wait for each other in different
-calls learn of it then, not at their deadlines."""
+"""Seconds after which a waiting call announces itself, so that mismatches are found before the deadline."""
 
 
 class CallRunner:
-    """Of one communicator. Any thread."""
+    """Runs the calls of one communicator. Thread-safe."""
 
     def __init__(self, group: Group, call_log: CallLog, region: SharedRegion | None) -> None:
         self._group = group
@@ -333,18 +309,18 @@ class CallRunner:
         self._region = region
 
     def run_blocking(self, work: PendingCollective, timeout: float) -> Any:
-        """Run it to its end in this thread. CollectiveTimeout when nobody has made progress for `timeout` seconds."""
+        """Raises CollectiveTimeout when no rank has made progress for `timeout` seconds."""
         if work.call is not None:
             work.call.spin = True
         try:
             result = self._run(work, timeout)
         except BaseException as error:
             if isinstance(error, Cancelled) and error.rank is not None and work.alarm is not None:
-                self._call_log.progress_inquiry.hear(work.alarm)  # who gave it up is about to say why
+                self._call_log.progress_inquiry.await_notice(work.alarm)  # it has the reason
             final = work.finish(error) or error
             if final is error:
                 raise
-            raise final from None  # it says all that the first one did, and more
+            raise final from None  # it includes the facts of the first error
         difference = work.finish(None)
         if difference is not None:
             raise difference
@@ -353,7 +329,7 @@ class CallRunner:
     def _run(self, work: PendingCollective, timeout: float) -> Any:
         entry = work.alarm
         if entry is not None and entry.error is not None:
-            raise entry.error  # it was over before it began
+            raise entry.error  # it ended before it began
         try:
             while True:
                 operations = next(work.run)
@@ -365,20 +341,19 @@ class CallRunner:
             return stop.value
 
     def start(self, work: PendingCollective) -> BackgroundCall:
-        """Run it in the background."""
         return BackgroundCall(self._group.progress, work)
 
     def wait(self, running: BackgroundCall, timeout: float) -> None:
-        """For its end, at most so many seconds: OperationTimeout then, and it goes on."""
+        """Raises OperationTimeout after `timeout` seconds; the call continues."""
         self._wait((running,), None, deadline_after(timeout), timeout, final=True)
 
     def wait_until_done(self, running: BackgroundCall, timeout: float, *, waited: float = 0.0) -> None:
-        """Wait until it is done, well or not. When nobody has made progress for `timeout` seconds, of which `waited`
-        are over, that is its end: with CollectiveTimeout, of a message OperationTimeout.
+        """Wait until it ends. Fails it when no rank has made progress for `timeout` seconds, of which `waited` have
+        passed.
         """
         try:
             self._wait((running,), None, deadline_after(max(timeout - waited, 0.0)), timeout)
-        except Exception as error:  # noqa: BLE001 - if it is not the operation's yet, it is now
+        except Exception as error:  # noqa: BLE001 - the error becomes the operation's, unless it has one
             running.fail(error)
 
     def _wait(
@@ -390,7 +365,7 @@ class CallRunner:
         *,
         final: bool = False,
     ) -> None:
-        """`final`: the deadline is the last, whoever makes progress. `entry`: of the call that these are part of."""
+        """`final`: progress does not extend the deadline."""
         early = min(deadline, monotonic() + DECLARE_AFTER)
         while True:
             try:
@@ -398,7 +373,7 @@ class CallRunner:
             except OperationTimeout as late:
                 call = entry or _entry_of(operations)
                 if call is not None and call.error is not None:
-                    raise  # not late: over
+                    raise  # the call has ended
                 if early < deadline:
                     early = deadline
                     if call is not None:
@@ -413,18 +388,17 @@ class CallRunner:
                 return
 
     def declare(self, entry: Call | None) -> None:
-        """What this rank does, to those on other ways; and look what those of this host have written down. Nothing of
-        what is no collective. Never blocks.
-        """
+        """Send the fingerprint to other hosts and compare it with those of this host. Never blocks."""
         if entry is None:
             return
         self._call_log.progress_inquiry.declare(entry)
         found = None if self._region is None else self._region.disagreement(entry.sequence)
         if found is not None:
-            self._call_log.disagree(entry.sequence, entry.fingerprint, self._group.local_ranks[found[0]], found[1])
+            self._call_log.report_mismatch(
+                entry.sequence, entry.fingerprint, self._group.local_ranks[found[0]], found[1]
+            )
 
 
 def _entry_of(operations: Sequence[Operation]) -> Call | None:
-    """Of the first call that is waited for."""
     running = (each for each in operations if isinstance(each, BackgroundCall) and not each.done)
     return next((each.entry for each in running), None)

@@ -1,20 +1,12 @@
-"""What moves where: the vocabulary in which every collective is written down before a byte moves.
+"""Schedules (pure lists of sends, receives and local work of one rank) and programs (with posting times).
 
-A schedule is what one rank does, step by step. Buffers are numbered: 0 is the array of the call, 1 and above are extra
-memory. One step means: its sends read memory as it was when the step began; its receives take effect at its end, in
-order; then come its local works, in order. Who runs it may post receives early and keep sends in flight across steps,
-as long as nobody can tell the difference.
+Buffer 0 is the array of the call, others are extra memory. Within a step, sends read memory as it was at its begin;
+receives take effect at its end, in order; local operations follow. Executors may overlap steps if the result is the
+same. A tag is used once per sender and receiver, so messages match in any order.
 
-A tag is used once from one sender to one receiver within a schedule, so messages find their receives in whatever order
-they arrive. All ranks make their schedules from the same facts, and from nothing else: so they fit together without a
-word between them.
-
-A schedule, read once more for speed: from which step on each receive may be posted.
-
-Law: a receive that copies lands in its part at any moment after it is posted. So it may be posted ahead of its step
-only past the last step that reads or writes any of that part; within one step, a send of the same elements forces it
-to land elsewhere first (*staged*). A receive that reduces always lands in scratch memory, so it may be posted at any
-time; how far ahead is a matter of memory. Looking back over a few steps is enough: nothing is posted further ahead.
+Law: a copying receive may write its part any time after it is posted. So it may be posted early only after the last
+step that accesses that part, and goes to scratch memory if its own step sends from there. A reducing receive always
+goes to scratch memory.
 """
 
 from __future__ import annotations
@@ -28,7 +20,7 @@ from nexar.errors import InternalError
 
 
 class Combine(IntEnum):
-    """What is done with elements that come to a part. Left and right matter: not every operation commutes."""
+    """How incoming elements are combined; not every operation commutes."""
 
     COPY = 0
     """part := data"""
@@ -39,25 +31,24 @@ class Combine(IntEnum):
 
 
 class Range(NamedTuple):
-    """Elements `start` up to, not including, `stop`, of a numbered buffer."""
+    """Elements `start` (inclusive) to `stop` (exclusive) of a numbered buffer."""
 
     buffer: int
     start: int
     stop: int
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # a part has no use for a tuple's count()
-        """How many elements."""
+    def count(self) -> int:  # type: ignore[override] # tuple.count() is not needed
         return self.stop - self.start
 
 
 def overlap(one: Range, other: Range) -> bool:
-    """Do they share an element? For parts that have any."""
+    """Returns whether two non-empty ranges share an element."""
     return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
 
 
 class SendStep(NamedTuple):
-    """`part`, as it was when the step began, to rank `peer`."""
+    """Send `part`, as it was when the step began."""
 
     peer: int
     part: Range
@@ -65,7 +56,7 @@ class SendStep(NamedTuple):
 
 
 class RecvStep(NamedTuple):
-    """As many elements as `part` has, from rank `peer`."""
+    """Receive as many elements as `part` has."""
 
     peer: int
     part: Range
@@ -74,7 +65,7 @@ class RecvStep(NamedTuple):
 
 
 class LocalCopy(NamedTuple):
-    """From one part of this rank's memory to another of the same length, which does not overlap it."""
+    """Combine one part into another of the same length, without overlap."""
 
     into: Range
     source: Range
@@ -82,15 +73,12 @@ class LocalCopy(NamedTuple):
 
     @property
     def sources(self) -> tuple[Range, ...]:
-        """As a Fold has them."""
         return (self.source,)
 
 
 class LocalFold(NamedTuple):
-    """`into` := ((s0 ⊕ s1) ⊕ s2) …: a left fold over `sources`, in one go, so that half types are rounded once.
-
-    That is more than a row of Locals, which round each time: a deterministic result is the same on every way, and the
-    way through shared memory folds so. `into` overlaps none of the sources.
+    """`into` := ((s0 ⊕ s1) ⊕ s2) …, in one operation, so that half types are rounded once, as in shared memory. `into`
+    overlaps no source.
     """
 
     into: Range
@@ -98,7 +86,7 @@ class LocalFold(NamedTuple):
 
 
 class Step(NamedTuple):
-    """See the module."""
+    """One step of a schedule."""
 
     sends: tuple[SendStep, ...] = ()
     receives: tuple[RecvStep, ...] = ()
@@ -106,7 +94,7 @@ class Step(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a schedule takes from its rank. Nothing that stays within the rank counts as sent."""
+    """Cost of a schedule for its rank."""
 
     steps: int
     messages: int
@@ -115,7 +103,7 @@ class Cost(NamedTuple):
 
 
 def schedule_cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
-    """Of one rank. Steps that neither send nor receive are not counted."""
+    """Returns the cost; steps without messages are not counted."""
     moving = [step for step in schedule if step.sends or step.receives]
     sends = [send for step in moving for send in step.sends]
     received = sum(receive.part.count for step in moving for receive in step.receives)
@@ -123,7 +111,7 @@ def schedule_cost(schedule: Iterable[Step], itemsize: int = 1) -> Cost:
 
 
 def without_empty(schedule: Iterable[Step]) -> Iterator[Step]:
-    """The same without parts of no elements and steps of no work. Both ends of a message see alike that it is empty."""
+    """Drop empty parts and steps. Both ends know that a message is empty."""
     for step in schedule:
         slim = Step(
             tuple(send for send in step.sends if send.part.count),
@@ -135,10 +123,9 @@ def without_empty(schedule: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_schedules(schedules: Sequence[Sequence[Step]], buffers: Sequence[Sequence[int]]) -> None:
-    """InternalError unless the schedules of all ranks fit together, and into `buffers[rank]`, their lengths.
+    """Raise InternalError unless the schedules of all ranks match and fit `buffers[rank]`.
 
-    Every send has its receive of the same length, no tag is used twice between two ranks, nobody sends to itself,
-    every part lies within its buffer. That it also ends is for the one who runs it to see.
+    Every send has a receive of the same length, no tag is reused, no rank sends to itself. Deadlocks are not checked.
     """
     sent: Counter[tuple[int, int, int, int]] = Counter()
     received: Counter[tuple[int, int, int, int]] = Counter()
@@ -148,12 +135,10 @@ def check_schedules(schedules: Sequence[Sequence[Step]], buffers: Sequence[Seque
             sent.update((rank, send.peer, send.tag, send.part.count) for send in step.sends)
             received.update((receive.peer, rank, receive.tag, receive.part.count) for receive in step.receives)
     if sent != received:
-        raise InternalError(
-            f"messages (sender, receiver, tag, count) without their other end: {_difference(sent, received)}"
-        )
-    ways = Counter(key[:3] for key in sent.elements())
-    if any(times > 1 for times in ways.values()) or any(sender == receiver for sender, receiver, _ in ways):
-        raise InternalError(f"tags used twice, or messages to oneself: {[way for way in ways if ways[way] > 1]}")
+        raise InternalError(f"unmatched messages (sender, receiver, tag, count): {_difference(sent, received)}")
+    uses = Counter(key[:3] for key in sent.elements())
+    if any(times > 1 for times in uses.values()) or any(sender == receiver for sender, receiver, _ in uses):
+        raise InternalError(f"tags used twice, or messages to oneself: {[use for use in uses if uses[use] > 1]}")
 
 
 def _check_parts(rank: int, step: Step, lengths: Sequence[int]) -> None:
@@ -181,7 +166,7 @@ def _difference(sent: Counter[tuple[int, int, int, int]], received: Counter[tupl
 
 
 AHEAD: Final = 4
-"""Steps. Enough that a message never waits for its receive, and its scratch memory stays in the cache."""
+"""Steps that a receive is posted early: messages find their receive, and scratch memory stays in the cache."""
 
 
 class PostedAt(NamedTuple):
@@ -190,21 +175,21 @@ class PostedAt(NamedTuple):
     step: int
     receive: RecvStep
     direct: bool
-    """It lands in its part; else in scratch memory."""
+    """True: the data goes into its part, not into scratch memory."""
 
 
 class Program(NamedTuple):
-    """The steps of one rank, and what to post when."""
+    """The steps of one rank with posting times."""
 
     steps: tuple[Step, ...]
     posts: tuple[tuple[PostedAt, ...], ...]
-    """By step: the receives that may be posted from when it begins, its own and later ones."""
+    """By step: receives to post when it begins."""
     due: tuple[tuple[PostedAt, ...], ...]
-    """By step: the receives that must have come when it ends."""
+    """By step: receives to complete at its end."""
 
 
 def compile_steps(steps: tuple[Step, ...]) -> Program:
-    """Pure: the same steps give the same program."""
+    """Returns the program of these steps. Pure."""
     posts: list[list[PostedAt]] = [[] for _ in steps]
     due = []
     for index, step in enumerate(steps):

@@ -1,29 +1,19 @@
-"""The operations of an arena in the order of their slips, and who advances them: see arena for the law.
+"""The shared region: collectives of the ranks of one host through shared memory.
 
-The arena: where the ranks of one host run collectives through memory that they share.
+Rounds. A rank publishes round r when its part is in its slot and it has read all that it needs of round r - 1. It
+continues when all others have published r. So no rank is more than one round ahead, and one of two alternating slots is
+always free to write.
 
-Law of rounds. Every operation is a number of rounds, which follows from what the operation is; `round` is a running
-number, the same on all ranks for the same moment of the same operation. A rank *publishes* round r when its part of it
-is in its slot, and when it has read all that it needs of round r - 1. It goes on when all others have published r.
-So nobody is ever more than one round ahead, and of two slots, used in turn, one is always free to be written:
-the slot of round r + 1 was last read in round r - 1, and whoever has published r has done with that.
+Order. Operations run one at a time in the order of their order numbers, which all ranks reserve in the order of calls.
 
-Order. An operation has a *slip*; operations run one at a time, in the order of slips, on every rank. Slips are
-reserved at the call, in the order of the calls, so they are the same everywhere.
+Aborts. An aborted operation is marked; then the round counter moves to its end. The others see both and abort too. They
+may still read this rank's slot, so the next operation first waits until all have reached that end.
 
-Giving up. An operation that is cancelled, too late or failed is marked as given up; then this rank's word moves on to
-the operation's end. Others find that word far enough and the mark, in this order, whenever they come; they give up too.
-Who gave up has not waited for the others, though, who may still be reading. So the next operation begins with waiting
-for all to have come to the end of this one: after that the law holds again.
+Region lock. Its holder advances the operation at the head: the driver, or a calling thread, which spins for a while and
+then leaves the rest to the queue. The lock is only tried, except to abort. It is taken before the node's lock.
 
-Turn. One thread at a time has the *turn*: it advances the operation at the head. That is whoever leads the node (the
-arena is a Poller), or a thread that just called and finds nobody at it: it runs its operation at once, looking at the
-words for a while (`spin`), and only then leaves it to the queue and waits as all do. The turn is taken without waiting,
-but for giving up. It comes before the node's lock.
-
-Waking. After publishing, a rank nudges those that have published the same round already: they may sleep waiting for it.
-The others will look before they sleep. Between storing the round and looking at theirs there is a fence, as between
-their arming and their last look: one of the two sees the other (see transport.shm.doorbell).
+Waking. After publishing, a rank wakes those that have published the same round; others check before they sleep. Fences
+on both sides ensure that one of the two sees the other (see transport.shm.doorbell).
 """
 
 from __future__ import annotations
@@ -57,26 +47,21 @@ from nexar.links.progress import Progress
 from nexar.types import AwaitedPeer
 
 _CLOSED: Final = "this communicator is closed; use it before closing it"
-_INLINE_ROUNDS: Final = 3  # an operation of more is better driven: transports must not wait for it
+_INLINE_ROUNDS: Final = 3  # longer operations are driven, so that transports do not wait for them
 
 
 class RegionPeers(Protocol):
-    """What an arena must be told of its ranks: who they are, and what to say when they disagree. Called by who has the
-    turn, so it must not call back.
-    """
+    """Names ranks and makes errors. Called with the region lock, so it must not call back."""
 
-    def awaited(self, index: int) -> AwaitedPeer:
-        """The rank with that index in the arena."""
+    def awaited(self, index: int) -> AwaitedPeer: ...
 
-    def given_up(self, index: int, operation: str) -> BaseException:
-        """The error of an operation that this rank gave up."""
+    def given_up(self, index: int, operation: str) -> BaseException: ...
 
-    def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException:
-        """The error of an operation that this rank takes to be another one. Nothing runs in the arena after it."""
+    def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException: ...
 
 
 class RegionQueue:
-    """A Poller: whoever leads advances the operation at the head."""
+    """The posted operations, advanced by the driver."""
 
     def __init__(
         self,
@@ -96,18 +81,19 @@ class RegionQueue:
         self.plans = RegionPlans(self.slots)
         self._round_sync = RoundSync(self.records, self.slots, wake_calls)
         self._region_lock = threading.Lock()
-        self._base = 0  # the round before the operation that is being run at once
-        self._head = 1  # the slip whose turn it is; written by who has the turn
-        self._posted: dict[int, RegionOperation] = {}  # by slip; any thread adds, who has the turn removes
-        self._ended: BaseException | None = None  # why nothing can be waited for any more; written once
-        self._differs = False  # nor does what others publish mean anything; written by who has the turn
+        self._base = 0  # the round before the operation that runs inline
+        self._head = 1  # current order number; guarded by the region lock
+        # by order number; any thread adds, the holder of the region lock removes
+        self._posted: dict[int, RegionOperation] = {}
+        self._ended: BaseException | None = None  # why nothing can be waited for; written once
+        self._differs = False  # the others' rounds are meaningless after a mismatch; guarded by the region lock
         self._unfork = progress.when_forked(self._let_go)
         progress.add_poller(self)
 
     def start(
         self, label: str, order_number: int, announcement: PublishedCall | None, rounds: Rounds, spin: bool
     ) -> Operation:
-        """Post an operation; with `spin`, run it at once as far as that goes without sleeping."""
+        """With `spin`, run the operation at once as far as possible without sleeping."""
         if announcement is ABORTED:
             self.skip(order_number, rounds[0])
             return FINISHED
@@ -120,24 +106,22 @@ class RegionQueue:
         return operation
 
     def skip(self, order_number: int, rounds: int) -> None:
-        """See Arena.skip."""
         operation = RegionOperation(self, "skipped", order_number, None, (rounds, iter(())))
         operation.done = True
         self._post(operation)
-        self._progress.wake()  # who has the turn just now may not have seen it
+        self._progress.wake()  # the current lock holder may have missed it
 
     def _post(self, operation: RegionOperation) -> None:
         self._posted[operation.order_number] = operation
         self._progress.run_inline(self.poll)
 
-    # -- by who has the turn ---------------------------------------------------------------------------
+    # -- with the region lock -----------------------------------------------------------------------------
 
     def _run(
         self, label: str, order_number: int, announcement: PublishedCall | None, rounds: Rounds
     ) -> Operation | None:
-        """From its beginning as far as it gets by spinning; the rest is left to the queue. None: it is not its turn.
-
-        This is what `ArenaOperation` and `Pace.step` do, without an object: the way of every small call.
+        """Run the operation by spinning; leave the rest to the queue. Returns None if it is not its turn. Avoids an
+        object for small calls.
         """
         if not self._region_lock.acquire(False):
             return None
@@ -147,7 +131,7 @@ class RegionQueue:
             try:
                 if not self._run_rounds(order_number, announcement, rounds[1]):
                     return self._leave_to_queue(label, order_number, announcement, rounds)
-            except BaseException as error:  # noqa: BLE001 - see _go_on
+            except BaseException as error:  # noqa: BLE001 - as in _go_on
                 operation = self._leave_to_queue(label, order_number, announcement, rounds)
                 self._fail(operation, error)
                 return operation
@@ -157,7 +141,7 @@ class RegionQueue:
             self._region_lock.release()
 
     def _run_rounds(self, order_number: int, announcement: PublishedCall | None, body: Iterator[None]) -> bool:
-        """True: that was all."""
+        """Returns True if complete."""
         round_sync, longest = self._round_sync, self._progress.spin
         self._base = number = round_sync.round
         self.slots.parity = (number + 1) & 1
@@ -169,7 +153,7 @@ class RegionQueue:
             if not round_sync.spin(number, longest, self._has_ended):
                 return False
             round_sync.check(order_number, announcement)
-            announcement = None  # it is compared once
+            announcement = None  # compared once
         return True
 
     def _leave_to_queue(
@@ -184,13 +168,13 @@ class RegionQueue:
         return self._ended is not None
 
     def _go_on(self, operation: RegionOperation) -> bool:
-        """One step. True: that was its end, good or bad."""
+        """Returns True if the operation has ended."""
         try:
             if self._round_sync.step(operation):
                 self._leave(operation, None)
             else:
                 operation.moved = monotonic()
-        except BaseException as error:  # noqa: BLE001 - of a user's function, say: it is the operation's
+        except BaseException as error:  # noqa: BLE001 - for example of a user's function: it becomes the operation's error
             self._fail(operation, error)
         return operation.done
 
@@ -204,9 +188,7 @@ class RegionQueue:
             self._give_up(operation, error)
 
     def _join_giving_up(self, operation: RegionOperation, index: int) -> None:
-        """That rank gave the operation up. It may have done so because a third one calls something else, of which this
-        rank has not been told yet: the announcements show that, and it is what every rank has to raise.
-        """
+        """Abort as that rank did, or raise a mismatch if the announcements show one."""
         found = self._announced_difference(operation)
         if found is None:
             self._give_up(operation, self._members.given_up(index, operation.name))
@@ -229,7 +211,7 @@ class RegionQueue:
         self._leave(operation, error)
 
     def _disagree(self, operation: RegionOperation, index: int, theirs: Fingerprint) -> None:
-        """It is not marked as given up: the others shall see the difference, and nothing comes after it."""
+        """No abort mark: the others must see the mismatch."""
         assert operation.announcement is not None
         error = self._members.differs(index, theirs, operation.announcement)
         self._ended, self._differs = self._ended or error, True
@@ -246,15 +228,14 @@ class RegionQueue:
                 operation.finish(error)
         return bool(failed)
 
-    # -- driven by who leads ---------------------------------------------------------------------------
+    # -- called by the driver ----------------------------------------------------------------------------
 
     @property
     def spins(self) -> bool:
-        """See Poller."""
         return bool(self._posted)
 
     def poll(self) -> bool:
-        """See Poller. Also called by who posts, so not only by who leads."""
+        """Also called by posting threads."""
         if not self._posted or not self._region_lock.acquire(False):
             return False
         try:
@@ -263,10 +244,10 @@ class RegionQueue:
             self._region_lock.release()
 
     def _advance(self) -> bool:
-        """What peers had published before they were lost counts: so first go on, then fail what cannot."""
+        """Published rounds of lost peers count: first continue, then fail the rest."""
         happened = False
         while (operation := self._posted.get(self._head)) is not None and not (self.closed or self._differs):
-            if operation.done:  # cancelled before its turn came
+            if operation.done:  # cancelled before its turn
                 self._give_up(operation, Cancelled())
             elif not self._advance_one(operation):
                 break
@@ -276,7 +257,6 @@ class RegionQueue:
         return happened
 
     def _advance_one(self, operation: RegionOperation) -> bool:
-        """True if anything could be done."""
         moved = not operation.begun
         if moved:
             self._round_sync.begin(operation)
@@ -284,14 +264,13 @@ class RegionQueue:
             moved = True
             if self._go_on(operation):
                 return True
-        deserter = self._round_sync.deserter(operation.order_number)  # no need to wait for the others then
+        deserter = self._round_sync.deserter(operation.order_number)  # then waiting for the others is useless
         if deserter is not None:
             self._fail(operation, RankAborted(deserter))
             return True
         return moved
 
     def prepare_sleep(self) -> bool:
-        """See Poller. Who is about to sleep has time to look at what the others have announced."""
         if not self._posted:
             return True
         if not self._region_lock.acquire(False):
@@ -317,38 +296,35 @@ class RegionQueue:
     # -- any thread ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise why nothing can be posted any more, if it was closed or the process is a forked child."""
+        """Raise the reason if the region is closed."""
         if self.closed:
             self._progress.check()
             raise copy(self._ended) if self._ended is not None else UsageError(_CLOSED)
 
     def awaited(self, operation: RegionOperation) -> AwaitedPeer:
-        """The first who has not published what the operation waits for; if it is not its turn, what the head does."""
         head = self._posted.get(self._head) or operation
         with self._region_lock:
             missing = None if self.closed else self._round_sync.missing(max(head.wants, head.base + 1))
         return AwaitedPeer() if missing is None else self._members.awaited(missing)
 
     def cancel(self, operation: RegionOperation) -> None:
-        """On return nothing touches its arrays."""
+        """On return nothing accesses its arrays."""
         with self._region_lock:
             if operation.done:
                 return
             if operation.begun and not self.closed:
                 self._give_up(operation, Cancelled(operation=operation.name))
-            else:  # it keeps its slip until its turn comes
+            else:  # it keeps its order number until its turn
                 operation.close()
                 with operation.lock:
                     operation.finish(Cancelled(operation=operation.name))
-        self._progress.wake()  # who leads goes on with the next
+        self._progress.wake()  # the driver continues with the next
 
     def fail(self, error: BaseException) -> None:
-        """See Arena.fail."""
         self._ended = self._ended or error
         self._progress.wake()
 
     def close(self) -> None:
-        """See Arena.close."""
         if self.closed:
             return
         self._unfork()
@@ -360,7 +336,7 @@ class RegionQueue:
         self._progress.wake()
 
     def _let_go(self) -> None:
-        """Also in a forked child, where nobody else can have the turn."""
+        """Also called in a forked child."""
         self.closed = True
         self.plans.release()
         self.slots.release()
@@ -369,15 +345,11 @@ class RegionQueue:
 
 
 Row = NDArray[Any]
-"""Flat and contiguous; nobody else touches it until the operation is done."""
+"""Flat and contiguous."""
 
 
 class SharedRegion:
-    """One rank's way into it. Close it before the node; its operations may be waited for by any thread.
-
-    With `spin`, for callers that wait anyway, an operation is run in place as far as it gets in that time, often to its
-    end. It compares its `announcement`, if it has one, with those of the others.
-    """
+    """One rank's access to the region. Close it before the node. Any thread may wait for its operations."""
 
     def __init__(
         self,
@@ -387,9 +359,7 @@ class SharedRegion:
         members: RegionPeers,
         wake_calls: Sequence[Callable[[], None]],
     ) -> None:
-        """`rank`: this one's index among the ranks of the arena. `nudges`: one for each of them (this one's is not
-        used), which wakes the rank's process if it sleeps. The memory is the arena's to close.
-        """
+        """`wake_calls`: one per rank, wakes its sleeping process. The region closes the memory."""
         self.rank = rank
         self.size = memory.geometry.size
         self._queue = RegionQueue(progress, memory, rank, members, wake_calls)
@@ -398,41 +368,36 @@ class SharedRegion:
         self._plans = self._queue.plans
         self._reserved = 1
 
-    # -- slips and announcements ---------------------------------------------------------------------
+    # -- order numbers and announcements -----------------------------------------------------------------
 
     def reserve(self, count: int = 1) -> int:
-        """The first of `count` slips in a row. Each must be used, or given back with `skip`. Callers see to it that
-        slips are reserved in the same order on all ranks, so not by two threads at once.
+        """Reserve consecutive order numbers and return the first. Each must be used or skipped. Callers serialise
+        this.
         """
         order_number = self._reserved
         self._reserved += count
         return order_number
 
     def skip(self, order_number: int, rounds: int) -> None:
-        """This rank takes no part in that operation, of so many rounds: others find that it was given up."""
+        """Take no part in an operation; the others see an abort."""
         self._queue.skip(order_number, rounds)
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """This rank has come to its collective number `sequence`, whether that runs here or elsewhere. UsageError, once
-        the arena is closed: also with the node, or in a forked child.
-        """
+        """Record that this rank has reached a collective. Raises UsageError if closed."""
         self._queue.check()
         self._records.announce(sequence, fingerprint)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """A rank that has announced something else as that collective than this one has, and what. Only the last eight
-        collectives are remembered.
-        """
+        """Returns a rank whose announcement differs, and its fingerprint. Only eight collectives are kept."""
         return None if self._queue.closed else self._records.disagreement(sequence)
 
     def arrivals(self, sequence: int) -> list[int | None]:
-        """When each rank came to that collective (of time.monotonic_ns); None: it has not, or it was too long ago."""
+        """Returns arrival times (monotonic_ns)."""
         return [None] * self.size if self._queue.closed else self._records.arrivals(sequence)
 
     # -- operations ------------------------------------------------------------------------------------
 
     def barrier(self, order_number: int, *, announcement: PublishedCall | None = None, spin: bool = False) -> Operation:
-        """Done when all have come."""
         return self._queue.start("barrier", order_number, announcement, shared_region_rounds.region_barrier(), spin)
 
     def all_reduce(
@@ -445,7 +410,7 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`out` (default: `array`) becomes the reduction of all arrays, in the order of ranks."""
+        """`out` (default: `array`) becomes the reduction in rank order."""
         rounds = shared_region_rounds.region_all_reduce(self._plans, array, reduction, array if out is None else out)
         return self._queue.start("all_reduce", order_number, announcement, rounds, spin)
 
@@ -460,7 +425,6 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`out` of `root`, which may be its `array`, becomes the reduction of all arrays; that of others is ignored."""
         rounds = shared_region_rounds.region_all_reduce(
             self._plans, array, reduction, out if self.rank == root else None, root
         )
@@ -478,9 +442,7 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`out`, which may lie in `array`, becomes this rank's span of the reduction of all arrays. `fold`: to be used
-        in place of the reduction's own, where `out` has another dtype or the ranks of this host are not all.
-        """
+        """`fold` replaces the reduction if `out` has another dtype or other hosts take part."""
         fold = fold or folding(self.size, array.dtype, reduction)
         rounds = shared_region_rounds.region_reduce_scatter(self._slots, array, out, spans, fold)
         return self._queue.start("reduce_scatter", order_number, announcement, rounds, spin)
@@ -495,7 +457,7 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`out` becomes everybody's array, each in its span. `array` may be that span of `out`."""
+        """`array` may be a span of `out`."""
         rounds = shared_region_rounds.region_all_gather(self._slots, array, out, spans)
         return self._queue.start("all_gather", order_number, announcement, rounds, spin)
 
@@ -508,7 +470,6 @@ class SharedRegion:
         announcement: PublishedCall | None = None,
         spin: bool = False,
     ) -> Operation:
-        """`array` becomes that of `root`."""
         return self._queue.start(
             "broadcast",
             order_number,
@@ -517,14 +478,12 @@ class SharedRegion:
             spin,
         )
 
-    # -- the end ---------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Everything that cannot be completed with what the others have published fails with it, now and later. From
-        any thread, also under the node's lock; whoever leads sees to it at once.
-        """
+        """Fail everything that cannot be completed. Any thread, also with the node's lock."""
         self._queue.fail(error)
 
     def close(self) -> None:
-        """Unmap it; what is pending fails. Touches nobody else. Idempotent."""
+        """Idempotent."""
         self._queue.close()

@@ -1,45 +1,19 @@
-"""What each rank says of itself in the arena: how far it is, what it is doing, what it gave up.
+"""The memory layout of a shared region: records and slots of the ranks of one host.
 
-A rank writes its own record and nobody else's; each has cache lines of its own. Words are stored and loaded whole, and
-on the CPUs that we run on (see transport.shm.support) they become visible in the order in which they were stored.
+A rank writes only its own record. Words are atomic and become visible in store order on the supported CPUs.
 
-    word 0      the round that it has published
-    words 1, 2  the first and the last slip of the operations in a row that it gave up last
-    words 4..7  what it takes the operation to be, for the last even and the last odd slip: a fingerprint, two words
-                each. These are on the line of word 0, so that who looks at that has them as well.
-    line pair 1 announcements of the last collectives, also of those that do not run here: a ring of entries, each
-    and on      with its sequence number, and one, at both ends: new memory is zero and announces nothing. The writer
-                stores it first at the front, last at the back, the reader loads it first at the back: an entry that is
-                written meanwhile is seen to be.
+    word 0      round counter: the last round it has published
+    words 1, 2  first and last order number of the latest consecutive operations that it aborted
+    words 4..7  fingerprints of the operations with the last even and odd order number
+    then        ring of announcements. Each entry has sequence number + 1 at both ends; the writer stores the front
+                first, the reader loads the back first, so a torn entry is detected
 
-Why two words say all that was given up: a rank that completed an operation in between knows that everybody had passed
-all before it. Whoever still has to come therefore comes to operations in one row, from the first of them to the last.
+The memfd has no name: other processes of the same user open it through /proc, and the creator closes it once all have
+it. It is sealed against truncation, and allocated at creation to avoid SIGBUS. A nonce detects a reused pid or
+descriptor.
 
-The memory of an arena: one segment for the ranks of one host in one generation of one communicator.
-
-One of them makes it (`create_memory`) and tells the others its *offer*, a line of text; each opens it with that.
-It has no name in any directory: it is a descriptor of its maker, which the others reach through /proc as processes of
-the same user, and which the maker closes when all have come (`close_door`). So nothing is left behind, whoever dies
-when. Who does not see the maker's processes (another container) or has no right to look is refused, and goes by links
-instead. It is sealed, so that nobody can truncate it under the others, and allocated when it is made, so that a lack of
-memory is an error then rather than a SIGBUS later. A nonce tells it from what another maker of the same number has.
-
-    records   for each rank, lines of its own: see arena_records
-    slots     for each parity of rounds, one for each rank: see arena_slots
-
-The slots of an arena as arrays: for each parity of rounds, one for each rank.
-
-How an all_reduce goes through the slots: in one round, or in two for each chunk.
-
-One    Each rank gives in its array, and folds all that were given in: for few bytes, where a round costs most.
-Two    Each rank gives in its array, all but its own share. It folds everybody's part of its share, and writes the
-       result over what it read, into the slots of the others; each finds the shares of the others in its own slot. So
-       every byte is folded by one rank only. And every cache line goes to and fro between two cores, read and then
-       written by each in turn: measured on two cores, that is two to five times as fast as lines that one core only
-       writes and the other only reads.
-
-Such calls come in great numbers, and mostly alike. So what can be made beforehand is made once for each count, dtype
-and reduction: views of the slots, and the function that folds.
+An all_reduce of few bytes takes one round: each rank folds all arrays. Otherwise it takes two: each rank folds its
+share and writes the result over what it read, which measured two to five times as fast as one-way cache lines.
 """
 
 from __future__ import annotations
@@ -65,10 +39,10 @@ from nexar.errors import UsageError
 from nexar.transport.shm.ring import missing_support
 
 _WORD: Final = 8
-_LINES: Final = 16  # words of a pair of cache lines: CPUs fetch them in pairs
+_LINES: Final = 16  # words in a pair of cache lines, because CPUs fetch pairs
 _FROM: Final = 1
 ABORTED_UP_TO: Final = 2
-"""Where in a record the last slip is that its rank gave up."""
+"""Index of the last aborted order number in a record."""
 _TAKEN_AT: Final = 4
 _RING: Final = 8
 _ENTRY_WORDS: Final = 8
@@ -80,52 +54,43 @@ RECORD_BYTES: Final = _RECORD_WORDS * _WORD
 
 
 PublishedCall = tuple[int, Fingerprint]
-"""A collective: its sequence number, and what it is."""
+"""A collective: its sequence number and fingerprint."""
 ABORTED: Final[PublishedCall] = (-1, Fingerprint(0))
-"""In place of an announcement: this rank takes no part in the operation. Nothing of it is run here, since what it would
-give in need not be what it should be; others find that it was given up.
-"""
+"""In place of an announcement: this rank aborts the operation and runs nothing of it."""
 
 
 class RegionRecords:
-    """The records of all ranks, seen by one of them. Only this rank's thread that has the arena's turn publishes; from
-    any thread it announces and looks.
-    """
+    """All records, used by one rank. Only the holder of the region lock publishes; any thread announces and reads."""
 
     def __init__(self, memory: memoryview, rank: int, size: int) -> None:
         self.bytes = memory
         self.words = memory.cast("q")
         self.mine = rank * _RECORD_WORDS
-        """Where this rank's round is in `words`."""
         self.all = tuple(index * _RECORD_WORDS for index in range(size))
         self.others = tuple(word for word in self.all if word != self.mine)
-        self._taken: list[Fingerprint | None] = [None, None]  # for the last even and the last odd slip
-        self._taken_words = [(0, 0), (0, 0)]  # the same as it is in memory
+        self._taken: list[Fingerprint | None] = [None, None]  # for the last even and odd order number
+        self._taken_words = [(0, 0), (0, 0)]  # the same as stored in memory
 
     def index(self, word: int) -> int:
-        """Whose record begins at that word."""
         return word // _RECORD_WORDS
 
-    # -- giving up -------------------------------------------------------------------------------------
+    # -- aborts -----------------------------------------------------------------------------------------
 
     def give_up(self, order_number: int) -> None:
-        """This rank will not take part. Before it moves on to the end of the operation."""
+        """Call it before the round counter moves to the operation's end."""
         words, mine = self.words, self.mine
         if words[mine + ABORTED_UP_TO] != order_number - 1:
-            words[mine + _FROM] = order_number  # first: until the other word follows, the row is empty
+            words[mine + _FROM] = order_number  # first: until the other word follows, the range is empty
         words[mine + ABORTED_UP_TO] = order_number
 
     def has_aborted(self, word: int, order_number: int) -> bool:
-        """Whether the rank of that record gave the operation up."""
         words = self.words
         return words[word + ABORTED_UP_TO] >= order_number >= words[word + _FROM]
 
-    # -- what a turn is taken to be --------------------------------------------------------------------
+    # -- fingerprints of operations ----------------------------------------------------------------------
 
     def take(self, order_number: int, fingerprint: Fingerprint) -> None:
-        """What this rank takes the operation of that slip to be. Before it publishes the first round. Mostly it is
-        the same as two slips before, and there is nothing to store.
-        """
+        """Store the fingerprint before the first round is published."""
         parity = order_number & 1
         if fingerprint == self._taken[parity]:
             return
@@ -136,13 +101,11 @@ class RegionRecords:
         self._taken_words[parity] = self.words[at], self.words[at + 1]
 
     def differs(self, word: int, order_number: int) -> bool:
-        """Whether that rank, which has published the first round, takes it to be something else."""
         words, parity = self.words, order_number & 1
         at = word + _TAKEN_AT + 2 * parity
         return (words[at], words[at + 1]) != self._taken_words[parity]
 
     def taken(self, word: int, order_number: int) -> Fingerprint:
-        """As what that rank takes it."""
         at = (word + _TAKEN_AT + 2 * (order_number & 1)) * _WORD
         operation, dtype, reduce_op, way, root, count = _TAKEN.unpack_from(self.bytes, at)
         return Fingerprint(operation, dtype, count, root, reduce_op, way)
@@ -150,14 +113,13 @@ class RegionRecords:
     # -- announcements ---------------------------------------------------------------------------------
 
     def announce(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """This rank has come to its collective `sequence`."""
         operation, dtype, count, root, reduce_op, way = fingerprint
         at = (self.mine + _LINES + sequence % _RING * _ENTRY_WORDS) * _WORD
         now, number = monotonic_ns(), sequence + 1
         _ENTRY.pack_into(self.bytes, at, number, now, count, operation, dtype, reduce_op, way, root, number)
 
     def disagreement(self, sequence: int) -> tuple[int, Fingerprint] | None:
-        """A rank that announced something else than this one did, and what."""
+        """Returns a rank whose announcement differs, and its fingerprint; or None."""
         mine = self.announced(self.mine, sequence)
         for word in self.others:
             theirs = self.announced(word, sequence)
@@ -166,12 +128,12 @@ class RegionRecords:
         return None
 
     def arrivals(self, sequence: int) -> list[int | None]:
-        """When each rank announced it, of monotonic_ns."""
+        """Returns announcement times (monotonic_ns)."""
         announced = [self.announced(word, sequence) for word in self.all]
         return [None if each is None else each[1] for each in announced]
 
     def announced(self, word: int, sequence: int) -> tuple[Fingerprint, int] | None:
-        """What that rank announced, and when (monotonic_ns). None: it has not come, or it was too long ago."""
+        """Returns announcement and time (monotonic_ns), or None if missing or overwritten."""
         at = word + _LINES + sequence % _RING * _ENTRY_WORDS
         if self.words[at + _ENTRY.size // _WORD - 1] != sequence + 1:
             return None
@@ -181,15 +143,14 @@ class RegionRecords:
         return Fingerprint(operation, dtype, count, root, reduce_op, way), arrival
 
     def release(self) -> None:
-        """Let go of the memory."""
         self.words.release()
         self.bytes.release()
 
 
 TOTAL_BYTES: Final = 16 << 20
-"""At most, whatever the number of ranks."""
+"""Upper limit for any number of ranks."""
 SLOT_BYTES: Final = 1 << 20
-"""At most, of what one rank gives in at a time."""
+"""Upper limit of one rank's slot."""
 
 _PAGE: Final = 4096
 _NONCE_BYTES: Final = 16
@@ -199,52 +160,47 @@ _GET_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)
 
 
 class RegionGeometry(NamedTuple):
-    """How the segment of so many ranks is divided: the same for each of them, without a word."""
+    """Layout of the segment."""
 
     size: int
     slot_bytes: int
-    """What a rank can give in at a time."""
 
     @classmethod
     def of(cls, size: int, slot_bytes: int = SLOT_BYTES) -> RegionGeometry:
-        """For `size` ranks. Both slots of all ranks stay within TOTAL_BYTES."""
         room = TOTAL_BYTES // (2 * size)
         return cls(size, max(min(slot_bytes, room) // _PAGE, 1) * _PAGE)
 
     @property
     def slots_at(self) -> int:
-        """Where the slots begin. The nonce comes first, then the records."""
         return _PAGE + -(-self.size * RECORD_BYTES // _PAGE) * _PAGE
 
     @property
     def total_bytes(self) -> int:
-        """Of the whole segment."""
         return self.slots_at + 2 * self.size * self.slot_bytes
 
 
 class RegionMemory:
-    """A mapping of the segment. Close it: that unmaps it here, and touches nobody else."""
+    """A mapping of the segment."""
 
     def __init__(self, mapping: mmap.mmap, geometry: RegionGeometry, offer: str, descriptor: int | None) -> None:
         self.geometry = geometry
         self.offer = offer
-        """What the others must be told. It is no secret: who can use it could also read the maker's memory."""
+        """Text for the other ranks. Not a secret: its users could also read the creator's memory."""
         self.mapping: mmap.mmap | None = mapping
         self._descriptor = descriptor
 
     def records(self) -> memoryview:
-        """Where the ranks' records are."""
         assert self.mapping is not None
         return memoryview(self.mapping)[_PAGE : self.geometry.slots_at]
 
     def close_door(self) -> None:
-        """All have opened it: nobody else can any more. Idempotent; by its maker."""
+        """Close the descriptor, so that no further process can open it. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Idempotent. Whoever keeps an array in it keeps the mapping, until that goes."""
+        """Arrays in the mapping keep it alive. Idempotent."""
         self.close_door()
         mapping, self.mapping = self.mapping, None
         if mapping is None:
@@ -252,11 +208,11 @@ class RegionMemory:
         try:
             mapping.close()
         except BufferError:
-            return  # goes with the last array
+            return  # unmapped with the last array
 
 
 def create_memory(size: int, slot_bytes: int = SLOT_BYTES) -> RegionMemory:
-    """For `size` ranks. OSError, with the reason, where there can be none."""
+    """Raises OSError with the reason on failure."""
     reason = missing_support()
     if reason is not None:
         raise OSError(reason)
@@ -276,7 +232,7 @@ def create_memory(size: int, slot_bytes: int = SLOT_BYTES) -> RegionMemory:
 
 
 def open_memory(offer: str, size: int) -> RegionMemory:
-    """What a process of this host made for `size` ranks. OSError, with the reason, if it cannot be had from here."""
+    """Raises OSError with the reason on failure."""
     reason = missing_support()
     if reason is not None:
         raise OSError(reason)
@@ -295,7 +251,7 @@ def open_memory(offer: str, size: int) -> RegionMemory:
 
 
 def _check(descriptor: int, geometry: RegionGeometry) -> None:
-    """Nothing is believed that could harm."""
+    """A wrong segment could crash this process."""
     try:
         seals = fcntl.fcntl(descriptor, _GET_SEALS)
     except OSError as error:
@@ -315,31 +271,29 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
 
 
 Rows = tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]
-"""For each parity, for each rank, a row of elements."""
+"""By parity and rank: a row of elements."""
 
 
 class RegionSlots:
-    """Belongs to who has the arena's turn."""
+    """The slots as arrays. The region lock guards it."""
 
     def __init__(self, memory: RegionMemory, rank: int) -> None:
         self.rank = rank
         self.size = memory.geometry.size
         self.parity = 0
-        """Of the round that the operation which begins now prepares first. The next one has the other, and so on."""
+        """Parity of the next operation's first round."""
         self.slot_bytes = memory.geometry.slot_bytes
         self._mapping = memory.mapping
         self._begin = memory.geometry.slots_at
         self._rows: dict[np.dtype[Any], Rows] = {}
 
     def of(self, dtype: np.dtype[Any]) -> Rows:
-        """As rows of that dtype; kept for each that is used."""
         rows = self._rows.get(dtype)
         if rows is None:
             rows = self._rows[dtype] = self._row(0, dtype), self._row(1, dtype)
         return rows
 
     def capacity(self, dtype: np.dtype[Any]) -> int:
-        """Elements of a slot."""
         return self.slot_bytes // dtype.itemsize
 
     def _row(self, parity: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
@@ -354,13 +308,12 @@ class RegionSlots:
         return tuple(np.frombuffer(mapping, np.uint8, length, at).view(dtype) for at in begins)
 
     def release(self) -> None:
-        """Let go of the memory."""
         self._rows.clear()
         self._mapping = None
 
 
 SMALL_BYTES: Final = 32 << 10
-"""Of what all ranks give in together: up to here one round, above it two."""
+"""Total bytes up to which one round is used."""
 
 _MOST_PLANS: Final = 64
 
@@ -369,7 +322,7 @@ Fold = Callable[[Row, list[Row]], None]
 
 
 class OneRound:
-    """For one count, dtype and reduction."""
+    """A one-round all_reduce of one count, dtype and reduction."""
 
     rounds: Final = 1
     __slots__ = ("_fold", "_inputs", "_mine", "_slots")
@@ -382,7 +335,6 @@ class OneRound:
         self._inputs = tuple([row[:count] for row in each] for each in rows)
 
     def run(self, array: Row, out: Row | None, root: int | None) -> Iterator[None]:
-        """See shared_memory.all_reduce."""
         parity = self._slots.parity
         self._mine[parity][...] = array
         yield
@@ -391,7 +343,7 @@ class OneRound:
 
 
 class TwoRounds:
-    """For one count, dtype and reduction. Between `give` and `work`, and between `work` and `collect`, is a round."""
+    """A two-round all_reduce of one count, dtype and reduction."""
 
     rounds: Final = 2
     __slots__ = ("_fold", "_inputs", "_mine", "_others", "_own", "_rank", "_slots")
@@ -411,7 +363,6 @@ class TwoRounds:
         self._others = [other for other in range(slots.size) if other != rank]
 
     def run(self, array: Row, out: Row | None, root: int | None) -> Iterator[None]:
-        """See shared_memory.all_reduce."""
         parity = self._slots.parity
         self.give(parity, array)
         yield
@@ -421,12 +372,10 @@ class TwoRounds:
             self.collect(parity, out)
 
     def give(self, parity: int, array: Row) -> None:
-        """All but what only this rank needs."""
         for share, slot in self._own[parity]:
             slot[...] = array[share]
 
     def work(self, parity: int, array: Row, out: Row | None, root: int | None) -> None:
-        """My share of everybody's, for everybody or for the root."""
         given = self._inputs[parity]
         inputs = given.copy()
         inputs[self._rank] = array[self._mine]
@@ -437,7 +386,6 @@ class TwoRounds:
                 given[other][...] = result
 
     def collect(self, parity: int, out: Row) -> None:
-        """The shares of the others. My own is there since I worked it out."""
         for share, slot in self._own[parity]:
             out[share] = slot
 
@@ -446,15 +394,16 @@ Plan = OneRound | TwoRounds
 
 
 class RegionPlans:
-    """Made by any thread, used by who has the turn."""
+    """Cached plans. Any thread creates them, the holder of the region lock uses them."""
 
     def __init__(self, slots: RegionSlots) -> None:
         self.slots = slots
         self._small = min(SMALL_BYTES // slots.size, slots.slot_bytes)
-        self._plans: dict[tuple[int, int, int], tuple[Plan, Reduction]] = {}  # the reduction: so that its id stays its
+        # keeping the reduction keeps its id unique
+        self._plans: dict[tuple[int, int, int], tuple[Plan, Reduction]] = {}
 
     def of(self, array: Row, reduction: Reduction) -> Plan | None:
-        """None: the array does not fit into a slot. The oldest is forgotten where there are too many."""
+        """Returns None if the array exceeds a slot."""
         key = (len(array), array.dtype.num, id(reduction))
         found = self._plans.get(key)
         if found is not None:
@@ -469,16 +418,14 @@ class RegionPlans:
         return plan
 
     def release(self) -> None:
-        """Let go of the memory."""
         self._plans.clear()
 
 
 def folding(size: int, dtype: Any, reduction: Reduction) -> Fold:
-    """What folds the inputs of all ranks. It divides an average too, before a half type is rounded."""
+    """Returns the fold of all ranks' inputs, including the division of an average."""
     return _fold_two(dtype, reduction) if size == 2 else folder(reduction, dtype, size)
 
 
 def _fold_two(dtype: Any, reduction: Reduction) -> Fold:
-    """Without a loop."""
     combine = combiner(reduction, dtype, 2)
     return lambda out, inputs: combine(out, inputs[0], inputs[1])

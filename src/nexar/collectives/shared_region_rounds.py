@@ -1,18 +1,8 @@
-"""Collectives between ranks that share memory: what each copies and reduces in which round.
+"""Collectives in a shared region, and their round synchronisation.
 
-An operation is a generator. Each `yield` says: my part of this round is in my slot; go on when everybody's is. What the
-arena promises in return (see arena): after the yield all slots of that parity are as everybody left them, and until
-this rank yields again they belong, byte by byte, to whom the operation gives them; and this rank's slot of the *other*
-parity is its own to write. So between two yields a rank deals with round r and prepares round r + 1.
-
-Rank order: every reduction is folded in the order of ranks, whoever does it. So results are the same bits on all ranks,
-at every size, in every run.
-
-The number of rounds follows from the operation, the counts, the dtype and the number of ranks alone.
-
-An operation that runs in the arena.
-
-Keeps this rank in step with the others of its arena: the law of rounds (see arena), one operation at a time.
+An operation is a generator. Each `yield` means: this rank's part of the round is in its slot; continue when all parts
+are. After it, this rank may read all slots of that parity and write its slot of the other. Folds are in rank order, so
+results are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -48,11 +38,11 @@ Row = NDArray[Any]
 """Flat and contiguous."""
 
 Rounds = tuple[int, Iterator[None]]
-"""An operation: so many yields, and what happens around them."""
+"""Number of yields, and the operation."""
 
 
 def region_barrier() -> Rounds:
-    """Nobody leaves before everybody has come."""
+    """No rank leaves before all have arrived."""
     return 1, iter((None,))
 
 
@@ -62,7 +52,7 @@ def region_barrier() -> Rounds:
 def region_all_reduce(
     plans: RegionPlans, array: Row, reduction: Reduction, out: Row | None, root: int | None = None
 ) -> Rounds:
-    """`out`, which may be `array`, becomes the reduction of all arrays. With a root only its does: others give None."""
+    """`out` may be `array`. With a root, others pass None."""
     plan = plans.of(array, reduction)
     if plan is not None:
         return plan.rounds, plan.run(array, out, root)
@@ -73,7 +63,7 @@ def region_all_reduce(
 def _reduce_chunks(
     slots: RegionSlots, array: Row, reduction: Reduction, out: Row | None, root: int | None
 ) -> Iterator[None]:
-    """A pipeline: in each round a rank gives in chunk k and works on its share of chunk k - 1."""
+    """In each round a rank writes chunk k and reduces its share of chunk k - 1."""
     capacity, parity = slots.capacity(array.dtype), slots.parity
     fold = folding(slots.size, array.dtype, reduction)
     whole = TwoRounds(slots, capacity, array.dtype, fold)
@@ -105,12 +95,11 @@ def _part(out: Row | None, chunk: slice) -> Row | None:
 
 
 def region_reduce_scatter(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span], fold: Fold) -> Rounds:
-    """`out` becomes this rank's span of the reduction. It may lie in `array`; else its dtype is what `fold` writes."""
+    """`out` may be part of `array`."""
     return _tiles(spans, _piece(slots, array)), _reduce_pieces(slots, array, out, spans, fold)
 
 
 def _piece(slots: RegionSlots, array: Row) -> int:
-    """Elements for each rank at a time."""
     return slots.capacity(array.dtype) // slots.size
 
 
@@ -132,7 +121,7 @@ def _reduce_pieces(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Spa
 
 
 def region_all_gather(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Span]) -> Rounds:
-    """`out` becomes everybody's array, each in its span. `array` may be that span of `out`."""
+    """`array` may be a span of `out`."""
     piece = slots.capacity(array.dtype)
     return _tiles(spans, piece), _gather_pieces(slots, array, out, spans, piece)
 
@@ -155,7 +144,7 @@ def _gather_pieces(slots: RegionSlots, array: Row, out: Row, spans: Sequence[Spa
 
 
 def region_broadcast(slots: RegionSlots, array: Row, root: int) -> Rounds:
-    """`array` becomes that of `root`."""
+    """`array` becomes the root's."""
     piece = slots.capacity(array.dtype)
     return _tiles([Span(0, len(array))], piece), _broadcast_pieces(slots, array, root, piece)
 
@@ -175,7 +164,7 @@ def _broadcast_pieces(slots: RegionSlots, array: Row, root: int, piece: int) -> 
 
 
 def _tiles(spans: Sequence[Span], piece: int) -> int:
-    """Rounds for the longest span; one at least, so that who calls for nothing still meets the others."""
+    """Returns the number of rounds; at least one, so that empty calls synchronise."""
     return max(1, *(-(-(stop - start) // piece) for start, stop in spans))
 
 
@@ -185,20 +174,18 @@ def _tile(span: Span, tile: int, piece: int) -> Span:
 
 
 class RegionOwner(Protocol):
-    """The arena, as its operations see it."""
+    """The queue, as its operations see it."""
 
     lock: threading.Lock
-    """The node's."""
+    """The node's lock."""
 
-    def cancel(self, operation: RegionOperation) -> None:
-        """Give it up."""
+    def cancel(self, operation: RegionOperation) -> None: ...
 
-    def awaited(self, operation: RegionOperation) -> AwaitedPeer:
-        """Who has not published the round that it waits for."""
+    def awaited(self, operation: RegionOperation) -> AwaitedPeer: ...
 
 
 class RegionOperation(Operation):
-    """All but the end is written by who has the turn."""
+    """A posted operation. The region lock guards it."""
 
     __slots__ = (
         "_label",
@@ -228,33 +215,28 @@ class RegionOperation(Operation):
         self.announcement = announcement
         self.rounds, self.body = rounds
         self.begun = False
-        self.wants = 0  # the round that all must have published before it can go on
+        self.wants = 0  # all ranks must have published this round before it continues
         self.base = 0  # the last round before its first
         self.moved = 0.0  # when it last published a round
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return self._label
 
     def close(self) -> None:
-        """Nothing more of it will happen, and its arrays are free."""
         self.body = iter(())
 
     def last_moved(self) -> float:
-        """Each round is progress."""
         return self.moved
 
     def awaited(self) -> AwaitedPeer:
-        """See Owner."""
         return self._owner.awaited(self)
 
     def cancel(self) -> None:
-        """See Owner."""
         self._owner.cancel(self)
 
 
-_CROWDED: Final = 100e-6  # a yield that took longer: others need this core more than we do
+_CROWDED: Final = 100e-6  # seconds; a yield that took longer shows that others need this core
 _MOST_LOOKS: Final = 128  # before the first yield: some microseconds
 _FEWEST_LOOKS: Final = 4
 _LOOKS_AGAIN: Final = 8  # before each further yield
@@ -262,7 +244,7 @@ _FEW_YIELDS: Final = 2
 
 
 class RankAborted(Exception):
-    """That rank gave the operation up."""
+    """A rank aborted the operation."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -270,7 +252,7 @@ class RankAborted(Exception):
 
 
 class FingerprintDiffers(Exception):
-    """That rank takes the operation to be another one."""
+    """A rank has another fingerprint."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -278,7 +260,7 @@ class FingerprintDiffers(Exception):
 
 
 class RoundSync:
-    """Belongs to who has the turn, but for `reached` and `missing`."""
+    """Round synchronisation, guarded by the region lock."""
 
     def __init__(self, records: RegionRecords, slots: RegionSlots, wake_calls: Sequence[Callable[[], None]]) -> None:
         self._records = records
@@ -286,48 +268,38 @@ class RoundSync:
         self._others = records.others
         self._wake_calls = tuple((word, wake_calls[records.index(word)]) for word in records.others)
         self._slots = slots
-        self.round = 0  # what this rank has published
-        self.settled = True  # nobody can still be reading what this rank gave in before
+        self.round = 0  # published by this rank
+        self.settled = True  # no rank can still read what this rank wrote before
         self._patience = _MOST_LOOKS
 
     def begin(self, operation: RegionOperation) -> None:
-        """Its first step may be taken when everybody has come to the end of the one before: at once, unless that was
-        given up.
-        """
+        """The first step may run when all have reached the end of the previous operation."""
         operation.begun = True
         operation.wants = operation.base = self.round
 
     def reached(self, wanted: int) -> bool:
-        """Have all others published that round?"""
         words = self._words
-        for word in self._others:  # noqa: SIM110 - a generator costs more than all of this
+        for word in self._others:  # noqa: SIM110 - a generator costs more than the loop
             if words[word] < wanted:
                 return False
         return True
 
     def missing(self, wanted: int) -> int | None:
-        """The first who has not."""
         behind = (self._records.index(word) for word in self._others if self._words[word] < wanted)
         return next(behind, None)
 
     def deserter(self, order_number: int) -> int | None:
-        """The first who gave the operation up, whether it has begun here or not."""
         for word in self._others:
             if self._records.has_aborted(word, order_number):
                 return self._records.index(word)
         return None
 
     def waits(self, operation: RegionOperation) -> bool:
-        """Is there nothing that it could go on with?"""
         return not self.reached(operation.wants) and self.deserter(operation.order_number) is None
 
     def spin(self, wanted: int, longest: float, ended: Callable[[], bool]) -> bool:
-        """Look for that long whether all have published the round. Others get to run meanwhile; if they need long for
-        it, this is no time to spin.
-
-        Whom we wait for may need this very core: then yielding at once is best. Else it only costs, and much where the
-        core is wanted by strangers. So if a yield or two helped, the next one comes sooner, and if none was needed,
-        later.
+        """Spin for at most `longest` seconds until all have published the round. If one or two yields helped, the next
+        comes sooner, because a peer may need this core; if none was needed, later.
         """
         words, looks, patience, yields, last, until = self._words, 0, self._patience, 0, 0.0, 0.0
         for word in self._others:
@@ -351,16 +323,16 @@ class RoundSync:
         return True
 
     def step(self, operation: RegionOperation) -> bool:
-        """All have published the round that it wants: go on to the next. True if that was the last.
-
-        GaveUp, Differs, and whatever a user's function raises.
+        """Returns True if it was the last step. Raises RankAborted, FingerprintDiffers, and errors of a user's
+        function.
         """
         if self.round != operation.base:
             self.check(operation.order_number, operation.announcement if self.round == operation.base + 1 else None)
         else:
             self.settled = True
             self._slots.parity = (self.round + 1) & 1
-            if operation.announcement is not None:  # not before: others may still look at what it was two slips ago
+            # not before: others may still read the entry of two order numbers ago
+            if operation.announcement is not None:
                 self._records.take(operation.order_number, operation.announcement[1])
         try:
             next(operation.body)
@@ -374,7 +346,6 @@ class RoundSync:
         return False
 
     def give_up(self, operation: RegionOperation) -> None:
-        """Move on to its end without the others, who learn of it."""
         if not operation.begun:
             self.begin(operation)
         self._records.give_up(operation.order_number)
@@ -385,9 +356,7 @@ class RoundSync:
             wake_peer()
 
     def check(self, order_number: int, announcement: PublishedCall | None) -> None:
-        """Is what the others have published what it seems to be? `announcement`: look also whether they take it to be
-        the same, which they say with the first round.
-        """
+        """Raises RankAborted, and FingerprintDiffers if `announcement` is given."""
         records, words = self._records, self._words
         for word in self._others:
             if words[word + ABORTED_UP_TO] >= order_number and records.has_aborted(word, order_number):
@@ -396,7 +365,7 @@ class RoundSync:
                 raise FingerprintDiffers(records.index(word))
 
     def publish(self, number: int) -> None:
-        """This rank's part of round `number` is in its slot. Who has published it may be asleep waiting for us."""
+        """Publish the round and wake ranks that wait for it."""
         words = self._words
         self.round = words[self._records.mine] = number
         fence()

@@ -1,15 +1,8 @@
-"""The last operations, for whoever wants to know afterwards what happened.
+"""Statistics of collective calls: recent calls, totals, and stragglers.
 
-A ring: one store for each operation, and nothing that grows. Any thread records, without a lock: a number from
-`itertools.count` is given to one caller only, and a list store is atomic.
-
-What collectives have cost so far: calls, bytes, time, and how much of it was waiting.
-
-Who keeps the others waiting. Collectives make all ranks equally slow, so durations cannot show it; arrivals can.
-
-Pure. An arrival is the moment in which a rank was first heard of in a call, on this rank's clock; so it includes the
-way of that message, and where a schedule lets a rank speak only after it has heard others, their lateness too. Over
-many calls what is left is the rank that really comes last.
+Any thread records without a lock: `itertools.count` is atomic, and so is a list store. Stragglers are estimated from
+arrivals (a rank's first message in a call, on this rank's clock), because collectives slow all ranks equally. Latency
+and indirect delays average out over many calls.
 """
 
 from __future__ import annotations
@@ -24,16 +17,16 @@ from nexar.collectives.fingerprint import Fingerprint, operation_name
 from nexar.types import NodeId, Rank
 
 KEPT: Final = 4096
-"""Operations."""
+"""Calls kept."""
 TRACED: Final = 1 << 18
-"""Where a trace is wanted: about 50 MB, if there are so many."""
+"""Calls kept if traced: about 50 MB."""
 Facts: TypeAlias = tuple[int, Fingerprint, float, float, int, str]
-"""The fields of a Record, in its order: a tuple is what a call pays for."""
+"""The fields of a Record; a tuple is cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One operation that has ended. Times are of time.monotonic."""
+    """One finished call. Times are of time.monotonic."""
 
     sequence: int
     fingerprint: Fingerprint
@@ -41,11 +34,11 @@ class Record:
     ended: float
     size_bytes: int
     outcome: str
-    """Empty: it went well; else the name of the error."""
+    """Empty on success, else the name of the error."""
 
 
 class RecentCalls:
-    """Of one communicator."""
+    """The recent calls of one communicator."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -53,23 +46,19 @@ class RecentCalls:
         self._numbers = itertools.count()
 
     def record(self, facts: Facts) -> None:
-        """An operation has ended."""
         self._ring[next(self._numbers) % self._kept] = facts
 
     def drain(self) -> tuple[list[Facts], int]:
-        """At the end, when nothing is recorded any more: all that is kept, by their end, and how many are not."""
+        """Returns all calls by end time, and how many were overwritten. Nothing may be recorded afterwards."""
         missed = max(0, next(self._numbers) - self._kept)
         return sorted((each for each in self._ring if each is not None), key=lambda facts: facts[3]), missed
 
     def snapshot(self) -> list[Record]:
-        """The last operations, in the order in which they ended."""
         records = [Record(*each) for each in self._ring.copy() if each is not None]
         return sorted(records, key=lambda record: record.ended)
 
 
 class _Totals:
-    """Of one operation."""
-
     __slots__ = ("calls", "errors", "seconds", "size_bytes", "waiting")
 
     def __init__(self) -> None:
@@ -80,7 +69,6 @@ class _Totals:
         self.waiting = 0.0
 
     def facts(self) -> dict[str, float]:
-        """As stats() gives them."""
         return {
             "calls": self.calls,
             "bytes": self.size_bytes,
@@ -91,14 +79,14 @@ class _Totals:
 
 
 class CallTotals:
-    """Of one communicator. One thread at a time."""
+    """Totals of one communicator. Not thread-safe."""
 
     def __init__(self) -> None:
         self._operations: dict[int, _Totals] = {}
         self._errors: Counter[str] = Counter()
 
     def count(self, operation: int, size_bytes: int, seconds: float, waiting: float, outcome: str) -> None:
-        """One call has ended. `waiting`: seconds of it; `outcome` is empty, or names the error."""
+        """`outcome`: empty, or the name of the error."""
         totals = self._operations.get(operation)
         if totals is None:
             totals = self._operations[operation] = _Totals()
@@ -111,7 +99,7 @@ class CallTotals:
             self._errors[outcome] += 1
 
     def totals(self) -> tuple[int, int, int, float]:
-        """Calls, bytes, errors, and seconds waiting, of all operations."""
+        """Returns calls, bytes, errors and seconds waiting."""
         found = self._operations.values()
         return (
             sum(each.calls for each in found),
@@ -121,7 +109,6 @@ class CallTotals:
         )
 
     def stats(self) -> dict[str, Any]:
-        """Everything, by operation, with sums."""
         operations = {operation_name(code): totals.facts() for code, totals in self._operations.items()}
         names = ("calls", "bytes", "seconds", "seconds_waiting", "errors")
         sums: dict[str, Any] = {name: sum(facts[name] for facts in operations.values()) for name in names}
@@ -133,19 +120,17 @@ class CallTotals:
 
 
 class Straggler(NamedTuple):
-    """How late one rank came, compared with the first of each call. Seconds."""
+    """How late one rank was after the first of each call, in seconds."""
 
     rank: Rank
     mean_lateness: float
     worst: float
     times_last: int
     share: float
-    """Of the lateness of all ranks together: 1 if nobody else was ever late."""
+    """Share of the lateness of all ranks."""
 
 
 class _NodeDelays:
-    """Of one node."""
-
     __slots__ = ("calls", "last", "seconds", "waiting", "worst")
 
     def __init__(self) -> None:
@@ -153,10 +138,9 @@ class _NodeDelays:
         self.seconds = 0.0
         self.worst = 0.0
         self.last = 0
-        self.waiting = 0.0  # of this node, for that one
+        self.waiting = 0.0  # of this node for that one
 
     def merge(self, other: _NodeDelays) -> None:
-        """What was seen there too."""
         self.calls += other.calls
         self.seconds += other.seconds
         self.worst = max(self.worst, other.worst)
@@ -165,8 +149,6 @@ class _NodeDelays:
 
 
 class _OperationDelays:
-    """Of one operation."""
-
     __slots__ = ("mine", "others")
 
     def __init__(self) -> None:
@@ -175,29 +157,28 @@ class _OperationDelays:
 
 
 class StragglerEstimate:
-    """Sums over all calls so far, by operation and node: what a rank is, the reader says. One thread at a time."""
+    """Sums over all calls by operation and node. Not thread-safe."""
 
     def __init__(self, node: NodeId) -> None:
-        """`node`: this one."""
         self._node = node
-        self._books: dict[int, _OperationDelays] = {}
+        self._delays: dict[int, _OperationDelays] = {}
 
-    def saw(self, began: float, arrivals: Mapping[NodeId, float], operation: int = 0) -> float:
-        """One call: when this node came, and when each other that is known of. Returns how long this one waited."""
-        book = self._books.get(operation)
-        if book is None:
-            book = self._books[operation] = _OperationDelays()
+    def add_call(self, began: float, arrivals: Mapping[NodeId, float], operation: int = 0) -> float:
+        """Count one call. Returns how long this node waited."""
+        delays = self._delays.get(operation)
+        if delays is None:
+            delays = self._delays[operation] = _OperationDelays()
         first = last = began
-        for when in arrivals.values():  # not min() and max(): they cost more, and every call comes here
+        for when in arrivals.values():  # min() and max() cost more, and every call runs this
             if when < first:
                 first = when
             elif when > last:
                 last = when
-        self._add(book.mine, began - first, last=last == began > first)
+        self._add(delays.mine, began - first, last=last == began > first)
         for node, when in arrivals.items():
-            found = book.others.get(node)
+            found = delays.others.get(node)
             if found is None:
-                found = book.others[node] = _NodeDelays()
+                found = delays.others[node] = _NodeDelays()
             if when > began:
                 found.waiting += when - began
             self._add(found, when - first, last=when == last > first)
@@ -211,7 +192,7 @@ class StragglerEstimate:
             found.worst = max(found.worst, late)
 
     def stragglers(self, rank_of: Callable[[NodeId], Rank]) -> list[Straggler]:
-        """Every rank that was seen, the one that cost most first."""
+        """Returns all ranks, the worst first."""
         sums = self._all()
         total = sum(each.seconds for each in sums.values()) or 1.0
         ranks = [
@@ -221,13 +202,10 @@ class StragglerEstimate:
         return sorted(ranks, key=lambda each: (-each.share, each.rank))
 
     def waiting(self, rank_of: Callable[[NodeId], Rank]) -> dict[Rank, float]:
-        """Seconds that this node has waited for each."""
         return {rank_of(node): each.waiting for node, each in self._all().items() if node != self._node}
 
     def arrivals(self, rank_of: Callable[[NodeId], Rank]) -> dict[int, dict[Rank, dict[str, float]]]:
-        """By operation and rank: in how many calls its arrival was seen, how late it was, in the mean and at worst
-        (seconds after the first of the call), and how often it was the last.
-        """
+        """By operation and rank: calls, mean and worst lateness (seconds after the first), and times last."""
         return {
             operation: {
                 rank_of(node): {
@@ -237,15 +215,14 @@ class StragglerEstimate:
                     "times_last": each.last,
                     "seconds_waited_for": each.waiting,
                 }
-                for node, each in {self._node: book.mine, **book.others}.items()
+                for node, each in {self._node: delays.mine, **delays.others}.items()
             }
-            for operation, book in self._books.items()
+            for operation, delays in self._delays.items()
         }
 
     def _all(self) -> dict[NodeId, _NodeDelays]:
-        """Over all operations."""
         sums: dict[NodeId, _NodeDelays] = {}
-        for book in self._books.values():
-            for node, each in {self._node: book.mine, **book.others}.items():
+        for delays in self._delays.values():
+            for node, each in {self._node: delays.mine, **delays.others}.items():
                 sums.setdefault(node, _NodeDelays()).merge(each)
         return sums

@@ -1,8 +1,4 @@
-"""One rank's part of a trace: the calls it made on one communicator, as its recorder has them.
-
-Written when the communicator is closed, off the way of every call: while the program runs a call costs what it costs
-anyway. The parts of all ranks are put together afterwards (`observe.trace_export`).
-"""
+"""Writes one rank's trace of a communicator when it closes; `observe.trace_export` merges them."""
 
 from __future__ import annotations
 
@@ -27,13 +23,13 @@ _log = logging.getLogger(__name__)
 TRACE_FORMAT: Final = 1
 SUFFIX: Final = ".part"
 _Clock: TypeAlias = Annotated[float, Meta(ge=-1e10, le=1e10)]
-"""Seconds, whenever a clock began: three hundred years are no time, nor is what is no number."""
+"""The bounds exclude NaN and infinity."""
 Called: TypeAlias = tuple[int, tuple[int, int, int, int, int, int], _Clock, _Clock, int, str]
-"""Sequence, fingerprint, beginning, end (time.monotonic), bytes, and the name of the error that it ended with."""
+"""Sequence, fingerprint, beginning, end (time.monotonic), bytes, name of the error."""
 
 
 class TracePart(msgspec.Struct, frozen=True):
-    """One file."""
+    """Content of one file."""
 
     format: int
     cluster: str
@@ -41,16 +37,16 @@ class TracePart(msgspec.Struct, frozen=True):
     rank: Rank
     size: int
     host: str
-    """Its id: ranks of one host have one clock."""
+    """Host id. The ranks of one host share a clock."""
     host_name: str
     pid: int
     communicator: int
     generation: int
     monotonic: _Clock
-    """Of the moment of writing, and the same by the clock on the wall."""
+    """The time of writing, by the monotonic and the wall clock."""
     wall: _Clock
     missed: int
-    """Calls that came first, and for which there was no room."""
+    """Older calls that were overwritten."""
     calls: tuple[Called, ...]
 
 
@@ -59,17 +55,15 @@ _decoder: Final = msgspec.msgpack.Decoder(TracePart)
 
 
 class TraceWriter:
-    """Of one communicator. Writes when it is told to, else when the interpreter ends."""
+    """Writes on request, else at interpreter exit."""
 
     def __init__(self, directory: str, group: GroupView, call_log: CallLog) -> None:
         self._directory, self._group, self._call_log = Path(directory).absolute(), group, call_log
-        self._process = os.getpid()  # 0: it is written
+        self._process = os.getpid()  # 0: written
         atexit.register(self.write)
 
     def write(self) -> None:
-        """Once; whole or not at all, readable by its owner only. Never raises: what goes wrong is logged. A forked
-        child writes nothing: it is not its story.
-        """
+        """Writes once, atomically. Failures are logged. Does nothing in a forked child."""
         atexit.unregister(self.write)
         if self._process != os.getpid():
             return
@@ -107,11 +101,11 @@ def _store(directory: Path, part: TracePart) -> None:
 
 
 def decode_trace_part(data: bytes) -> TracePart:
-    """What a file says. ValueError if it is none, or of another format."""
+    """Returns the part. Raises ValueError if it is not one of this format."""
     try:
         part = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"it is no part of a trace: {error}") from None
+        raise ValueError(f"not a trace part: {error}") from None
     if part.format != TRACE_FORMAT:
         raise ValueError(f"its format is {part.format}; this version reads {TRACE_FORMAT}")
     return part

@@ -54,7 +54,7 @@ class RegionMembers:
     def differs(self, index: int, theirs: Fingerprint, mine: PublishedCall) -> BaseException:
         """See arena.Members. All ranks are told."""
         rank, (sequence, ours) = self._ranks[index], mine
-        self._call_log.disagree(sequence, ours, rank, theirs)
+        self._call_log.report_mismatch(sequence, ours, rank, theirs)
         return CollectiveMismatch(expected=ours.describe(), found=theirs.describe(), ranks=[rank], sequence=sequence)
 
     def wake_calls(self) -> list[Callable[[], None]]:

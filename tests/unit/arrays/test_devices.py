@@ -87,7 +87,7 @@ def test_every_dtype_goes_to_the_host_and_back(staging: Staging, name: str, shap
     array = mirror.read()
     assert array.dtype == np.dtype(DTYPES[name])
     assert np.array_equal(array, np.ones(shape, DTYPES[name]))
-    made = mirror.made(array)
+    made = mirror.new_array(array)
     assert (made.dtype, tuple(made.shape)) == (given.dtype, shape)
     assert not made.numel() or bool((made.to(torch.complex64) == 1).all())
 
@@ -96,7 +96,7 @@ def test_everything_is_done_on_the_callers_stream(staging: Staging) -> None:
     adapter: Any = staging.adapter
     mirror = staging.mirror(torch.ones(3))
     mirror.write(mirror.read())
-    mirror.made(np.zeros(3, np.float32))
+    mirror.new_array(np.zeros(3, np.float32))
     assert set(adapter.runtime.used) == {"the current stream of cpu"}
     assert adapter.followed == [(1, "the current stream of cpu")] * 3
 
@@ -238,7 +238,7 @@ def test_one_that_was_registered_needs_no_package(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_no_adapter_is_refused() -> None:
-    with pytest.raises(UsageError, match="is no nexar"):
+    with pytest.raises(UsageError, match="is not a nexar"):
         DeviceRegistry().add(SlateAdapter)  # type: ignore[arg-type]
 
     class Nameless(SlateAdapter):
@@ -259,8 +259,8 @@ def test_a_broken_package_is_named_and_disturbs_no_other(monkeypatch: pytest.Mon
     for _ in range(2):
         with pytest.raises(
             UsageError,
-            match=f"nobody here knows arrays of type object, and the device adapter 'broken' of the package that has "
-            rf"'{value}' could not be loaded \({why}: .*\); repair or uninstall that package",
+            match="no device adapter accepts arrays of type object; the device adapter 'broken' of the package that "
+            rf"has '{value}' could not be loaded \({why}: .*\); repair or uninstall that package",
         ):
             adapters.find(object())
     assert installed.asked == 1

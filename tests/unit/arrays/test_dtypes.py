@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nexar.arrays.dtypes import RAW, allowed, can_travel, code_of, describe, dtype_of, kind_of
+from nexar.arrays.dtypes import RAW, allowed, code_of, describe, dtype_of, is_supported, kind_of
 from nexar.errors import UsageError
 
 NAMES = [
@@ -21,7 +21,7 @@ def test_a_dtype_and_its_number_belong_together(code: int) -> None:
     dtype = dtype_of(code)
     assert dtype is not None
     assert code_of(dtype) == code
-    assert can_travel(dtype)
+    assert is_supported(dtype)
 
 
 @pytest.mark.parametrize("code", [RAW, 18, 255])
@@ -31,7 +31,7 @@ def test_raw_and_unknown_numbers_have_no_dtype(code: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["O", ">f4", "U1", np.longdouble, "M8[s]"])
 def test_what_cannot_travel_is_named(dtype: str) -> None:
-    assert not can_travel(np.dtype(dtype))
+    assert not is_supported(np.dtype(dtype))
     with pytest.raises(TypeError, match="cannot be sent"):
         code_of(np.dtype(dtype))
     with pytest.raises(UsageError, match=r"cannot be sent or reduced; allowed: bool, .*, in native byte order"):

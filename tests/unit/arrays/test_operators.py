@@ -31,7 +31,7 @@ def test_a_named_reduction_can_be_kept_in_rank_order() -> None:
 
 @pytest.mark.parametrize("op", ["mean", "SUM", "", None, 3])
 def test_what_is_no_reduction_is_refused_with_the_list_of_those_that_are(op: object) -> None:
-    with pytest.raises(UsageError, match=r"is no reduction; allowed: sum, prod, .*, lxor, or a function"):
+    with pytest.raises(UsageError, match=r"is not a reduction; allowed: sum, prod, .*, lxor, or a function"):
         reduction_of(op)  # type: ignore[arg-type]
 
 

@@ -425,8 +425,8 @@ def test_a_function_of_the_user_folds_in_order_whatever_is_replaced(which: int) 
     [
         (lambda left, _right: left.astype(np.float64), r"float64\[3\]"),
         (lambda left, _right: left[:2], r"float32\[2\]"),
-        (lambda left, _right: left.sum(), "float32, which is no array"),
-        (lambda _left, _right: None, "NoneType, which is no array"),
+        (lambda left, _right: left.sum(), "float32, not an array"),
+        (lambda _left, _right: None, "NoneType, not an array"),
     ],
 )
 def test_a_function_that_returns_something_else_is_named(function: Callable[[Array, Array], Any], found: str) -> None:

@@ -82,7 +82,7 @@ def test_memory_that_the_device_reads_is_not_handed_out_before_it_has(memory: Ho
     switch = Switch()
     array = memory.take(100)
     array[:] = 1
-    assert memory.lend(array[5:].view(np.uint8), switch)
+    assert memory.mark_in_use(array[5:].view(np.uint8), switch)
     del array
     other = memory.take(100)
     other[:] = 2
@@ -93,14 +93,14 @@ def test_memory_that_the_device_reads_is_not_handed_out_before_it_has(memory: Ho
 
 def test_memory_of_others_is_known_as_such(memory: HostMemory) -> None:
     assert not memory.owns(np.zeros(3))
-    assert not memory.lend(np.zeros(3)[1:], Switch())
+    assert not memory.mark_in_use(np.zeros(3)[1:], Switch())
     assert memory.owns(memory.take(10)[3:])
 
 
 def test_memory_with_which_the_device_failed_is_let_go(memory: HostMemory) -> None:
     engine = Engine()
     array = memory.take(100)
-    memory.lend(array, engine.begin("stage_in", lambda: None))
+    memory.mark_in_use(array, engine.begin("stage_in", lambda: None))
     engine.broken = "done"
     del array
     assert memory.stats().free_bytes == 0
@@ -138,7 +138,7 @@ def test_a_new_array_is_made_beside_the_first(staging: Staging, shape: tuple[int
     mirror = staging.mirror(slate([1]))
     values = np.ones(shape, np.int16)
     values.flags.writeable = False
-    made = mirror.made(values)
+    made = mirror.new_array(values)
     assert isinstance(made, Slate)
     assert (made.shape, made.dtype) == (shape, np.int16)
     assert np.array_equal(made.values(), values)
@@ -149,7 +149,7 @@ def test_a_new_array_of_staging_memory_is_not_copied_once_more(staging: Staging)
     mirror = staging.mirror(slate([1]))
     room = mirror.room((2, 3), np.dtype(np.float32))
     room[...] = 5
-    made = mirror.made(room)
+    made = mirror.new_array(room)
     assert staging.memory.stats().misses == 1
     assert made.values().tolist() == [[5, 5, 5]] * 2
 
@@ -178,7 +178,7 @@ def test_memory_that_is_not_ours_is_waited_for(staging: Staging) -> None:
     ("stage_out", StagedArray.read),
     ("done", StagedArray.read),
     ("stage_in", lambda mirror: mirror.write(np.zeros(2))),
-    ("stage_in", lambda mirror: mirror.made(np.zeros(2))),
+    ("stage_in", lambda mirror: mirror.new_array(np.zeros(2))),
 ])  # fmt: skip
 def test_errors_of_the_device_say_which_one_and_what_it_did(staging: Staging, broken: str, act: Any) -> None:
     mirror = staging.mirror(slate([1.0, 2.0]))
@@ -215,14 +215,14 @@ def test_arrays_that_cannot_be_compared_are_an_error_of_the_device(
 @pytest.mark.parametrize(
     ("method", "gives", "says"),
     [
-        ("outline", None, "looking at an array on device slate failed: TypeError: .*no Outline"),
-        ("outline", Outline("float64", (1,), "d"), "no Outline with a NumPy dtype"),  # type: ignore[arg-type]
+        ("outline", None, "looking at an array on device slate failed: TypeError: .*expected an Outline"),
+        ("outline", Outline("float64", (1,), "d"), "expected an Outline with a NumPy dtype"),  # type: ignore[arg-type]
         ("outline", Outline(np.dtype(float), (-1,), "d"), r"the shape \(-1,\)"),
         ("outline", Outline(np.dtype(float), 1, "d"), "TypeError"),  # type: ignore[arg-type]
-        ("host_memory", np.empty(64, np.uint8), "64 bytes, where 4096 bytes were asked for"),
-        ("host_memory", b"bytes", "gave bytes, where"),
-        ("stage_out", None, "stage_out on device slate:0 failed: TypeError: it gave None"),
-        ("stage_in", None, "stage_in on device slate:0 failed: TypeError: it gave None"),
+        ("host_memory", np.empty(64, np.uint8), "64 bytes; 4096 bytes were asked for"),
+        ("host_memory", b"bytes", "returned bytes; 4096 bytes"),
+        ("stage_out", None, "stage_out on device slate:0 failed: TypeError: it returned None"),
+        ("stage_in", None, "stage_in on device slate:0 failed: TypeError: it returned None"),
         ("recognises", np.zeros(2), "recognising an array on device slate failed: ValueError"),
     ],
 )

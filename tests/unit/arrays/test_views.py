@@ -36,12 +36,12 @@ def test_counts_beyond_32_bits_are_split_exactly() -> None:
 
 @pytest.mark.parametrize(("count", "parts"), [(-1, 2), (4, 0), (4, -1)])
 def test_what_cannot_be_cut_is_refused(count: int, parts: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} elements cannot be cut into {parts} parts"):
+    with pytest.raises(ValueError, match=f"cannot split {count} elements into {parts} parts"):
         split(count, parts)
 
 
 def test_segments_that_never_end_are_refused() -> None:
-    with pytest.raises(ValueError, match="never reach the end"):
+    with pytest.raises(ValueError, match="the segment limit must be at least 1"):
         segments(Span(0, 4), 0)
 
 

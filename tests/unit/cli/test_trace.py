@@ -30,7 +30,7 @@ def test_who_diverged_is_printed_in_a_sentence_and_is_status_1(tmp_path: Path) -
     status, text = ask(tmp_path)
     assert status == 1
     assert text.splitlines()[0] == "4 dumps of 4 ranks"
-    assert "cannot read other.json: it is no dump" in text
+    assert "cannot read other.json: not a flight recorder dump" in text
     assert "- rank 2 is missing: its last finished call is all_reduce #41, it is in user code (train.py:88)" in text
 
 

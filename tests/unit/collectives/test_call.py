@@ -27,7 +27,7 @@ def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
     call.spin = True
     assert [call.post_next(), call.post_next()] == posted
     assert asked == [(20, (4, REDUCE), True), (21, (4, REDUCE), True)]
-    call.give_up()
+    call.abort()
     assert [each.cancelled for each in posted] == [False, True]
     assert len(asked) == 2
 
@@ -35,14 +35,14 @@ def test_turns_are_taken_in_order_with_slips_in_a_row() -> None:
 def test_who_gives_up_cancels_the_turn_that_was_taken_and_takes_no_part_in_those_left() -> None:
     call, asked, posted = make_call(3)
     call.post_next()
-    call.give_up()
+    call.abort()
     assert posted[0].cancelled
     assert asked[1:] == [(21, ABORTED, False), (22, ABORTED, False)]
 
 
 def test_a_call_without_turns_gives_up_nothing() -> None:
     call, asked, _ = make_call(0)
-    call.give_up()
+    call.abort()
     assert asked == []
 
 

@@ -272,7 +272,7 @@ def test_nothing_comes_after_the_close() -> None:
 def test_a_difference_that_was_seen_elsewhere_is_told_like_any_other() -> None:
     world = World(3)
     entries = begin_all(world)
-    world[0].call_log.disagree(entries[0].sequence, entries[0].fingerprint, 1, LONGER)
+    world[0].call_log.report_mismatch(entries[0].sequence, entries[0].fingerprint, 1, LONGER)
     world.deliver()
     assert all(isinstance(entry.error, CollectiveMismatch) for entry in entries)
 
@@ -403,7 +403,7 @@ def test_a_difference_that_was_seen_before_a_call_is_adopted_is_what_it_raises_a
     call_log = world[0].call_log
     sequence = call_log.take()
     assert sequence is not None
-    call_log.disagree(sequence, ALL_REDUCE, 1, LONGER)
+    call_log.report_mismatch(sequence, ALL_REDUCE, 1, LONGER)
     entry = call_log.adopt(sequence, ALL_REDUCE, time.monotonic())
     error = call_log.end(entry, Cancelled(operation="all_reduce", rank=1))
     assert isinstance(error, CollectiveMismatch)

@@ -13,10 +13,10 @@ from nexar.collectives.call_notices import (
     AbortReason,
     ClosingNotice,
     NoticeSender,
-    awaited_here,
     error_of,
     mismatch_of,
-    named,
+    timeout_caused_here,
+    with_call_name,
 )
 from nexar.collectives.fingerprint import Fingerprint, OperationCode
 from nexar.errors import (
@@ -77,7 +77,7 @@ def test_who_waits_already_is_told_at_once_and_also_of_calls_to_come() -> None:
     for entry in waiting:
         assert isinstance(entry.error, Revoked)
         assert (entry.error.rank, entry.error.closed) == (0, True)
-        assert "rank 0 has closed it, and takes no part in barrier #0" in str(entry.error)
+        assert "rank 0 has closed it and takes no part in barrier #0" in str(entry.error)
     for rank, entry in zip((1, 2), waiting, strict=True):
         world[rank].call_log.end(entry, entry.error)
         assert world[rank].call_log.take() is None
@@ -225,7 +225,9 @@ def test_who_is_lost_is_named_by_its_rank_here_whatever_its_link_calls_it(error:
     assert isinstance(heard(LinkClosed(owner="the communicator")), Cancelled)
 
 
-@pytest.mark.parametrize(("missing", "says"), [("scan #7", "missing scan #7 (that is"), ("", "missing its part (that")])
+@pytest.mark.parametrize(
+    ("missing", "says"), [("scan #7", "missing scan #7 (this rank"), ("", "missing its part (this rank")]
+)
 def test_who_is_blamed_reads_that_it_is_meant(missing: str, says: str) -> None:
     notice = CallAborted(0, 0, 7, 3, "late", 30.0, (Blamed(2, missing),))
     assert says in str(error_of(notice, ENTRY, known, 2))
@@ -291,11 +293,11 @@ def test_a_mismatch_of_others_alone_names_one_of_them() -> None:
 
 
 def test_a_part_that_another_rank_gave_up_is_named_as_the_call() -> None:
-    error = named(Cancelled(operation="all_gather", reason="it did", rank=1), ENTRY)
+    error = with_call_name(Cancelled(operation="all_gather", reason="it did", rank=1), ENTRY)
     assert isinstance(error, Cancelled)
     assert (error.operation, error.reason, error.rank) == ("scan #7", "it did", 1)
     mine = Cancelled(operation="all_gather")
-    assert named(mine, ENTRY) is mine
+    assert with_call_name(mine, ENTRY) is mine
 
 
 def test_the_way_is_named_only_where_nothing_else_tells_the_calls_apart() -> None:
@@ -308,7 +310,7 @@ def test_the_way_is_named_only_where_nothing_else_tells_the_calls_apart() -> Non
 
 def test_who_was_waited_for_in_vain_can_tell_what_was_missing() -> None:
     notice = CallAborted(0, 0, 7, 3, "late", 30.0, (Blamed(1, "scan #7"), Blamed(2, "scan #7")))
-    error = awaited_here(notice, 2)
+    error = timeout_caused_here(notice, 2)
     assert list(error.waiting_for) == [AwaitedPeer(rank=2, missing="scan #7")]
     assert (error.operation, error.sequence, error.timeout) == ("scan", 7, 30.0)
 
@@ -318,15 +320,15 @@ NOTICE = CallAborted(3, 1, 0, 0, "tired")
 
 def test_what_is_spread_goes_to_all_that_are_linked_but_who_said_it() -> None:
     world = World(4, [(0, 1), (0, 2)])
-    NoticeSender(world[0]).spread(NOTICE)
-    NoticeSender(world[0]).spread(NOTICE, but=1)
+    NoticeSender(world[0]).send_all(NOTICE)
+    NoticeSender(world[0]).send_all(NOTICE, but=1)
     assert [(source, dest) for source, dest, _ in world.said] == [(0, 1), (0, 2), (0, 2)]
 
 
 def test_a_lost_link_keeps_nobody_else_from_hearing() -> None:
     world = World(3)
     world[0].lines[1].cut = True
-    NoticeSender(world[0]).spread(NOTICE)
+    NoticeSender(world[0]).send_all(NOTICE)
     assert [dest for _, dest, _ in world.said] == [2]
 
 

@@ -107,16 +107,16 @@ class Odd(Compressor):
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        (Odd(-1), "-1 bytes"),
-        (Odd(9, linear=True), "whole elements"),
-        (Odd(piece=np.zeros(7, np.uint8)), r"uint8\[7\], where size_bytes says uint8\[8\]"),
-        (Odd(piece=np.zeros(8, np.int8)), r"int8\[8\], where"),
-        (Odd(piece=[0] * 8), "piece of list, where"),
-        (Odd(8.0), r"8\.0 bytes"),  # type: ignore[arg-type]
-        (Odd(array=np.zeros(3)), r"float64\[3\] of a piece, where it has to be float64\[2\]"),
-        (Odd(array=np.zeros(1)), r"float64\[1\] of a piece"),
-        (Odd(array=np.zeros(2, np.float32)), r"float32\[2\] of a piece"),
-        (Odd(array=1.0), "float of a piece"),
+        (Odd(-1), "gives -1 as the size_bytes"),
+        (Odd(9, linear=True), "a multiple of the item size"),
+        (Odd(piece=np.zeros(7, np.uint8)), r"uint8\[7\], but size_bytes requires uint8\[8\]"),
+        (Odd(piece=np.zeros(8, np.int8)), r"int8\[8\], but"),
+        (Odd(piece=[0] * 8), "piece of list, but"),
+        (Odd(8.0), r"gives 8\.0 as the size_bytes"),  # type: ignore[arg-type]
+        (Odd(array=np.zeros(3)), r"a piece to float64\[3\], not to float64\[2\]"),
+        (Odd(array=np.zeros(1)), r"a piece to float64\[1\], not"),
+        (Odd(array=np.zeros(2, np.float32)), r"a piece to float32\[2\], not"),
+        (Odd(array=1.0), "a piece to float, not"),
     ],
 )
 @pytest.mark.parametrize("feedback", [True, False])

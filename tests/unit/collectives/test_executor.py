@@ -142,7 +142,7 @@ def test_who_sends_something_that_is_no_array_is_named() -> None:
     next(exchange(ground(hub, 1, 2), {0: np.ones(3)}, ()))
     hub.sent[0][3].shape = (2, 2)
     hub.match()
-    with pytest.raises(PeerMisbehaved, match=r"rank 1.*an array that is none"):
+    with pytest.raises(PeerMisbehaved, match=r"rank 1.*an invalid array"):
         next(receiving)
 
 

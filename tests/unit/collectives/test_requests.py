@@ -45,10 +45,10 @@ class Scene:
         self.waited = waited
         return late
 
-    def hear(self, entry: Call) -> None:
+    def await_notice(self, entry: Call) -> None:
         self.said.append("hear")
 
-    def disagree(self, sequence: int, ours: Any, rank: int, theirs: Any) -> None:
+    def report_mismatch(self, sequence: int, ours: Any, rank: int, theirs: Any) -> None:
         self.said.append((sequence, rank, theirs))
 
     def extend(self, entry: Call, late: OperationTimeout, timeout: float) -> float:

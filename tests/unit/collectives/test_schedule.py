@@ -87,7 +87,7 @@ def test_a_send_and_its_receive_fit_together():
     [
         ([[SENDS], []], "sent only"),
         ([[], [RECEIVES]], "awaited only"),
-        ([[SENDS], [Step(receives=(RecvStep(0, Range(0, 0, 3), 0, Combine.COPY),))]], "without their other end"),
+        ([[SENDS], [Step(receives=(RecvStep(0, Range(0, 0, 3), 0, Combine.COPY),))]], "unmatched messages"),
         ([[SENDS, SENDS], [RECEIVES, RECEIVES]], "twice"),
         ([[Step((SendStep(0, HERE, 0),), (RecvStep(0, HERE, 0, Combine.COPY),))], []], "to oneself"),
         ([[Step(then=(LocalCopy(Range(0, 0, 5), Range(0, 0, 5), Combine.COPY),))], []], "outside its buffers"),

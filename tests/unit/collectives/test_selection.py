@@ -140,21 +140,21 @@ def test_a_reduction_that_does_not_commute_keeps_rank_order():
 @pytest.mark.parametrize(
     ("call", "name", "said"),
     [
-        (facts(), "rign", "does not exist here; for this all_reduce there are: direct, gather_fold, "),
-        (facts(Op.SCATTER), "ring", "does not exist here; for this scatter there are: flat, tree"),
+        (facts(), "rign", "does not exist for this operation; allowed for this all_reduce: direct, gather_fold, "),
+        (facts(Op.SCATTER), "ring", "does not exist for this operation; allowed for this scatter: flat, tree"),
         (facts(commutative=False), "ring", "does not keep rank order"),
         (facts(deterministic=True), "recursive_doubling", "deterministic=True"),
         (facts(hosts=(4, 4), shared_memory=True), "shared_memory", "needs all ranks on one host, and they are on 2"),
-        (facts(hosts=(8,)), "shared_memory", "they share none"),
-        (facts(Op.SCAN, hosts=(8,), shared_memory=True), "shared_memory", "does not exist here"),
+        (facts(hosts=(8,)), "shared_memory", "do not share memory"),
+        (facts(Op.SCAN, hosts=(8,), shared_memory=True), "shared_memory", "does not exist for this operation"),
         (facts(hosts=(8,), shared_memory=True), "two_level", "needs several hosts"),
-        (facts(hosts=(4, 4)), "two_level", "they share none"),
+        (facts(hosts=(4, 4)), "two_level", "do not share memory"),
         (facts(hosts=(4, 4), shared_memory=True, deterministic=True), "two_level", "host by host"),
-        (facts(Op.SCAN, hosts=(4, 4), shared_memory=True), "two_level", "does not exist here"),
+        (facts(Op.SCAN, hosts=(4, 4), shared_memory=True), "two_level", "does not exist for this operation"),
     ],
 )
 def test_a_name_that_cannot_serve_is_refused_with_those_that_can(call, name, said):
-    with pytest.raises(UsageError, match="there are: ") as refused:
+    with pytest.raises(UsageError, match="allowed for this ") as refused:
         choose_algorithm(call, name)
     assert said in str(refused.value)
 

@@ -22,8 +22,8 @@ def test_nobody_is_late_before_anybody_has_come() -> None:
 
 def test_lateness_is_measured_from_the_first_of_each_call() -> None:
     lateness = StragglerEstimate(100)
-    lateness.saw(10.0, {101: 13.0, 102: 11.0})
-    lateness.saw(50.0, {101: 51.0, 102: 52.0})
+    lateness.add_call(10.0, {101: 13.0, 102: 11.0})
+    lateness.add_call(50.0, {101: 51.0, 102: 52.0})
     assert lateness.stragglers(rank_of) == [
         Straggler(1, 2.0, 3.0, 1, pytest.approx(4 / 7)),
         Straggler(2, 1.5, 2.0, 1, pytest.approx(3 / 7)),
@@ -33,7 +33,7 @@ def test_lateness_is_measured_from_the_first_of_each_call() -> None:
 
 def test_this_rank_can_be_the_last() -> None:
     lateness = StragglerEstimate(100)
-    assert lateness.saw(10.0, {101: 8.0, 102: 9.0}) == 0.0
+    assert lateness.add_call(10.0, {101: 8.0, 102: 9.0}) == 0.0
     assert lateness.stragglers(rank_of)[0] == Straggler(0, 2.0, 2.0, 1, pytest.approx(2 / 3))
     assert lateness.waiting(rank_of) == {1: 0.0, 2: 0.0}
 
@@ -41,15 +41,15 @@ def test_this_rank_can_be_the_last() -> None:
 def test_waiting_lasts_until_the_last_has_come_and_each_is_charged_with_its_own() -> None:
     lateness = StragglerEstimate(100)
     for _ in range(2):
-        assert lateness.saw(10.0, {101: 12.0, 102: 13.0, 103: 9.0}) == 3.0
+        assert lateness.add_call(10.0, {101: 12.0, 102: 13.0, 103: 9.0}) == 3.0
     assert lateness.waiting(rank_of) == {1: 4.0, 2: 6.0, 3: 0.0}
 
 
 def test_arrivals_are_kept_by_operation_and_added_up_over_all() -> None:
     lateness = StragglerEstimate(100)
-    lateness.saw(10.0, {101: 13.0}, operation=1)
-    lateness.saw(50.0, {101: 51.0}, operation=2)
-    lateness.saw(60.0, {101: 59.0}, operation=2)
+    lateness.add_call(10.0, {101: 13.0}, operation=1)
+    lateness.add_call(50.0, {101: 51.0}, operation=2)
+    lateness.add_call(60.0, {101: 59.0}, operation=2)
     found = lateness.arrivals(rank_of)
     assert found[1][1] == {
         "calls": 1, "mean_lateness": 3.0, "worst": 3.0, "times_last": 1, "seconds_waited_for": 3.0,
@@ -63,7 +63,7 @@ def test_arrivals_are_kept_by_operation_and_added_up_over_all() -> None:
 def test_shares_add_up_and_the_worst_is_no_less_than_the_mean(seen: list[tuple[float, dict[int, float]]]) -> None:
     lateness = StragglerEstimate(100)
     for began, arrivals in seen:
-        assert lateness.saw(began, arrivals) == max([began, *arrivals.values()]) - began
+        assert lateness.add_call(began, arrivals) == max([began, *arrivals.values()]) - began
     found = lateness.stragglers(rank_of)
     total = sum(each.share for each in found)
     assert total == pytest.approx(1.0) or all(each.worst == 0.0 for each in found)

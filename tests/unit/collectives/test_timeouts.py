@@ -80,7 +80,7 @@ def test_who_is_elsewhere_is_said_to_be_there() -> None:
     assert isinstance(blamed := judge(report(1, "absent", doing="scan #3"), report(2, "failed")), tuple)
     assert blamed[0].current_operation == "scan #3"
     assert "it is in scan #3" in str(blamed[0])
-    assert "it gave it up" in str(blamed[1])
+    assert "it aborted the call" in str(blamed[1])
 
 
 @pytest.mark.parametrize(

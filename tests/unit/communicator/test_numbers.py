@@ -92,6 +92,6 @@ def test_a_closed_communicator_says_that_it_is_closed() -> None:
 
 
 def test_a_usage_error_is_a_value_error() -> None:
-    with local_communicators(1, Config()) as (comm,), pytest.raises(ValueError, match="no reduction"):
+    with local_communicators(1, Config()) as (comm,), pytest.raises(ValueError, match="not a reduction"):
         comm.all_reduce(np.ones(3), "mean")
     assert issubclass(nexar.BufferMismatch, ValueError)

@@ -34,7 +34,7 @@ class Scene:
         link = SimpleNamespace(wake_peer=lambda: self.nudged.append(1))
         router = SimpleNamespace(tell_of_losses=self._watch)
         facts = {"membership": Membership("test", 1, members), "links": lambda: {1: link}, "router": router}
-        call_log = SimpleNamespace(disagree=lambda *each: self.told.append(each))
+        call_log = SimpleNamespace(report_mismatch=lambda *each: self.told.append(each))
         self.neighbors = RegionMembers(cast(Group, SimpleNamespace(**facts)), cast(CallLog, call_log), (1, 3))
 
     def _watch(self, lost: Any) -> Any:

@@ -205,7 +205,7 @@ def test_what_is_no_dump_is_told_and_does_not_hide_the_others(tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe.json")
     found = read_dumps(tmp_path)
     assert [each.rank for each in found.dumps] == [0]
-    assert "no dump" in found.unreadable["b.json"]
+    assert "not a flight recorder dump" in found.unreadable["b.json"]
 
 
 def test_nothing_to_read_is_said_with_the_remedy(tmp_path: Path) -> None:

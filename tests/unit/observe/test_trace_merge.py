@@ -118,7 +118,7 @@ def test_files_that_are_no_parts_are_named_and_the_others_read(tmp_path: Path) -
     (tmp_path / "old.part").write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(part(0, []), format=99)))
     found = read_parts([tmp_path])
     assert len(found.parts) == 1
-    assert "it is no part of a trace" in found.unreadable[str(tmp_path / "bad.part")]
+    assert "not a trace part" in found.unreadable[str(tmp_path / "bad.part")]
     assert "its format is 99" in found.unreadable[str(tmp_path / "old.part")]
 
 

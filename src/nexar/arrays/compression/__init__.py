@@ -1,1 +1,1 @@
-"""Arrays made smaller before they travel, and what of that has to be agreed on."""
+"""Compression of arrays for all_reduce_compressed."""

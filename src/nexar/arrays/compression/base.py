@@ -1,9 +1,4 @@
-"""What a compressor is told of the call that it serves.
-
-What makes an array smaller, so that less of it travels: the contract.
-
-What is not sent in one call is sent in a later one: x + residual goes in, and what did not travel stays behind.
-"""
+"""The compressor interface, and residuals: unsent data is added to the next call."""
 
 from __future__ import annotations
 
@@ -21,107 +16,104 @@ _DOUBLE: Final = np.dtype(np.float64)
 
 
 def work_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """In which arrays of this dtype are compressed and summed: float64 for itself, float32 for all narrower types."""
+    """Returns float64 for float64, else float32."""
     return _DOUBLE if dtype == _DOUBLE else _SINGLE
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """One call of all_reduce_compressed, the same on all ranks but for `kept`."""
+    """Parameters of one all_reduce_compressed, equal on all ranks except `kept`."""
 
     count: int
-    """Elements of the array."""
     dtype: np.dtype[Any]
-    """The caller's: what the result is rounded to, and a good choice for values that travel."""
+    """The caller's dtype; the result is rounded to it."""
     seed: int
-    """A number below 2⁶⁴, the same on all ranks, and another one for each call."""
+    """A number below 2⁶⁴, equal on all ranks and different for each call."""
     feedback: bool
-    """The caller has a residual: what is not sent now is not lost."""
+    """True if the caller has a residual, so that unsent data is not lost."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """For the compressor, to remember what it would have to work out again in the same call. This rank's own."""
+    """Cache of the compressor for this call, local to this rank."""
 
     @property
     def work(self) -> np.dtype[Any]:
-        """The dtype of the array that is compressed, and of what is made of pieces: see work_dtype."""
+        """The dtype of uncompressed arrays."""
         return work_dtype(self.dtype)
 
 
 Piece = NDArray[np.uint8]
-"""What one rank's array was made: a flat row of bytes."""
+"""A compressed array: flat bytes."""
 
 
 class Compressor(ABC):
-    """Makes a piece of a rank's array, and an array of a piece. Subclass it for a way of your own.
+    """Converts arrays to pieces and back. Subclass it for custom compression.
 
-    Every rank compresses its array, all pieces go to all ranks, and each rank adds up what they mean, in rank order: so
-    all ranks have the same bits if `decompress` gives the same for the same piece and terms. A compressor has no state
-    that a call changes: several threads may use one, and a call that failed leaves no trace. What it may lose, the
-    residual keeps: the caller's array, plus the residual, minus what `decompress` makes of the own piece.
+    All pieces are sent to all ranks, and each rank sums the decompressed arrays in rank order. So all ranks have the
+    same bits if `decompress` depends only on piece and terms. A compressor has no mutable state: several threads may
+    use one, and a failed call leaves no trace. The new residual is array + residual - decompress(own piece).
 
-    An error that it raises ends the call on this rank with it, on the others with Cancelled, and nothing was written.
+    An error that it raises ends the call on this rank; the others raise Cancelled, and nothing is written.
     """
 
     linear: ClassVar[bool] = False
-    """A piece is a row of elements of the caller's dtype, and the sum of pieces, element by element, is the piece of
-    the sum. Then the pieces are all-reduced instead of gathered, which costs less in larger worlds."""
+    """True if pieces are elements of the caller's dtype and the sum of pieces is the piece of the sum. Then they are
+    all-reduced instead of gathered, which costs less in larger worlds.
+    """
 
     @property
     def name(self) -> str:
-        """Says which one it is, with all that ranks must have alike; those whose names differ raise
-        CollectiveMismatch. Override it if there is anything to set.
+        """Identifies the compressor and its parameters. Ranks with different names raise CollectiveMismatch. Override
+        it if there are parameters.
         """
         return type(self).__qualname__
 
     @abstractmethod
     def size_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """Of a piece of `count` elements. It depends on nothing else, so that all ranks expect the same; what varies
-        has to be padded.
-        """
+        """Returns the bytes of a piece of `count` elements. They must depend on nothing else; pad if necessary."""
 
     @abstractmethod
     def compress(self, array: NDArray[Any], terms: Terms) -> Piece:
-        """The piece: a new flat array of `size_bytes`. `array` is flat, of dtype `terms.work`, and must not be changed:
-        it may be the caller's own memory.
+        """Returns the piece, a new flat array of `size_bytes`. `array` is flat, of dtype `terms.work`, and must not be
+        modified.
         """
 
     @abstractmethod
     def decompress(self, piece: Piece, terms: Terms) -> NDArray[Any]:
-        """A new flat array of `terms.count` elements and dtype `terms.work`. `piece` may lie anywhere in memory, and
-        must not be changed. ValueError if it cannot be one: that is what its sender is blamed for.
+        """Returns a new flat array of `terms.count` elements and dtype `terms.work`. `piece` may be unaligned and must
+        not be modified. Raise ValueError if it is invalid: the error then names its sender.
         """
 
     def add(self, piece: Piece, total: NDArray[Any], terms: Terms) -> None:
-        """Add what the piece means to `total`. Override it where that is less work than to decompress it whole."""
+        """Add the decompressed piece to `total`. Override it if that is cheaper than decompressing."""
         np.add(total, decompressed(self, piece, terms), out=total)
 
     def working_bytes(self, count: int, dtype: np.dtype[Any]) -> int:
-        """The most memory that `compress`, `decompress` or `add` takes, beside what it is given and the piece that it
-        makes. What `compressed_allreduce_max_bytes` is compared with has this in it.
+        """Returns the peak memory of `compress`, `decompress` and `add`, without arguments and piece. It counts towards
+        `compressed_allreduce_max_bytes`.
         """
         return 3 * count * work_dtype(dtype).itemsize
 
 
 def decompressed(compressor: Compressor, piece: Piece, terms: Terms) -> NDArray[Any]:
-    """What the piece means. UsageError if the compressor made something else of it than it has to: NumPy would stretch
-    a shorter array and convert another dtype, and nobody would see that the sum is wrong.
+    """Returns the decompressed piece. Raises UsageError for a wrong shape or dtype, which NumPy would silently
+    convert.
     """
     with np.errstate(all="ignore"):
         array: Any = compressor.decompress(piece, terms)
     if not isinstance(array, np.ndarray) or array.dtype != terms.work or array.shape != (terms.count,):
         raise UsageError(
-            f"{compressor.name} made {described(array)} of a piece, where it has to be {terms.work}[{terms.count}]; "
+            f"{compressor.name} decompressed a piece to {described(array)}, not to {terms.work}[{terms.count}]; "
             "convert it"
         )
     return array
 
 
 def described(value: object) -> str:
-    """What a compressor returned, as errors say it: `float32[3]`, or the type of what is no array."""
+    """Returns `float32[3]`, or the type of a non-array."""
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__qualname__
 
 
 def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Terms) -> NDArray[Any]:
-    """What is to be compressed, in the work dtype: a new array if there is a residual, else perhaps the caller's."""
+    """Returns the array to compress, in the work dtype; it may be the caller's."""
     if residual is None:
         return array.astype(terms.work, copy=False)
     with np.errstate(all="ignore"):
@@ -130,8 +122,8 @@ def add_residual(array: NDArray[Any], residual: NDArray[Any] | None, terms: Term
 
 
 def new_residual(wanted: NDArray[Any], sent: NDArray[Any]) -> NDArray[Any]:
-    """The next residual, in the memory of `wanted`. Where NaN or infinity was sent, nothing is left: all ranks have
-    seen it, and a residual that kept it would never be of use again.
+    """Returns the residual in the memory of `wanted`. It is 0 where NaN or infinity was sent, which would spoil it
+    forever.
     """
     with np.errstate(all="ignore"):
         np.subtract(wanted, sent, out=wanted)

@@ -1,9 +1,9 @@
-"""A compressor as a number of 31 bits: what ranks must have alike of it, packed so that it can be told in words.
+"""Compressors as 31-bit numbers, packed so that differences between ranks can be described.
 
-3 bits    which one it is
-1 bit     there is a residual: RandomK rescales without one, so all ranks must know
-1 bit     what follows is a digest, because it did not fit
-26 bits   a ratio, as 4 bits of a negative power of ten and 22 bits of digits; or a format and a block; or a digest
+3 bits    kind
+1 bit     with residual: RandomK rescales without one, so ranks must agree
+1 bit     the rest is a digest, because it did not fit
+26 bits   a ratio (4 bits negative power of ten, 22 bits digits), or format and block, or a digest
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nexar.arrays.compression.base import Compressor
 from nexar.arrays.compression.quantized import FORMATS, FP8, Int8, NoCompression
 from nexar.arrays.compression.sparse import RandomK, TopK
 
-# Numbers are the wire format: never reuse one. 7 is for those of users.
+# These numbers are the wire format: never reuse one. 7 is for user compressors.
 _KINDS: Final[dict[type[Compressor], int]] = {NoCompression: 1, TopK: 2, RandomK: 3, FP8: 4, Int8: 5}
 _NAMES: Final = {kind: each.__name__ for each, kind in _KINDS.items()}
 _USER_KIND: Final = 7
@@ -30,25 +30,23 @@ _FORMATS: Final = tuple(FORMATS)
 
 
 def code_of_compressor(compressor: Compressor, *, feedback: bool, piece_bytes: int = 0) -> int:
-    """Differs for compressors that differ; among digests, all but one time in 67 million. `piece_bytes`: of this call;
-    those of users that say another size than their namesakes on other ranks differ as well.
-    """
+    """Returns a number that differs for different compressors; digests collide once in 67 million."""
     kind = _KINDS.get(type(compressor), _USER_KIND)
     fact = _fact(compressor)
     if fact is None or kind == _USER_KIND:
-        # Shared memory would not see that pieces have different lengths, or that some are gathered and others reduced.
+        # Shared memory would not detect different piece lengths, or gathering on some ranks and reducing on others.
         said = f"{compressor.name} {compressor.linear} {piece_bytes}"
         fact = _DIGEST | zlib.crc32(said.encode(errors="backslashreplace")) % _DIGEST
     return kind << _KIND_AT | (_FEEDBACK if feedback else 0) | fact
 
 
 def describe_code(mark: int) -> str:
-    """`TopK(0.01) with a residual`, as errors say it."""
+    """Returns for example `TopK(0.01) with a residual`."""
     return f"{_described(mark)} {'with' if mark & _FEEDBACK else 'without'} a residual"
 
 
 def _fact(compressor: Compressor) -> int | None:
-    """None: it does not fit."""
+    """Returns None if it does not fit."""
     match compressor:
         case TopK() | RandomK():
             return _packed(compressor.ratio)

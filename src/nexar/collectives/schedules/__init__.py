@@ -1,1 +1,1 @@
-"""The algorithms: pure generators of steps, one file per family."""
+"""Collective algorithms: pure generators of steps, one file per family."""

@@ -1,4 +1,4 @@
-"""Where the elements of a rank lie: blocks, one per rank, in rank order."""
+"""Blocks of elements, one per rank, and messages for them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from nexar.collectives.schedule import Combine, Range, RecvStep, SendStep
 
 
 def equal(count: int, size: int) -> tuple[Span, ...]:
-    """`size` blocks of `count` elements, one after the other."""
+    """Returns `size` consecutive blocks of `count` elements."""
     return tuple(Span(rank * count, (rank + 1) * count) for rank in range(size))
 
 
 def part(span: Span, buffer: int = 0) -> Range:
-    """The span, in that buffer."""
+    """Returns the span as a range."""
     return Range(buffer, span.start, span.stop)
 
 
 def whole(count: int, buffer: int = 0) -> Range:
-    """All elements of a buffer."""
+    """Returns the whole buffer."""
     return Range(buffer, 0, count)
 
 
 def tiles(span: Span, segment: int) -> tuple[Span, ...]:
-    """Segments of at most that many elements, at least one; 0: no limit, so there is one."""
+    """Returns segments of at most `segment` elements; 0: no limit."""
     if not segment or span.count <= segment:
         return (span,)
     return segments(span, segment)
 
 
 def most_tiles(spans: Iterable[Span], segment: int) -> int:
-    """How many tiles the longest span has: tags of one round that stay clear of the next."""
+    """Returns the number of tags that one round needs."""
     return max(len(tiles(span, segment)) for span in spans)
 
 
 def runs(spans: Sequence[Span], ranks: Iterable[int]) -> tuple[Range, ...]:
-    """The blocks of those ranks in buffer 0, joined where one ends as the next begins: fewer, longer messages."""
+    """Joins adjacent blocks: fewer, longer messages."""
     joined: list[Span] = []
     for span in (spans[rank] for rank in ranks if spans[rank].count):
         if joined and joined[-1].stop == span.start:
@@ -47,10 +47,10 @@ def runs(spans: Sequence[Span], ranks: Iterable[int]) -> tuple[Range, ...]:
 
 
 def sends(peer: int, parts: Iterable[Range], tag: int) -> Iterator[SendStep]:
-    """One message per part, with tags from `tag` on; `receives` is the other end."""
+    """One message per part; `receives` is the other end."""
     return (SendStep(peer, each, tag + index) for index, each in enumerate(parts))
 
 
 def receives(peer: int, parts: Iterable[Range], how: Combine, tag: int) -> Iterator[RecvStep]:
-    """One message per part, with tags from `tag` on; `sends` is the other end."""
+    """One message per part; `sends` is the other end."""
     return (RecvStep(peer, each, tag + index, how) for index, each in enumerate(parts))

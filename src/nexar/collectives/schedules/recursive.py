@@ -1,25 +1,14 @@
-"""Bruck's all-gather: with each round a rank holds twice as many blocks, its own and those of the ranks above it.
+"""Schedules with ceil(log2 n) rounds: Bruck's all-gather, recursive doubling, halving and doubling.
 
-In round k it passes what it holds (of the last round: what is missing there) to the rank 2^k below: ceil(log2 n)
-rounds for any world, and c·(n-1)/n elements sent. Blocks are kept where they belong, so there is nothing to turn round
-at the end; a run that goes past the last rank is two messages.
+Bruck: blocks stay in their place, so no final rotation is needed; a range that wraps around takes two messages.
 
-Recursive doubling: with each round a rank knows of twice as many. Few rounds, whole vectors: for small ones.
+Recursive doubling: a partial result covers neighbouring ranks, and both partners combine lower ⊕ upper. So rank order
+is kept and both compute the same bits.
 
-What a rank holds always stands for neighbouring ranks, and two holdings are combined lower ⊕ upper on both sides: so
-rank order is kept (the operation need not commute), and both partners compute the same bits.
-
-Halving and doubling: few rounds and few bytes, for any number of ranks.
-
-The ranks are cut into a lower and an upper half; each rank of one half has a partner in the other. Reducing, a rank
-gives its partner all that concerns the partner's half, and only its own half is left to care for: then the same within
-each half, until one rank is left. The sums over the halves are what they were over the whole, so nothing is lost.
-Gathering is the same backwards.
-
-Of an odd number the lower half has one more, whose second partner is the first of the upper half: no rank has to stand
-aside, whatever the world. Reducing, each rank sends c·(n-1)/n elements in ceil(log2 n) rounds; gathering, it
-receives as many, but of an odd number some send twice. What is combined comes from ranks here and there, so the
-operation has to commute.
+Halving: a rank sends its partner in the other half everything for that half, then each half repeats this. An odd lower
+half has one more rank, whose partner is the first of the upper half, so every rank takes part. Each rank sends
+c·(n-1)/n elements. The combined ranks are not neighbours, so the operation must commute. Doubling is the reverse; some
+ranks of an odd number send twice.
 """
 
 from __future__ import annotations
@@ -33,7 +22,7 @@ from nexar.collectives.schedules.blocks import receives, runs, sends, whole
 
 
 def bruck_all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 0) -> Iterator[Step]:
-    """Rank i begins with block i in its place in buffer 0; all end with all blocks."""
+    """Rank i begins with block i in buffer 0; all end with all."""
     held = 1
     while held < size:
         above, below = (rank + held) % size, (rank - held) % size
@@ -45,15 +34,13 @@ def bruck_all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 
 
 
 def doubling_all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Buffer 0 in place. Rank order is kept.
-
-    Partners are found by flipping bits, so a power of two takes part; of the ranks in excess each gives its vector to
-    the rank below it first (they stay neighbours, in order), and gets the result last.
+    """All-reduce of buffer 0, in rank order. A power of two of ranks takes part; each excess rank sends its vector to
+    the rank below first and receives the result last.
     """
     power = 1 << (size.bit_length() - 1)
-    paired = 2 * (size - power)  # ranks below this one go in twos; the even one speaks for both
+    paired = 2 * (size - power)  # ranks below this number are paired; the even one represents both
     everything = whole(count)
-    last = power.bit_length()  # rounds use the tags 1..last-1
+    last = power.bit_length()  # the rounds use the tags 1..last-1
     if rank < paired and rank % 2:
         yield Step(sends=(SendStep(rank - 1, everything, 0),))
         yield Step(receives=(RecvStep(rank - 1, everything, last, Combine.COPY),))
@@ -67,19 +54,16 @@ def doubling_all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
 
 def _rounds(rank: int, paired: int, power: int, count: int) -> Iterator[Step]:
     everything = whole(count)
-    seat = rank // 2 if rank < paired else rank - paired // 2
+    position = rank // 2 if rank < paired else rank - paired // 2
     for k in range(power.bit_length() - 1):
-        other = seat ^ (1 << k)
+        other = position ^ (1 << k)
         peer = other * 2 if other < paired // 2 else other + paired // 2
         how = Combine.BEFORE if peer < rank else Combine.AFTER
         yield Step((SendStep(peer, everything, k + 1),), (RecvStep(peer, everything, k + 1, how),))
 
 
 def doubling_scan(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, then the reduction over ranks 0 up to it. Rank order is kept.
-
-    After k rounds it covers the 2^k ranks that end here; those of the rank 2^k below are just what lies before them.
-    """
+    """Inclusive scan of buffer 0, in rank order. After k rounds it covers the 2^k ranks that end here."""
     everything = whole(count)
     for k, distance in enumerate(_distances(size)):
         sends = (SendStep(rank + distance, everything, k),) if rank + distance < size else ()
@@ -88,10 +72,7 @@ def doubling_scan(rank: int, size: int, count: int) -> Iterator[Step]:
 
 
 def doubling_exclusive_scan(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, then the reduction over the ranks below it; rank 0's is left as it was.
-
-    Buffer 1 (`count`) is the scan that passes on, this rank included; buffer 2 (`count`) is what has just arrived.
-    """
+    """Exclusive scan of buffer 0; unchanged on rank 0. Buffer 1 is the inclusive scan to send, buffer 2 receives."""
     result, partial, arriving = whole(count), whole(count, 1), whole(count, 2)
     yield Step(then=(LocalCopy(partial, result, Combine.COPY),))
     for k, distance in enumerate(_distances(size)):
@@ -99,7 +80,8 @@ def doubling_exclusive_scan(rank: int, size: int, count: int) -> Iterator[Step]:
         if rank < distance:
             yield Step(sends)
             continue
-        first = Combine.COPY if distance == 1 else Combine.BEFORE  # buffer 0 holds our own until something comes
+        # buffer 0 holds our own elements until the first arrival
+        first = Combine.COPY if distance == 1 else Combine.BEFORE
         then = (LocalCopy(result, arriving, first), LocalCopy(partial, arriving, Combine.BEFORE))
         yield Step(sends, (RecvStep(rank - distance, arriving, k, Combine.COPY),), then)
 
@@ -115,16 +97,16 @@ class Halving(NamedTuple):
     """One cut through the ranks, as one of them sees it."""
 
     near: range
-    """The half it is in."""
+    """Its half."""
     far: range
     given: tuple[int, ...]
-    """Ranks of the far half that it gives to when reducing, and takes from when gathering."""
+    """Ranks it sends to when reducing, receives from when gathering."""
     taken: tuple[int, ...]
-    """Ranks of the far half that it takes from when reducing, and gives to when gathering."""
+    """Ranks it receives from when reducing, sends to when gathering."""
 
 
 def halvings(rank: int, size: int) -> list[Halving]:
-    """From the whole world down to the rank itself."""
+    """Returns the cuts from the whole world down to the rank."""
     found, ranks = [], range(size)
     while len(ranks) > 1:
         middle = ranks.start + (len(ranks) + 1) // 2
@@ -139,7 +121,7 @@ def _in_lower(rank: int, lower: range, upper: range) -> Halving:
     partner = rank + len(lower)
     if partner < upper.stop:
         return Halving(lower, upper, (partner,), (partner,))
-    return Halving(lower, upper, (upper.start,), ())  # the odd one: nobody is left to give to it
+    return Halving(lower, upper, (upper.start,), ())  # the excess rank has no partner that sends to it
 
 
 def _in_upper(rank: int, lower: range, upper: range) -> Halving:
@@ -149,7 +131,7 @@ def _in_upper(rank: int, lower: range, upper: range) -> Halving:
 
 
 def halving_reduce_scatter(rank: int, size: int, spans: Sequence[Span], *, tag: int = 0) -> Iterator[Step]:
-    """Rank i ends with the reduction of block i, in place; the rest of buffer 0 holds partial results. Commutative."""
+    """Rank i ends with the reduction of block i; the rest is partial. Commutative only."""
     for cut in halvings(rank, size):
         near, far = runs(spans, cut.near), runs(spans, cut.far)
         given = tuple(each for peer in cut.given for each in sends(peer, far, tag))
@@ -157,18 +139,15 @@ def halving_reduce_scatter(rank: int, size: int, spans: Sequence[Span], *, tag: 
 
 
 def doubling_all_gather(rank: int, size: int, spans: Sequence[Span], *, tag: int = 0) -> Iterator[Step]:
-    """Rank i begins with block i in its place in buffer 0; all end with all blocks."""
+    """Rank i begins with block i in buffer 0; all end with all."""
     for cut in reversed(halvings(rank, size)):
         near, far = runs(spans, cut.near), runs(spans, cut.far)
-        told = tuple(each for peer in cut.taken for each in sends(peer, near, tag))
-        yield Step(told, tuple(each for peer in cut.given for each in receives(peer, far, Combine.COPY, tag)))
+        sent = tuple(each for peer in cut.taken for each in sends(peer, near, tag))
+        yield Step(sent, tuple(each for peer in cut.given for each in receives(peer, far, Combine.COPY, tag)))
 
 
 def halving_doubling_all_reduce(rank: int, size: int, count: int) -> Iterator[Step]:
-    """Buffer 0 in place. Each element's result is made by one rank: all get the same bits. Commutative.
-
-    Where the world is no power of two Bruck's way gathers: nobody sends twice there.
-    """
+    """All-reduce of buffer 0, bit-identical. Commutative only. Gathers by Bruck unless the size is a power of two."""
     spans = split(count, size)
     yield from halving_reduce_scatter(rank, size, spans)
     gather = bruck_all_gather if size & (size - 1) else doubling_all_gather

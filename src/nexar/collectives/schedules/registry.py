@@ -1,4 +1,4 @@
-"""Every algorithm there is, by operation and name: how its steps are made, and what it is good for."""
+"""All collective algorithms by operation and name."""
 
 from __future__ import annotations
 
@@ -14,38 +14,35 @@ from nexar.topology import FULL_MESH
 
 
 class Shape(NamedTuple):
-    """What a schedule is made from: all ranks have the same, but for `rank` (and the spans of all_to_all_v)."""
+    """The input of a schedule, equal on all ranks except `rank` and the spans of all_to_all_v."""
 
     rank: int
     size: int
-    count: int  # type: ignore[assignment]  # a shape has no use for a tuple's count()
-    """Elements of the vector; of one rank's block where each has one (all_gather, gather, scatter, all_to_all)."""
+    count: int  # type: ignore[assignment] # tuple.count() is not needed
+    """Elements of the vector, or of one rank's block."""
     root: int = 0
     segment: int = 0
-    """Elements of a pipeline segment; 0: a vector is not cut."""
+    """Elements of a pipeline segment; 0: none."""
     spans: tuple[Span, ...] | None = None
-    """Unequal blocks, one per rank; of all_to_all_v those of the input, then those of the output."""
+    """Unequal blocks; for all_to_all_v of the input, then of the output."""
     topology: str = FULL_MESH
-    """Of which ranks have a connection of their own."""
 
     @property
     def blocks(self) -> tuple[Span, ...]:
-        """One of `count` elements per rank."""
         return self.spans or equal(self.count, self.size)
 
     @property
     def shares(self) -> tuple[Span, ...]:
-        """Of a vector of `count` elements, one per rank."""
         return self.spans or split(self.count, self.size)
 
     @property
     def inputs(self) -> tuple[Span, ...]:
-        """What is for each rank, in buffer 0."""
+        """In buffer 0."""
         return self.blocks[: self.size]
 
     @property
     def outputs(self) -> tuple[Span, ...]:
-        """What is from each rank, in buffer 1."""
+        """In buffer 1."""
         return self.blocks[-self.size :]
 
 
@@ -54,19 +51,17 @@ def _none(_: Shape) -> tuple[int, ...]:
 
 
 class Algorithm(NamedTuple):
-    """One way to do one operation."""
+    """One algorithm of one operation."""
 
     make: Callable[[Shape], Iterator[Step]]
     buffers: Callable[[Shape], tuple[int, ...]] = _none
-    """Elements of the buffers 1 and above."""
+    """Sizes of buffers 1 …."""
     ordered: bool = True
-    """Operands are combined in rank order: the reduction need not commute."""
+    """Combines in rank order: the reduction need not commute."""
     folds: bool = True
-    """Each element is one left fold over all ranks: the same bits as on every other way that folds."""
-    in_one_go: bool = False
-    """One rank combines all operands of an element, by one Fold, so it is rounded once. Otherwise partial results
-    travel between ranks, and each combination rounds them, unless they travel as float32.
-    """
+    """One left fold over all ranks: bit-identical results."""
+    single_fold: bool = False
+    """One rank combines all operands of an element, so it is rounded once."""
 
 
 def _all_ranks(s: Shape) -> tuple[int, ...]:
@@ -85,19 +80,19 @@ def _output(s: Shape) -> tuple[int, ...]:
     return (max(span.stop for span in s.outputs),)
 
 
-def _turning(make: Callable[[Shape], Iterator[Step]]) -> Algorithm:
-    """Only for reductions that commute."""
+def _commutative(make: Callable[[Shape], Iterator[Step]]) -> Algorithm:
+    """Only for commutative reductions."""
     return Algorithm(make, ordered=False, folds=False)
 
 
 def _ordered(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape], tuple[int, ...]] = _none) -> Algorithm:
-    """In rank order, but not as one left fold."""
+    """Not one left fold."""
     return Algorithm(make, buffers, folds=False)
 
 
-def _folding(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape], tuple[int, ...]]) -> Algorithm:
-    """By Fold steps alone."""
-    return Algorithm(make, buffers, in_one_go=True)
+def _single_fold(make: Callable[[Shape], Iterator[Step]], buffers: Callable[[Shape], tuple[int, ...]]) -> Algorithm:
+    """By LocalFold steps only."""
+    return Algorithm(make, buffers, single_fold=True)
 
 
 ALGORITHMS: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
@@ -107,11 +102,13 @@ ALGORITHMS: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
     },
     OperationCode.ALL_REDUCE: {
         "recursive_doubling": _ordered(lambda s: recursive.doubling_all_reduce(s.rank, s.size, s.count)),
-        "halving_doubling": _turning(lambda s: recursive.halving_doubling_all_reduce(s.rank, s.size, s.count)),
-        "ring": _turning(lambda s: ring.ring_all_reduce(s.rank, s.size, s.count)),
-        "pipelined_ring": _turning(lambda s: ring.ring_all_reduce(s.rank, s.size, s.count, segment=s.segment)),
-        "direct": _folding(lambda s: direct.direct_all_reduce(s.rank, s.size, s.count, segment=s.segment), _my_share),
-        "gather_fold": _folding(lambda s: direct.gather_fold(s.rank, s.size, s.count), _all_ranks),
+        "halving_doubling": _commutative(lambda s: recursive.halving_doubling_all_reduce(s.rank, s.size, s.count)),
+        "ring": _commutative(lambda s: ring.ring_all_reduce(s.rank, s.size, s.count)),
+        "pipelined_ring": _commutative(lambda s: ring.ring_all_reduce(s.rank, s.size, s.count, segment=s.segment)),
+        "direct": _single_fold(
+            lambda s: direct.direct_all_reduce(s.rank, s.size, s.count, segment=s.segment), _my_share
+        ),
+        "gather_fold": _single_fold(lambda s: direct.gather_fold(s.rank, s.size, s.count), _all_ranks),
     },
     OperationCode.BROADCAST: {
         "flat": Algorithm(lambda s: tree.flat_broadcast(s.rank, s.size, s.count, s.root)),
@@ -125,11 +122,11 @@ ALGORITHMS: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
     OperationCode.REDUCE: {
         "flat": _ordered(lambda s: tree.flat_reduce(s.rank, s.size, s.count, s.root)),
         "tree": _ordered(lambda s: tree.tree_reduce(s.rank, s.size, s.count, s.root)),
-        "reduce_scatter_gather": _turning(lambda s: tree.scattered_reduce(s.rank, s.size, s.count, s.root)),
-        "direct": _folding(
+        "reduce_scatter_gather": _commutative(lambda s: tree.scattered_reduce(s.rank, s.size, s.count, s.root)),
+        "direct": _single_fold(
             lambda s: tree.scattered_fold(s.rank, s.size, s.count, s.root, segment=s.segment), _my_share
         ),
-        "gather_fold": _folding(lambda s: direct.gather_fold_to(s.rank, s.size, s.count, s.root), _at_root),
+        "gather_fold": _single_fold(lambda s: direct.gather_fold_to(s.rank, s.size, s.count, s.root), _at_root),
     },
     OperationCode.ALL_GATHER: {
         "direct": Algorithm(lambda s: direct.direct_all_gather(s.rank, s.size, s.blocks)),
@@ -139,11 +136,11 @@ ALGORITHMS: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         "pipelined_ring": Algorithm(lambda s: ring.ring_all_gather(s.rank, s.size, s.blocks, segment=s.segment)),
     },
     OperationCode.REDUCE_SCATTER: {
-        "halving": _turning(lambda s: recursive.halving_reduce_scatter(s.rank, s.size, s.shares)),
-        "ring": _turning(lambda s: ring.ring_reduce_scatter(s.rank, s.size, s.shares)),
-        "pipelined_ring": _turning(lambda s: ring.ring_reduce_scatter(s.rank, s.size, s.shares, segment=s.segment)),
-        "pairwise": _turning(lambda s: ring.pairwise_reduce_scatter(s.rank, s.size, s.shares)),
-        "direct": _folding(
+        "halving": _commutative(lambda s: recursive.halving_reduce_scatter(s.rank, s.size, s.shares)),
+        "ring": _commutative(lambda s: ring.ring_reduce_scatter(s.rank, s.size, s.shares)),
+        "pipelined_ring": _commutative(lambda s: ring.ring_reduce_scatter(s.rank, s.size, s.shares, segment=s.segment)),
+        "pairwise": _commutative(lambda s: ring.pairwise_reduce_scatter(s.rank, s.size, s.shares)),
+        "direct": _single_fold(
             lambda s: direct.direct_reduce_scatter(s.rank, s.size, s.shares, segment=s.segment), _my_share
         ),
     },
@@ -172,7 +169,7 @@ ALGORITHMS: Final[Mapping[OperationCode, Mapping[str, Algorithm]]] = {
         ),
     },
 }
-"""What carries no arithmetic is in order and a fold, trivially."""
+"""Operations without arithmetic are trivially ordered and folding."""
 
 SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
     OperationCode.ALL_GATHER_V: OperationCode.ALL_GATHER,
@@ -185,22 +182,20 @@ SAME_AS: Final[Mapping[OperationCode, OperationCode]] = {
     OperationCode.ALL_GATHER_OBJECT: OperationCode.ALL_GATHER,
     OperationCode.SCATTER_OBJECT: OperationCode.SCATTER,
     OperationCode.SPLIT: OperationCode.ALL_GATHER,
-    OperationCode.ALL_REDUCE_COMPRESSED: OperationCode.ALL_REDUCE,  # or all_gather's, for pieces that do not add up
+    OperationCode.ALL_REDUCE_COMPRESSED: OperationCode.ALL_REDUCE,  # or all_gather, for pieces that are not linear
     OperationCode.CHECKPOINT: OperationCode.ALL_GATHER,
     OperationCode.GROW: OperationCode.ALL_GATHER,
 }
-"""Forms of another operation, which move in the same ways."""
+"""Variants that use another operation's algorithms."""
 
 
 def algorithms_of(operation: OperationCode) -> Mapping[str, Algorithm]:
-    """By name."""
+    """Returns the algorithms by name."""
     return ALGORITHMS[SAME_AS.get(operation, operation)]
 
 
 def steps(name: str, operation: OperationCode, shape: Shape) -> tuple[Step, ...]:
-    """What this rank does. Messages of no elements are left out, at both ends; but for a barrier's, which has no
-    others.
-    """
+    """Returns this rank's steps. Empty messages are omitted, except in a barrier."""
     made = algorithms_of(operation)[name].make(shape)
     if operation is OperationCode.BARRIER:
         return tuple(step for step in made if step.sends or step.receives)
@@ -208,5 +203,5 @@ def steps(name: str, operation: OperationCode, shape: Shape) -> tuple[Step, ...]
 
 
 def buffers(name: str, operation: OperationCode, shape: Shape) -> tuple[int, ...]:
-    """How many elements the buffers 1 and above need on this rank. Buffer 1 of all_to_all is its output."""
+    """Returns the sizes of buffers 1 …."""
     return algorithms_of(operation)[name].buffers(shape)

@@ -1,21 +1,13 @@
-"""Round the ring: each rank talks to its two neighbours only, and everybody sends all the time.
+"""Schedules on a ring: ring, chain and pairwise exchange.
 
-In n-1 rounds every chunk travels once round the ring. Each rank sends c·(n-1)/n elements per pass: as few as can be.
+Ring: each rank sends c·(n-1)/n elements per pass, the minimum. Chunk i starts above rank i and ends complete there, so
+the order differs by chunk and the operation must commute. Segment j depends only on segment j of the previous round, so
+it is sent while later segments are reduced.
 
-Chunk i starts its way above rank i, takes up every rank's share in passing, and comes home to rank i whole. Its shares
-are combined from the rank above its home round to its home: the order is turned by a different amount for each chunk,
-so the operation has to commute. One rank only makes the result of each chunk: all get the same bits.
+Chain: with s segments the last rank is done after s + n - 2 segment times, and no rank sends more than the vector once.
 
-Cut into segments, a round is several steps: segment j of a round depends on segment j of the round before and on
-nothing else, so it can leave while the segments behind it are still being reduced.
-
-One after the other, in segments: while a rank passes one on, it already receives the next.
-
-With s segments and n ranks the last one has everything after s + n - 2 segment times, and nobody sends more than the
-vector once: for large ones nothing moves faster.
-
-Every pair of ranks meets once, in n-1 rounds: in round k a rank gives to the one k above it, and takes from the one
-k below. Nobody ever has two partners on one side, so no line is crowded.
+Pairwise: in round k each rank sends to the one k above and receives from the one k below, so no rank has two senders at
+once.
 """
 
 from __future__ import annotations
@@ -31,19 +23,19 @@ from nexar.collectives.schedules.blocks import most_tiles, part, tiles
 def ring_reduce_scatter(
     rank: int, size: int, spans: Sequence[Span], *, segment: int = 0, tag: int = 0
 ) -> Iterator[Step]:
-    """Rank i ends with the reduction of block i, in place; the rest of buffer 0 holds partial results. Commutative."""
+    """Rank i ends with the reduction of block i; the rest is partial. Commutative only."""
     cut = [tiles(span, segment) for span in spans]
     return _ring_steps(rank, size, cut, first=rank - 1, how=Combine.BEFORE, tag=tag)
 
 
 def ring_all_gather(rank: int, size: int, spans: Sequence[Span], *, segment: int = 0, tag: int = 0) -> Iterator[Step]:
-    """Rank i begins with block i in its place in buffer 0; all end with all blocks."""
+    """Rank i begins with block i in buffer 0; all end with all."""
     cut = [tiles(span, segment) for span in spans]
     return _ring_steps(rank, size, cut, first=rank, how=Combine.COPY, tag=tag)
 
 
 def ring_all_reduce(rank: int, size: int, count: int, *, segment: int = 0) -> Iterator[Step]:
-    """Buffer 0 in place: twice round the ring, to reduce and to tell. `segment` makes it a pipeline. Commutative."""
+    """All-reduce of buffer 0. Commutative only."""
     spans = split(count, size)
     yield from ring_reduce_scatter(rank, size, spans, segment=segment)
     tag = (size - 1) * most_tiles(spans, segment)
@@ -53,7 +45,7 @@ def ring_all_reduce(rank: int, size: int, count: int, *, segment: int = 0) -> It
 def _ring_steps(
     rank: int, size: int, cut: Sequence[tuple[Span, ...]], *, first: int, how: Combine, tag: int
 ) -> Iterator[Step]:
-    """Once round: chunk `first` leaves in the first round; what came in one leaves in the next."""
+    """Chunk `first` is sent first; a received chunk is sent in the next round."""
     most = max(map(len, cut))
     above, below = (rank + 1) % size, (rank - 1) % size
     for k in range(size - 1):
@@ -64,7 +56,7 @@ def _ring_steps(
 
 
 def chain_broadcast(rank: int, size: int, count: int, root: int, *, segment: int = 0) -> Iterator[Step]:
-    """Buffer 0 of the root to buffer 0 of all, upwards from the root and round."""
+    """Buffer 0 of the root to all."""
     spans = tiles(Span(0, count), segment)
     position = (rank - root) % size
     below = (rank - 1) % size if position else None
@@ -73,16 +65,13 @@ def chain_broadcast(rank: int, size: int, count: int, root: int, *, segment: int
 
 
 def chain_scan(rank: int, size: int, count: int, *, segment: int = 0) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, then the left fold over ranks 0 up to it."""
+    """Inclusive scan of buffer 0, as left fold."""
     spans = tiles(Span(0, count), segment)
     return _chain_steps(rank - 1 if rank else None, rank + 1 if rank < size - 1 else None, spans, Combine.BEFORE)
 
 
 def chain_exclusive_scan(rank: int, size: int, count: int, *, segment: int = 0) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, then the left fold over the ranks below it; rank 0's is left as it was.
-
-    Buffer 1 (`count`) is the scan with this rank's own, on its way to the next rank.
-    """
+    """Exclusive scan of buffer 0, as left fold; unchanged on rank 0. Buffer 1 is the inclusive scan to send."""
     spans = tiles(Span(0, count), segment)
     yield Step(then=(LocalCopy(Range(1, 0, count), Range(0, 0, count), Combine.COPY),))
     for j, (coming, away) in enumerate(staggered(spans, rank > 0)):
@@ -102,19 +91,19 @@ def _chain_steps(below: int | None, above: int | None, spans: Sequence[Span], ho
 
 
 def staggered(spans: Sequence[Span], late: bool) -> Iterator[tuple[Span | None, Span | None]]:
-    """Pairs of what comes and what goes in one step: who receives sends each segment one step later."""
+    """Yields the segments to receive and to send per step; a receiver sends one step later."""
     return zip_longest(spans, [None, *spans] if late else spans)
 
 
 def pairwise_reduce_scatter(rank: int, size: int, spans: Sequence[Span]) -> Iterator[Step]:
-    """Rank i ends with the reduction of block i, in place in buffer 0; the others stay as they were. Commutative."""
+    """Rank i ends with the reduction of block i; others are unchanged. Commutative only."""
     for distance in range(1, size):
         above, below = (rank + distance) % size, (rank - distance) % size
         yield Step((SendStep(above, part(spans[above]), 0),), (RecvStep(below, part(spans[rank]), 0, Combine.BEFORE),))
 
 
 def pairwise_all_to_all(rank: int, size: int, inputs: Sequence[Span], outputs: Sequence[Span]) -> Iterator[Step]:
-    """Block i of `inputs`, in buffer 0, is for rank i; block i of `outputs`, in buffer 1, is from it."""
+    """Block i of `inputs` (buffer 0) is for rank i, of `outputs` (buffer 1) from it."""
     yield Step(then=(LocalCopy(part(outputs[rank], 1), part(inputs[rank]), Combine.COPY),))
     for distance in range(1, size):
         above, below = (rank + distance) % size, (rank - distance) % size

@@ -1,17 +1,8 @@
-"""Binomial trees whose every branch stands for neighbouring ranks: ceil(log2 n) levels, for any root and any world.
+"""Rooted schedules: binomial trees, flat, spanning trees of a topology, and scatter-based ones.
 
-A run of ranks has a head. Cut in two, one half keeps it; the other half's head is its first rank, and the two heads
-talk; then the same within each half. So two runs that meet are neighbours: a reduction keeps rank order whatever the
-root, and what a head gathers lies in one piece.
-
-One for all: the root talks to everybody itself. One step; the least there is to wait for in a small world.
-
-Down a tree along the edges of a topology, in segments: nothing is relayed, and everybody passes on what it has while
-more comes.
-
-In a full mesh that is everybody's next hop: the root sends to all itself.
-
-To or from one rank by way of all: large vectors move in shares, so that nobody has to send them whole many times.
+Binomial tree: a range of ranks is cut in two; one half keeps its head, the other's head is its first rank, and the
+heads communicate. So only neighbouring ranges meet: a reduction keeps rank order for any root, and gathered blocks are
+contiguous. Spanning trees follow the topology, so nothing is relayed.
 """
 
 from __future__ import annotations
@@ -28,19 +19,19 @@ from nexar.topology import children, parents
 
 
 class Subtree(NamedTuple):
-    """Where a head meets the head of the neighbouring run."""
+    """A connection of a head to the head of the neighbouring range."""
 
     peer: int
     near: range
-    """The ranks this one stands for here."""
+    """This head's ranks."""
     far: range
-    """The ranks the peer stands for."""
+    """The peer's ranks."""
     upward: bool
     """The peer is nearer to the root."""
 
 
 def subtrees(rank: int, size: int, root: int) -> list[Subtree]:
-    """Of one rank, from the root outwards: first the one to its parent (the root has none), then its children's."""
+    """Returns the connections from the root outwards: first to the parent, then to the children."""
     found, ranks, head = [], range(size), root
     while len(ranks) > 1:
         middle = ranks.start + (len(ranks) + 1) // 2
@@ -59,7 +50,7 @@ def subtrees(rank: int, size: int, root: int) -> list[Subtree]:
 
 
 def tree_broadcast(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0 of the root to buffer 0 of all."""
+    """Buffer 0 of the root to all."""
     everything = whole(count)
     for branch in subtrees(rank, size, root):
         if branch.upward:
@@ -69,7 +60,7 @@ def tree_broadcast(rank: int, size: int, count: int, root: int) -> Iterator[Step
 
 
 def tree_reduce(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, and at the root then the reduction; elsewhere a partial one. Order is kept."""
+    """Reduce buffer 0 to the root in rank order; partial elsewhere."""
     everything = whole(count)
     for branch in reversed(subtrees(rank, size, root)):
         if branch.upward:
@@ -80,7 +71,7 @@ def tree_reduce(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
 
 
 def tree_gather(rank: int, size: int, spans: Sequence[Span], root: int) -> Iterator[Step]:
-    """Buffer 0 has room for all blocks, on every rank, and its own in place; at the root it ends with all of them."""
+    """Buffer 0 has room for all blocks and its own; the root ends with all."""
     for branch in reversed(subtrees(rank, size, root)):
         if branch.upward:
             yield Step(tuple(sends(branch.peer, runs(spans, branch.near), 0)))
@@ -89,7 +80,7 @@ def tree_gather(rank: int, size: int, spans: Sequence[Span], root: int) -> Itera
 
 
 def tree_scatter(rank: int, size: int, spans: Sequence[Span], root: int) -> Iterator[Step]:
-    """Buffer 0 has room for all blocks, on every rank, and at the root has them; ends with the rank's own in place."""
+    """Buffer 0 has room for all blocks; each rank ends with its own."""
     for branch in subtrees(rank, size, root):
         if branch.upward:
             yield Step((), tuple(receives(branch.peer, runs(spans, branch.near), Combine.COPY, 0)))
@@ -98,7 +89,7 @@ def tree_scatter(rank: int, size: int, spans: Sequence[Span], root: int) -> Iter
 
 
 def flat_broadcast(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0 of the root to buffer 0 of all."""
+    """Buffer 0 of the root to all."""
     everything = whole(count)
     if rank == root:
         yield Step(sends=tuple(SendStep(peer, everything, 0) for peer in _other_ranks(root, size)))
@@ -107,10 +98,7 @@ def flat_broadcast(rank: int, size: int, count: int, root: int) -> Iterator[Step
 
 
 def flat_reduce(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, and at the root then the reduction. Rank order is kept.
-
-    The root grows outwards from itself: first those below it, downwards, then those above, upwards.
-    """
+    """Reduce buffer 0 to the root in rank order: first the ranks below it, downwards, then those above."""
     everything = whole(count)
     if rank == root:
         below = tuple(RecvStep(peer, everything, 0, Combine.BEFORE) for peer in reversed(range(root)))
@@ -121,7 +109,7 @@ def flat_reduce(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
 
 
 def flat_gather(rank: int, size: int, spans: Sequence[Span], root: int, *, tag: int = 0) -> Iterator[Step]:
-    """Buffer 0 has each rank's block in place; at the root it ends with all of them."""
+    """Buffer 0 has each rank's block; the root ends with all."""
     if rank == root:
         yield Step(
             receives=tuple(RecvStep(peer, part(spans[peer]), tag, Combine.COPY) for peer in _other_ranks(root, size))
@@ -131,7 +119,7 @@ def flat_gather(rank: int, size: int, spans: Sequence[Span], root: int, *, tag: 
 
 
 def flat_scatter(rank: int, size: int, spans: Sequence[Span], root: int) -> Iterator[Step]:
-    """Buffer 0 of the root has all blocks; each rank ends with its own in place."""
+    """Buffer 0 of the root has all blocks; each rank ends with its own."""
     if rank == root:
         yield Step(sends=tuple(SendStep(peer, part(spans[peer]), 0) for peer in _other_ranks(root, size)))
     else:
@@ -145,7 +133,7 @@ def _other_ranks(root: int, size: int) -> Iterator[int]:
 def spanning_tree_broadcast(
     rank: int, size: int, count: int, root: int, topology: str, *, segment: int = 0
 ) -> Iterator[Step]:
-    """Buffer 0 of the root to buffer 0 of all."""
+    """Buffer 0 of the root to all."""
     parent, below = parents(topology, size, root)[rank], children(topology, size, root)[rank]
     late = parent is not None
     for j, (coming, away) in enumerate(staggered(tiles(Span(0, count), segment), late)):
@@ -155,21 +143,21 @@ def spanning_tree_broadcast(
 
 
 def scattered_broadcast(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0 of the root to buffer 0 of all: scattered down a tree, then gathered round the ring."""
+    """A tree scatter, then a ring all-gather."""
     spans = split(count, size)
     yield from tree_scatter(rank, size, spans, root)
     yield from ring.ring_all_gather(rank, size, spans, tag=size)
 
 
 def scattered_reduce(rank: int, size: int, count: int, root: int) -> Iterator[Step]:
-    """Buffer 0: the rank's own elements, and at the root then the reduction; elsewhere partial ones. Commutative."""
+    """Reduce buffer 0 to the root; partial elsewhere. Commutative only."""
     spans = split(count, size)
     yield from ring.ring_reduce_scatter(rank, size, spans)
     yield from flat_gather(rank, size, spans, root, tag=size)
 
 
 def scattered_fold(rank: int, size: int, count: int, root: int, *, segment: int = 0) -> Iterator[Step]:
-    """As `reduce`, folded in rank order by the owner of each share. Buffer 1: as for direct.reduce_scatter."""
+    """Like `scattered_reduce`, folded in rank order. Buffer 1: as in direct_reduce_scatter."""
     spans = split(count, size)
     yield from direct.direct_reduce_scatter(rank, size, spans, segment=segment)
     yield from flat_gather(rank, size, spans, root, tag=most_tiles(spans, segment))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nexar.arrays.compression.base import Terms
-from nexar.arrays.compression.sparse import _BLOCK, RandomK, TopK, checked_ratio, drawn, elements_kept, largest
+from nexar.arrays.compression.sparse import _BLOCK, RandomK, TopK, checked_ratio, draw_indices, elements_kept, largest
 from nexar.collectives.compressed import seed_of
 from nexar.errors import UsageError
 
@@ -24,24 +24,24 @@ def random_k_terms(count: int, seed: int = 1, dtype: Any = np.float64, *, feedba
 @given(st.integers(0, 2**64 - 1), st.integers(1, 200), st.floats(0, 1))
 def test_as_many_as_wanted_are_drawn_each_once_and_ascending(seed: int, count: int, part: float) -> None:
     wanted = round(part * count)
-    found = drawn(seed, count, wanted).tolist()
+    found = draw_indices(seed, count, wanted).tolist()
     assert found == sorted(set(found))
     assert len(found) == wanted
     assert all(0 <= index < count for index in found)
-    assert drawn(seed, count, wanted).tolist() == found
+    assert draw_indices(seed, count, wanted).tolist() == found
 
 
 def test_what_a_seed_draws_never_changes() -> None:
     """Ranks may have different versions of NumPy, and must draw the same."""
-    assert drawn(7, 1000, 5).tolist() == [43, 314, 325, 786, 901]
-    assert drawn(7, 10, 8).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert draw_indices(7, 1000, 5).tolist() == [43, 314, 325, 786, 901]
+    assert draw_indices(7, 10, 8).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
 
 
 def test_every_set_is_as_likely_as_any_other() -> None:
     """Ten sets of 2 of 5: chi² with 9 degrees of freedom is above 33.7 once in 10,000 times; the seeds are fixed."""
     counts: dict[tuple[int, ...], int] = {}
     for sequence in range(DRAWS):
-        found = tuple(drawn(seed_of(0, 0, sequence), 5, 2).tolist())
+        found = tuple(draw_indices(seed_of(0, 0, sequence), 5, 2).tolist())
         counts[found] = counts.get(found, 0) + 1
     expected = DRAWS / math.comb(5, 2)
     assert len(counts) == 10
@@ -104,7 +104,7 @@ def test_random_k_has_a_repr_and_refuses_wrong_arguments() -> None:
 
 @pytest.mark.parametrize("ratio", [0, -0.1, 1.1, math.nan, math.inf, "0.1", None, True, 1j])
 def test_what_is_no_ratio_is_refused_by_name(ratio: object) -> None:
-    with pytest.raises(UsageError, match=r"TopK\(.*above 0, at most 1"):
+    with pytest.raises(UsageError, match=r"TopK\(.*is not a ratio; give a number above 0 and at most 1"):
         checked_ratio("TopK", ratio)
 
 
@@ -196,7 +196,7 @@ def test_indices_that_nobody_would_have_sent_are_refused(wrong: list[int]) -> No
     piece = TopK(0.6).compress(array, top_k_terms(array))
     piece[12:] = np.array(wrong, np.uint32).view(np.uint8)
     for read in (TopK(0.6).decompress, lambda *given: TopK(0.6).add(given[0], array.copy(), given[1])):
-        with pytest.raises(ValueError, match="ascend below 5"):
+        with pytest.raises(ValueError, match="indices are not ascending and below 5"):
             read(piece, top_k_terms(array))
 
 

@@ -1,8 +1,4 @@
-"""Ranks talking to ranks: one generation of one communicator, as collectives and messages see it.
-
-A group knows ranks, not nodes: it opens links when they are first needed, keeps the communicator's tags apart from all
-others, and raises at once when the peer of an operation is lost.
-"""
+"""One generation of a communicator as collectives and messages see it: ranks instead of nodes."""
 
 from __future__ import annotations
 
@@ -27,14 +23,14 @@ from nexar.wire.frame import Frame, FrameKind, Space
 _EAGER: Final = int(FrameKind.EAGER)
 _NOTHING: Final = memoryview(b"")
 _CLOSED_NOTICE: Final = MessageHeader(space=Space.CLOSED)
-_LONGEST: Final = 1e8  # seconds, three years: "no limit" must still be a number that the system can wait for
+_LONGEST: Final = 1e8  # seconds, three years: "no limit" must be a number that the system can wait for
 
 
 class Group:
-    """The members of one membership, in the order of their ranks. Close it before the mesh.
+    """Opens links on first use, separates the communicator's tags from all others, and raises at once when the peer of
+    an operation is lost. Close it before the mesh.
 
-    The membership may be a part of the mesh's, or an older one: ranks here are places in this one, whatever they are in
-    the mesh's.
+    The membership may be a part of the mesh's or an older one; ranks are positions in it.
     """
 
     def __init__(
@@ -47,21 +43,18 @@ class Group:
         self.communicator = communicator
         self._nodes: Final[tuple[NodeId, ...]] = tuple(member.node for member in membership.members)
         self.nodes: Final = frozenset(self._nodes)
-        """Its members."""
         self.size = len(self._nodes)
         rank = membership.rank_of(node.id)
-        assert rank is not None  # nobody makes a group without being in it
+        assert rank is not None  # only members create a group
         self.rank = rank
-        self.local_ranks: Final = membership.ranks_on(membership.members[rank].host)
-        """Those of this host, ascending."""
+        self.local_ranks: Final = membership.ranks_on(membership.members[rank].host)  # ranks on this host, ascending
         self.router: Final = mesh.router
         self.matching: Final[Matching] = mesh.router.open(communicator, generation, members=self.nodes)
         self.matching.peers.update(
             (node_id, AwaitedPeer(rank=number, node=node_id)) for number, node_id in enumerate(self._nodes)
         )
-        self._myself = _Myself(rank)
-        self.parted: Final = itertools.count()
-        """Numbers for messages in parts, each used once; next() is atomic."""
+        self._local_origin = _LocalOrigin(rank)
+        self.parted: Final = itertools.count()  # numbers for messages in parts, each used once; next() is atomic
 
     def post_send(
         self,
@@ -72,13 +65,13 @@ class Group:
         shape: tuple[int, ...] = (),
         about: MessageHeader = PLAIN,
     ) -> Operation:
-        """Send contiguous bytes. A small message is copied and done, a large one is borrowed until it is done.
+        """A small message is copied; a large one is borrowed until the operation is done.
 
-        Opens the link if there is none yet, which may take until the deadline. PeerLost says why it cannot be opened.
+        Opens the link if needed, until the deadline. Raises PeerLost.
         """
         dest = self.check(dest)
         if dest == self.rank:
-            return self._send_to_myself(data, shape, about)
+            return self._send_locally(data, shape, about)
         link = self.mesh.link(self._nodes[dest], deadline)
         return link.post_send(self.communicator, data, shape=shape, about=about, matching=self.matching)
 
@@ -93,15 +86,15 @@ class Group:
         ask: ReceiveKind = Receive,
         retractable: bool = False,
     ) -> Receive:
-        """Ask for a message; `source` may be ANY_SOURCE, the rest is as for Matching.post. Never blocks."""
+        """As Matching.post; `source` may be ANY_SOURCE. Never blocks."""
         node = ANY_SOURCE if whole(source) == ANY_SOURCE else self._nodes[self.check(source)]
         return self.matching.post(
             into, source=node, space=space, tag=tag, dtype=dtype, ask=ask, retractable=retractable
         )
 
     def drain(self, source: Rank, *, tag: int, parts: int) -> None:
-        """Take what is still to come of a message in parts, and throw it away: nobody would ever ask for it. At once,
-        and one part at a time, until all have come or their sender has given up.
+        """Discard the remaining parts of a message, one at a time, until all have come or the sender gave up. Never
+        blocks.
         """
         deferred_io = self.mesh.router.deferred_io
 
@@ -109,12 +102,12 @@ class Group:
             try:
                 part = self.post_receive(source, None, space=Space.PART, tag=tag)
             except NexarError:
-                return  # nothing comes any more
+                return  # no more parts come
             with self.matching.lock:
-                part.when_done(lambda: deferred_io.add(go_on, part, left - 1))
+                part.when_done(lambda: deferred_io.add(continue_with, part, left - 1))
             deferred_io.flush()
 
-        def go_on(part: Receive, left: int) -> None:
+        def continue_with(part: Receive, left: int) -> None:
             if part.error is None and part.frame.length and left:
                 take(left)
 
@@ -124,62 +117,59 @@ class Group:
     def wait(
         self, operations: Sequence[Operation], deadline: float, alarm: Operation | None = None, *, keep: bool = False
     ) -> None:
-        """Until all are done: see Progress.wait."""
+        """As Progress.wait."""
         self.progress.wait(operations, deadline, alarm, keep=keep)
 
     def open_links(self, ranks: Iterable[Rank], deadline: float) -> None:
-        """So that sending to them does not have to wait. PeerLost says which cannot be opened."""
+        """Raises PeerLost."""
         for rank in ranks:
             if rank != self.rank:
                 self.mesh.link(self._nodes[rank], deadline)
 
     def carried_bytes(self) -> float:
-        """What its links have sent and received so far: it grows while anything moves."""
+        """Grows while anything moves."""
         return sum(link.heard_bytes() + link.sent_bytes() for link in self.links().values())
 
     def links(self) -> dict[Rank, Link]:
-        """Those to other ranks that can be spoken on now."""
+        """Usable links."""
         opened = self.mesh.links()
         ours = {rank: opened[node] for rank, node in enumerate(self._nodes) if node in opened}
         return {rank: link for rank, link in ours.items() if link.failure is None}
 
     def speakers(self) -> dict[Rank, Link]:
-        """The same, for who has something to say to all: with links to who is no neighbour, which need no connection
-        and so nobody has to wait for one.
-        """
+        """As `links`, with relayed links to ranks that are not neighbours; these need no connection."""
         self.mesh.relay_routes.reach(self._nodes)
         return self.links()
 
     def rank_of(self, node: NodeId) -> Rank:
-        """Of a node that takes part."""
         rank = self.membership.rank_of(node)
-        assert rank is not None  # the matching lets members in and nobody else
+        assert rank is not None  # the matching admits only members
         return rank
 
     def check(self, rank: object) -> Rank:
-        """The rank that is meant. UsageError unless there is such a rank."""
+        """Raises UsageError if there is no such rank."""
         number = whole(rank)
         if number is None or not 0 <= number < self.size:
             raise UsageError(f"there is no rank {rank!r}; this communicator has ranks 0 to {self.size - 1}")
         return number
 
     def leave(self) -> None:
-        """This rank's user closes it: tell those with whom there is a link, after all that was sent to them, so that
-        nobody waits for a message of this rank. To be closed next. Never blocks.
+        """Notify linked ranks, after all earlier messages, so that none waits for a message of this rank. Call `close`
+        next. Never blocks.
         """
         for link in self.links().values():
             try:
                 link.post_send(self.communicator, _NOTHING, about=_CLOSED_NOTICE, matching=self.matching)
             except NexarError:
-                continue  # it is lost, or the generation is over: that ends the peer's waits as well
+                continue  # the link is lost or the generation is over: that ends the peer's waits too
 
     def close(self, error: NexarError | None = None) -> None:
         """Every operation raises `error` (default: closed on this side), now and later. Idempotent."""
         self.router.close(self.matching, error or LinkClosed(owner=f"the communicator of rank {self.rank}"))
-        self.progress.wake()  # who waits may lead, and sleep
+        self.progress.wake()  # a waiting thread may be the sleeping driver
 
-    def _send_to_myself(self, data: memoryview, shape: tuple[int, ...], about: MessageHeader) -> Operation:
-        """What a link does at both ends, without one in between: the message is copied, and done."""
+    def _send_locally(self, data: memoryview, shape: tuple[int, ...], about: MessageHeader) -> Operation:
+        # Deliver locally what a link would: the message is copied and done.
         self.progress.check()
         frame = Frame(
             kind=_EAGER,
@@ -197,35 +187,31 @@ class Group:
         with self.matching.lock:
             error = self.matching.lost(self.node.id)
             if error is None:
-                self.matching.arrive(self._myself, self.node.id, frame, shape, data)
+                self.matching.arrive(self._local_origin, self.node.id, frame, shape, data)
         if error is not None:
             raise error
         self.router.deferred_io.flush()
         return FINISHED
 
 
-class _Myself:
-    """The `Origin` of messages to oneself: they are whole when they arrive, so there is nothing to ask it for."""
+class _LocalOrigin:
+    """The `Origin` of messages to oneself: they are complete on arrival, so nothing is requested from it."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank: Rank | None = rank
 
-    def grant(self, message: Message, into: memoryview) -> None:
-        """See Origin."""
+    def grant(self, message: Message, into: memoryview) -> None: ...
 
     def redirect(self, message: Message, into: memoryview | None) -> Redirected:
-        """See Origin."""
         return Redirected.UNKNOWN
 
-    def refuse(self, message: Message, reason: str) -> None:
-        """See Origin."""
+    def refuse(self, message: Message, reason: str) -> None: ...
 
-    def consumed(self, message: Message) -> None:
-        """See Origin."""
+    def consumed(self, message: Message) -> None: ...
 
 
 def checked_timeout(timeout: Any) -> float:
-    """Seconds above 0, perhaps infinitely many, of what the user gave as `timeout=`. UsageError for anything else."""
+    """Seconds above 0, possibly infinite. Raises UsageError."""
     seconds = real(timeout)
     if seconds is None:
         raise UsageError(f"timeout={timeout!r} is not a number; give a number of seconds above 0")

@@ -63,7 +63,7 @@ def test_who_does_not_know_the_secret_sees_nothing() -> None:
         line = knocker.knock(seed, 7)
         line.greet("onlooker")
         line.send(WatchStatus(bytes(32)))
-        assert "does not open this cluster" in line.hear(JoinRefusedMessage).reason
+        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
         line = knocker.knock(seed, 8)
         line.greet("onlooker")
         line.send(StatusPageRequest())
@@ -74,10 +74,10 @@ def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_a_onlooker_le
     with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         line = knocker.knock(seed, 7)
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "candidate")))
-        assert "does not open this cluster" in line.hear(JoinRefusedMessage).reason
+        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
         line = knocker.knock(seed, 8)
         line.send(line.application(line.prove(line.greet("candidate"), "onlooker")))
-        assert "does not open this cluster" in line.hear(JoinRefusedMessage).reason
+        assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
 
 
 def test_a_onlooker_that_speaks_like_a_member_is_refused_and_one_that_leaves_may() -> None:

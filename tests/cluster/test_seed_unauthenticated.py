@@ -51,9 +51,9 @@ def test_a_wrong_secret_is_refused_and_told(seed: SeedService, knocker: Knocker)
     line.hello()
     line.heard.get(timeout=PATIENCE)
     line.send(line.application(bytes(32)))
-    assert "does not open this cluster" in line.hear(JoinRefusedMessage).reason
+    assert "does not match this cluster" in line.hear(JoinRefusedMessage).reason
     line.hear_end()
-    wait_for_event(seed, "refused", "does not open")
+    wait_for_event(seed, "refused", "does not match")
     the_honest_one_gets_in(seed, knocker)
 
 
@@ -61,7 +61,7 @@ def test_a_proof_for_another_role_is_no_proof(seed: SeedService, knocker: Knocke
     line = knocker.knock(seed, 7)
     proof = line.prove(line.greet(), "launcher")
     line.send(line.application(proof))
-    assert "does not open" in line.hear(JoinRefusedMessage).reason
+    assert "does not match" in line.hear(JoinRefusedMessage).reason
 
 
 def test_what_was_said_on_one_line_is_worth_nothing_on_another(seed: SeedService, knocker: Knocker) -> None:
@@ -71,7 +71,7 @@ def test_what_was_said_on_one_line_is_worth_nothing_on_another(seed: SeedService
     replayed.nonce, replayed.key = honest.nonce, honest.key
     replayed.greet()
     replayed.send(application)
-    assert "does not open" in replayed.hear(JoinRefusedMessage).reason
+    assert "does not match" in replayed.hear(JoinRefusedMessage).reason
     honest.send(application)
     assert honest.heard.get(timeout=PATIENCE) != END
 

@@ -47,13 +47,13 @@ class Bag:
             if what != "repeat":
                 del self.words[place]
             if what != "lose":
-                self._said(say.node, self.nodes[say.node].hear(sender, say.message, self.now, self.judge))
+                self._said(say.node, self.nodes[say.node].receive(sender, say.message, self.now, self.judge))
         elif what == "propose":
             self._said(node, self.nodes[node].propose(b"value of %d" % node, self.now))
         elif what == "tick":
             self.now += 0.05 * (which % 7)
             self._said(node, self.nodes[node].tick(self.now))
-            self._said(node, self.nodes[node].rejudge(self.judge))
+            self._said(node, self.nodes[node].recheck(self.judge))
         elif what == "restart":
             self.nodes[node] = self._made(node, Vote.decode(self.nodes[node].vote.encode()))
 

@@ -30,4 +30,4 @@ def test_a_call_of_a_process_that_is_killed_raises_at_once_and_the_caller_lives_
     ) as running:
         assert running.end() == 0, running.stderr
     assert "lost and alive" in running.stdout
-    assert "have not returned" in running.stderr  # the log names the function that never returns
+    assert "did not return" in running.stderr  # the log names the function that never returns

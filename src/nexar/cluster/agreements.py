@@ -223,7 +223,7 @@ class Agreements:
             agreement = None if self._is_too_far(message.instance) else self._agreement(message.instance)
             if agreement is None or sender not in agreement.voters:
                 return
-            messages = agreement.hear(sender, message, now)
+            messages = agreement.receive(sender, message, now)
             due = agreement.due(now)
         self._spread(messages)
         self._settle(message.instance)

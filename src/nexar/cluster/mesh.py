@@ -135,7 +135,7 @@ class Mesh:
     def expect(self, joiners: Iterable[Member]) -> None:
         """These nodes may have a link too: they wait to become members."""
         with self._peers.changed:
-            self._peers.directory = self._peers.known().with_guests(joiners)
+            self._peers.directory = self._peers.known().with_joiners(joiners)
 
     # -- opening: any thread ---------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Calling functions of other ranks: who serves what, who waits for which answer."""
+"""Remote procedure calls between the ranks of a communicator."""

@@ -1,4 +1,4 @@
-"""The calling side: calls that wait for their answers, and what becomes of an answer."""
+"""The calling side: outstanding calls and their answers."""
 
 from __future__ import annotations
 
@@ -31,83 +31,76 @@ _WITHDRAW: Final = encode(Body(BodyKind.WITHDRAW))
 
 
 class ValueCodec(Protocol):
-    """How arguments and results become bytes."""
+    """Serialization of arguments and results."""
 
     def encode(self, value: object, *, pickle: bool) -> Sequence[memoryview]:
-        """UsageError for what cannot be sent."""
+        """Raises UsageError."""
 
     def decode(self, pieces: Sequence[memoryview], *, pickle: bool) -> Any:
-        """ValueError for what is no value, UsageError for a pickled one where `pickle` is False."""
+        """Raises ValueError for invalid bytes, UsageError for an unexpected pickle."""
 
 
 class CallTarget(NamedTuple):
-    """Whom a call is for, and how it is made."""
+    """One call's target and options."""
 
     rank: Rank
     node: NodeId
     function: str | int
-    seconds: float
-    """From the call to its answer."""
+    seconds: float  # from the call to its answer
     pickle: bool
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Of every error of the call."""
         return {"rank": self.rank, "function": str(self.function)}
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return f"remote call {self.function} on rank {self.rank}"
 
 
 class OutstandingCall(Operation):
-    """A call without an answer yet. Once it is done without error, `body` holds what came."""
+    """A call without an answer. Once done without error, `body` holds the answer."""
 
     __slots__ = ("_caller", "body", "number", "sent", "target")
 
-    body: memoryview
-    """Set when it is done."""
+    body: memoryview  # set when done
 
     def __init__(self, caller: Caller, lock: threading.Lock, number: int, target: CallTarget) -> None:
         super().__init__(lock)
         self._caller = caller
         self.number = number
         self.target = target
-        self.sent: Operation | None = None  # written by who makes the call
+        self.sent: Operation | None = None  # written by the calling thread
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return self.target.name
 
     def awaited(self) -> AwaitedPeer:
-        """Who was called."""
         return AwaitedPeer(rank=self.target.rank, node=self.target.node, missing="its answer")
 
     def cancel(self) -> None:
-        """Whatever comes is dropped; and who runs the function is told that nobody waits for it."""
+        """The server is informed that nobody waits."""
         self._caller.withdraw(self)
 
 
 class Caller:
-    """Of one communicator. Any thread, but for what says otherwise."""
+    """The calls made by one communicator. Any thread, unless stated otherwise."""
 
-    def __init__(self, lock: threading.Lock, post: CallSender, values: ValueCodec) -> None:
+    def __init__(self, lock: threading.Lock, sender: CallSender, values: ValueCodec) -> None:
         """`lock`: the node's."""
         self._lock = lock
-        self._post = post
+        self._sender = sender
         self._values = values
         self._numbers = count(1)  # next() is atomic
         self._pending: dict[int, OutstandingCall] = {}  # under the lock
-        self._over: NexarError | None = None  # why nothing can be called any more; under the lock
+        self._end_error: NexarError | None = None  # why no call is possible; under the lock
 
     def call(
         self, target: CallTarget, arguments: Sequence[Any], named: dict[str, Any], deadline: float
     ) -> Generator[Sequence[Operation], None, Any]:
-        """What yields the operations that it waits for, and returns the function's result. Close it to give up.
-
-        UsageError now for arguments that cannot be sent.
+        """Yields operations to wait for and returns the result. Close the generator to give up. Raises UsageError at
+        once for arguments that cannot be sent.
         """
         pieces = self._values.encode([list(arguments), named], pickle=target.pickle)
         try:
@@ -130,20 +123,20 @@ class Caller:
 
     def _send(self, target: CallTarget, number: int, row: memoryview, deadline: float) -> Operation:
         try:
-            return self._post.send(target.node, CALL, number, row, deadline)
+            return self._sender.send(target.node, CALL, number, row, deadline)
         except (PeerLost, LinkClosed) as error:
-            raise _blamed(error, target) from error
+            raise _with_target(error, target) from error
 
     def _begin(self, target: CallTarget) -> OutstandingCall:
         pending = OutstandingCall(self, self._lock, next(self._numbers), target)
         with self._lock:
-            if self._over is not None:
-                raise copy(self._over)
+            if self._end_error is not None:
+                raise copy(self._end_error)
             self._pending[pending.number] = pending
         return pending
 
     def withdraw(self, pending: OutstandingCall) -> None:
-        """See Pending.cancel. Never blocks."""
+        """Never blocks."""
         sent = pending.sent
         with self._lock:
             waited = not pending.done
@@ -152,44 +145,40 @@ class Caller:
                 pending.finish(Cancelled(operation=pending.name))
         if sent is not None:
             if waited:
-                self._post.answer(pending.target.node, CALL, pending.number, _WITHDRAW)
+                self._sender.answer(pending.target.node, CALL, pending.number, _WITHDRAW)
             sent.cancel()
 
     # -- under the node's lock -------------------------------------------------------------------------
 
     def expects(self, source: NodeId, number: int) -> bool:
-        """Is an answer with this number waited for, from there?"""
         pending = self._pending.get(number)
         return pending is not None and pending.target.node == source
 
     def answered(self, source: NodeId, number: int, body: memoryview) -> None:
-        """One that nobody waits for is dropped."""
+        """An unexpected answer is dropped."""
         if self.expects(source, number):
             pending = self._pending.pop(number)
             pending.body = body
             pending.finish()
 
     def missed(self, source: NodeId, number: int, error: BaseException) -> None:
-        """The answer was announced, and did not come."""
         if self.expects(source, number):
             self._pending.pop(number).finish(error)
 
-    def unheard(self, source: NodeId, number: int) -> None:
-        """The communicator was closed there before the call came."""
+    def communicator_closed(self, source: NodeId, number: int) -> None:
+        """The communicator was closed there before the call arrived."""
         if self.expects(source, number):
             pending = self._pending.pop(number)
             pending.finish(RpcCancelled(**pending.target.facts, reason="the communicator is closed there"))
 
     def lost(self, source: NodeId, error: NexarError) -> None:
-        """No answer comes from there any more."""
         for number, pending in list(self._pending.items()):
             if pending.target.node == source:
                 del self._pending[number]
-                pending.finish(_blamed(error, pending.target))
+                pending.finish(_with_target(error, pending.target))
 
     def end(self, error: NexarError) -> None:
-        """No answer comes from anywhere any more."""
-        self._over = self._over or error
+        self._end_error = self._end_error or error
         for pending in self._pending.values():
             pending.finish(error)
         self._pending.clear()
@@ -201,7 +190,7 @@ class Caller:
             body = decode(row)
             if body.what == BodyKind.RETURNED:
                 return self._values.decode(body.pieces, pickle=target.pickle)
-        except UsageError:  # a pickled value that this rank did not ask for: no fault of the sender
+        except UsageError:  # a pickled value that this rank did not allow: not the sender's fault
             raise
         except ValueError as error:
             what = f"its answer to {target.name} cannot be read: {error}"
@@ -221,8 +210,8 @@ def _error_of(target: CallTarget, body: Body) -> NexarError:
     return RemoteError(**target.facts, traceback=foreign_lines(body.text))
 
 
-def _blamed(error: NexarError, target: CallTarget) -> NexarError:
-    """The same loss, with the rank that the peer has here, and what it interrupted."""
+def _with_target(error: NexarError, target: CallTarget) -> NexarError:
+    # The same loss, with the peer's rank in this communicator and the interrupted call.
     if isinstance(error, PeerLost):
         cause, address = error.cause, error.address
         return PeerLost(rank=target.rank, node=target.node, address=address, cause=cause, operation=target.name)

@@ -18,25 +18,21 @@ class ServedFunction(NamedTuple):
 
     name: str
     run: Callable[..., Any]
-    asynchronous: bool
-    """It gives something to await."""
-    pickle: bool
-    """Its callers may send pickled arguments, and get pickled results: they are trusted with this process."""
+    asynchronous: bool  # its result must be awaited
+    pickle: bool  # Callers may send pickled arguments and get pickled results: they are trusted with this process.
 
 
 class Registry:
-    """Any thread: what is registered is replaced in one step, and read without a lock."""
+    """Thread-safe: entries are replaced in one step and read without a lock."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, ServedFunction] = {}  # dict methods are atomic
         self._by_number: dict[int, ServedFunction] = {}
 
     def add(self, run: Callable[..., Any], name: Any = None, number: Any = None, *, pickle: bool = False) -> None:
-        """Serve it under its own name or this one, and under this number if there is one. Whatever was there before is
-        replaced. UsageError for what cannot be called, or cannot be named.
-        """
+        """Serve a function, replacing an earlier one. Raises UsageError if it cannot be called or named."""
         if not callable(run):
-            raise UsageError(f"serve({run!r}): that is no function; give a function, or a name to decorate one with")
+            raise UsageError(f"serve({run!r}): expected a function; give a function, or a name to decorate one with")
         name = _checked_name(name if name is not None else getattr(run, "__name__", None), run)
         identifier = None if number is None else _checked_number(number)
         function = ServedFunction(name, run, _is_asynchronous(run), pickle)
@@ -45,17 +41,15 @@ class Registry:
             self._by_number[identifier] = function
 
     def find(self, name: str | int) -> ServedFunction | None:
-        """By name or number."""
         return self._by_number.get(name) if isinstance(name, int) else self._by_name.get(name)
 
     def names(self) -> list[str]:
-        """Of all functions, with their numbers."""
         numbers = {function.name: number for number, function in list(self._by_number.items())}
         return [f"{name} (id {numbers[name]})" if name in numbers else name for name in sorted(self._by_name)]
 
 
 def function_name(function: Any) -> str | int:
-    """What a caller gave as the function's name or number. UsageError if it can be neither."""
+    """A name or number, checked. Raises UsageError."""
     if isinstance(function, str):
         return _checked_name(function, None)
     return _checked_number(function)
@@ -63,7 +57,7 @@ def function_name(function: Any) -> str | int:
 
 def _checked_name(name: Any, run: Any) -> str:
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{name!r} is no name of a function; give one, as in comm.serve(name='evaluate')(function)")
+        raise UsageError(f"{name!r} is not a function name; give one, as in comm.serve(name='evaluate')(function)")
     if name == "<lambda>" and run is not None:
         raise UsageError("a lambda has no name to be called by; give it one: comm.serve('name')(lambda: …)")
     if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
@@ -74,7 +68,7 @@ def _checked_name(name: Any, run: Any) -> str:
 def _checked_number(number: Any) -> int:
     found = whole(number)
     if found is None or isinstance(number, bool) or not 0 <= found <= MAX_IDENTIFIER:
-        raise UsageError(f"{number!r} is no id of a function; ids are whole numbers from 0 to {MAX_IDENTIFIER}")
+        raise UsageError(f"{number!r} is not a function id; ids are whole numbers from 0 to {MAX_IDENTIFIER}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The remote calls of one communicator, both ways: made here, and served here."""
+"""The remote calls of one communicator: those it makes and those it serves."""
 
 from __future__ import annotations
 
@@ -19,91 +19,84 @@ from nexar.wire.control import CommunicatorClosed
 
 
 class RemoteCalls:
-    """Made with its communicator, so that every call finds somebody who answers, if only "no such function here". Costs
-    nothing until it is used: threads are made for the first call that comes.
+    """Created with its communicator, so that every call is answered, at least with "unknown function". Starts no thread
+    before the first call.
 
-    Ends with its group; `close` waits for its threads. It is the exchange's desk.
+    Ends with its group; `close` waits for its threads.
     """
 
     def __init__(self, group: Group, values: ValueCodec, config: Config, registry: Registry | None = None) -> None:
-        """`registry`: functions that are served from the start, and shared with whoever has it."""
-        self.timeout: Final = config.rpc_timeout
-        """Of calls that say none, in seconds."""
+        """`registry`: functions served from the start, possibly shared."""
+        self.timeout: Final = config.rpc_timeout  # default timeout of calls, in seconds
         router = group.router
         self._group = group
         self.registry: Final = Registry() if registry is None else registry
-        post = CallSender(group, self)
-        self.caller: Final = Caller(router.lock, post, values)
+        sender = CallSender(group, self)
+        self.caller: Final = Caller(router.lock, sender, values)
         self._server: Final = Server(
-            router.lock, router.deferred_io, post, values, self.registry,
+            router.lock, router.deferred_io, sender, values, self.registry,
             limit=config.rpc_concurrency, name=f"nexar-{group.communicator}",
         )  # fmt: skip
         matching = group.matching
         self._channel: Final = router.open(
             call_channel_id(group.communicator), matching.generation, matching.members, make=partial(CallChannel, self)
         )
-        post.channel = self._channel
+        sender.channel = self._channel
         router.notices.open(self._channel.communicator, self._channel.generation, self._noticed)
-        self._forget: Final = router.tell_of_ends(self._group_ended)
+        self._unsubscribe: Final = router.tell_of_ends(self._group_ended)
         with router.lock:
-            over = group.router.find(group.communicator, matching.generation) is not matching
-        if over:  # before we could hear of it
-            self._end(_over(group))
+            ended = group.router.find(group.communicator, matching.generation) is not matching
+        if ended:  # it ended before we were subscribed
+            self._end(_closed_error(group))
 
     def close(self) -> None:
-        """After its group. Idempotent."""
-        self._forget()
-        self._end(_over(self._group))
+        """Call after the group is closed. Idempotent."""
+        self._unsubscribe()
+        self._end(_closed_error(self._group))
         self._server.close()
 
     def _group_ended(self, matching: Matching, error: NexarError) -> None:
-        """See Router.tell_of_ends. Callers are told first, so the exchange ends only after this."""
+        # Callers are answered first, so the channel ends only after this.
         if matching is self._group.matching:
             self._server.end(f"the communicator was closed there ({error})")
             self._group.router.deferred_io.add(self._end, error)
 
-    def _noticed(self, speaker: NoticeTarget, notice: Notice) -> None:
-        """See Notices.open."""
+    def _noticed(self, source: NoticeTarget, notice: Notice) -> None:
         if isinstance(notice, CommunicatorClosed):
             with self._group.router.lock:
-                self.caller.unheard(speaker.peer, notice.number)
+                self.caller.communicator_closed(source.peer, notice.number)
 
     def _end(self, error: NexarError) -> None:
         self._group.router.notices.close(self._channel.communicator, self._channel.generation)
         self._group.router.close(self._channel, error)
-        self._server.tell()
-        self._group.progress.wake()  # who waits for a call may lead, and sleep
+        self._server.stop()
+        self._group.progress.wake()  # a thread that waits for a call may be the sleeping driver
 
     # -- Desk: under the node's lock -------------------------------------------------------------------
 
     def expects(self, source: NodeId, space: int, number: int) -> str | None:
-        """See Desk."""
         if space == CALL:
             return self._server.expects(source, number)
         wanted = space == ANSWER and self.caller.expects(source, number)
-        return None if wanted else "nobody waits for this answer"
+        return None if wanted else "no call waits for this answer"
 
     def took(self, source: NodeId, space: int, number: int, body: memoryview) -> None:
-        """See Desk."""
         if space == CALL:
             self._server.called(source, number, body)
         elif space == ANSWER:
             self.caller.answered(source, number, body)
 
     def missed(self, source: NodeId, space: int, number: int, error: BaseException) -> None:
-        """See Desk."""
         (self._server if space == CALL else self.caller).missed(source, number, error)
 
     def lost(self, source: NodeId, error: NexarError) -> None:
-        """See Desk."""
         self.caller.lost(source, error)
         self._server.lost(source)
 
     def ended(self, error: NexarError) -> None:
-        """See Desk."""
         self.caller.end(error)
         self._server.end(str(error))
 
 
-def _over(group: Group) -> NexarError:
+def _closed_error(group: Group) -> NexarError:
     return LinkClosed(owner=f"the communicator of rank {group.rank}")

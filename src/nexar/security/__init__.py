@@ -1,1 +1,1 @@
-"""Who may come in: authority, credentials, names, TLS material."""
+"""Certificates, tickets, proofs of the secret, private files and TLS contexts."""

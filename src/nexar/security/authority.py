@@ -1,21 +1,7 @@
-"""The cluster's certificate authority: a key, and the certificates it signs.
+"""The certificate authority of one cluster, provisional credentials, and renewal times.
 
-An authority serves one cluster. It certifies public keys and never sees a private one: the node makes its key, the
-authority answers with a certificate. Validity begins a little in the past, because the clocks of two hosts differ, and
-never ends after the authority's own, because nobody would believe the rest of it.
-
-Exported, an authority is its private key and its certificate, both PEM; the cluster's name stands in the certificate.
-
-What a node shows before the seed has certified it.
-
-A node listens before it joins, because it must tell the seed where; and nobody listens without a certificate. This one
-is signed by an authority that is forgotten as soon as it has signed, so nobody can ever believe it. A node replaces it
-by the real one, on the same endpoint, when the seed has answered.
-
-When a certificate is renewed. Pure: the moment and the chance come in.
-
-At two thirds of its life at the latest, so that a seed that is away for a while is no harm; and, so that the nodes of a
-cluster that formed together do not all come at once, each a little earlier by a number that it drew.
+The authority never sees a node's private key. Validity begins in the past, because clocks differ, and never exceeds
+the authority's own. An exported authority is its private key and its certificate, both PEM.
 """
 
 from __future__ import annotations
@@ -48,14 +34,14 @@ CERTIFICATE_LIFETIME: Final = timedelta(days=365)
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """A node's private key. It stays in the process that made it."""
+    """A private key. It stays in this process."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def make_credentials(
     node: NodeId, cluster: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> Credentials:
-    """What a node shows: its own key with the certificate the authority gave for it."""
+    """A key with its certificate."""
     return Credentials(
         node=node,
         cluster=check_cluster(cluster),
@@ -68,20 +54,18 @@ class Authority:
     """Signs the certificates of one cluster."""
 
     def __init__(self, cluster: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-        """From parts that exist already; `create` makes new ones."""
         self.cluster = check_cluster(cluster)
         self.certificate = certificate
         self._key = key
 
     @classmethod
     def create(cls, cluster: str) -> Authority:
-        """A new authority with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         return cls(cluster, key, _self_signed(check_cluster(cluster), key))
 
     @classmethod
     def load(cls, exported: bytes) -> Authority:
-        """The authority that `export` wrote. UsageError, showing none of it, for anything else."""
+        """Inverse of `export`. Raises UsageError, quoting nothing."""
         try:
             key, certificate = load_pem_private_key(exported, None), x509.load_pem_x509_certificate(exported)
             certificate.verify_directly_issued_by(certificate)
@@ -93,19 +77,19 @@ class Authority:
         return cls(cluster, key, certificate)
 
     def export(self) -> bytes:
-        """All of it, the private key too: whoever reads this can admit nodes. For `storage`, never for the wire."""
+        """Includes the private key: its reader can admit nodes. Never for the wire."""
         return _key_pem(self._key) + self.certificate_pem
 
     @property
     def certificate_pem(self) -> bytes:
-        """What others must trust to believe this authority."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def issue(
         self, node: NodeId, public_key: CertificatePublicKeyTypes, lifetime: timedelta = CERTIFICATE_LIFETIME
     ) -> x509.Certificate:
-        """A certificate that `public_key` is the key of `node`, for both ends of a connection. It ends with the
-        authority at the latest; UsageError when that has ended already."""
+        """Certify the key of `node` for both ends of a connection, no longer than the authority is valid. Raises
+        UsageError if that has expired.
+        """
         lifetime = min(lifetime, self._time_left())
         name = node_name(node, self.cluster)
         unsigned = (
@@ -119,7 +103,7 @@ class Authority:
         return unsigned.sign(self._key, hashes.SHA256())
 
     def admit(self, node: NodeId) -> Credentials:
-        """Credentials for a node of this very process: makes the key and certifies it in one step."""
+        """Credentials for a node in this process."""
         key = make_key()
         return make_credentials(node, self.cluster, key, self.issue(node, key.public_key()))
 
@@ -142,7 +126,7 @@ _SUFFIX: Final = ".nexar"
 
 
 def _cluster_of(certificate: x509.Certificate) -> str:
-    """ValueError unless it is an authority's and names one cluster."""
+    # Raises ValueError unless it is an authority's certificate that names one cluster.
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
     (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not constraints.ca or not isinstance(name.value, str) or not name.value.endswith(_SUFFIX):
@@ -206,8 +190,10 @@ _NO_CLUSTER: Final = "provisional"
 
 
 def provisional_credentials(node: NodeId) -> Credentials:
-    """Credentials that are in good form and believed by nobody. The key is for nothing else: for the certificate it
-    asks for, a node makes another."""
+    """Credentials that nobody trusts. A node must listen before it joins, and listening needs a certificate.
+
+    Their authority is discarded after signing. The node replaces them on the same endpoint, with another key.
+    """
     return Authority.create(_NO_CLUSTER).admit(node)
 
 
@@ -217,7 +203,7 @@ _LONGEST_PAUSE: Final = timedelta(minutes=1)
 
 
 def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
-    """From when and until when a certificate (PEM; of a chain, the first) is valid, in UTC. Raises NotOurs."""
+    """Start and end (UTC) of a PEM certificate, the first of a chain. Raises ForeignCertificate."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         return loaded.not_valid_before_utc, loaded.not_valid_after_utc
@@ -226,15 +212,17 @@ def read_validity(certificate: bytes) -> tuple[datetime, datetime]:
 
 
 def renew_at(not_before: datetime, not_after: datetime, now: datetime, spread: float) -> datetime:
-    """When to ask for the next certificate; `spread` is a number from 0 (latest) to 1 (earliest), drawn once per node.
+    """When to request the next certificate. `spread`, 0 (latest) to 1 (earliest), is drawn once per node.
 
-    Never in the past, and never at once: a twentieth of the life passes first, a minute at most. So even where the
-    clocks of node and seed disagree by more than a whole life, renewing does not become a busy loop. A certificate that
-    expired while nobody looked is renewed after that pause too. UsageError for a spread outside 0..1.
+    Raises UsageError for a spread outside 0..1.
     """
     if not 0.0 <= spread <= 1.0:
-        raise UsageError(f"a spread of {spread} cannot be; draw it from 0 to 1")
-    issued = not_before + CLOCK_SKEW  # the authority dates its certificates back by that much
+        raise UsageError(f"the spread {spread} is outside 0 to 1")
+    issued = not_before + CLOCK_SKEW  # the authority backdates its certificates by that much
     life = max(not_after - issued, timedelta(0))
+    # At two thirds of its life at the latest, so that an absent seed does no harm; spread, so that nodes that joined
+    # together do not renew together.
     due = issued + life * (_LATEST - spread * (_LATEST - _EARLIEST))
+    # Never at once: otherwise renewal would be a busy loop where the clocks of node and seed disagree by more than a
+    # life. An expired certificate is renewed after the same pause.
     return max(due, now + min(life / 20, _LONGEST_PAUSE))

@@ -1,16 +1,10 @@
-"""What a node shows and whom it believes: plain values, PEM inside.
+"""Credentials, certificate identities and signing requests. The TLS handshake verifies trust, not this module.
 
-Who a certificate says its holder is.
+A node's certificate names it once, as the DNS name `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is
+the SHA-256 of its public key (SubjectPublicKeyInfo, DER). A renewal keeps it, so memberships pin it.
 
-A node's certificate names it once, as the DNS name `<node as 16 hex digits>.<cluster>.nexar`. Its *fingerprint* is the
-SHA-256 of its public key (SubjectPublicKeyInfo, DER): it stays when the certificate is renewed, so it is what a
-membership pins. Nothing here trusts anything: whether the certificate is genuine was decided by the handshake.
-
-A node asks for its certificate: it sends its public key, signed with the private one, which stays where it is.
-
-The request is an X.509 signing request (PKCS #10, DER). Its signature shows that the asker holds the key, and the node
-id in it that the asker meant this node: nobody gets somebody else's key certified under an id of its own. Nothing else
-in it counts; name, usage and lifetime of the certificate are the authority's.
+A signing request is PKCS #10, DER. Its signature proves possession of the key and its node id the intent: nobody can
+have another node's key certified under an own id. The authority sets everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from nexar.types import NodeId, format_node, parse_node
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A node's certificate chain and private key. The key never leaves the process and never shows in a repr."""
+    """PEM. The key never leaves the process and never shows in a repr."""
 
     node: int
     cluster: str
@@ -45,16 +39,18 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Certificates signed by one of `authorities` (PEM) are believed. `allow_anonymous` lets joining candidates
-    without a certificate in; their carriers are marked unverified."""
+    """`authorities` are PEM. With `allow_anonymous`, carriers of clients without a certificate are marked
+    unverified.
+    """
 
     authorities: bytes
     allow_anonymous: bool = False
 
 
 _SUFFIX: Final = "nexar"
+# The name is also in the subject's common name, which X.509 limits to 64 characters.
 MAX_CLUSTER_CHARACTERS: Final = 40
-"""The name also stands in the subject's common name, which X.509 limits to 64 characters."""
+# Everything that reading an untrusted certificate, key or request may raise; half of it is no ValueError.
 UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -63,22 +59,20 @@ UNREADABLE: Final = (
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )
-"""All that reading a stranger's certificate, key or request may raise; half of it is not a ValueError."""
 _CLUSTER: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_CLUSTER_CHARACTERS - 2}}}[a-z0-9])?")
 
 
 class ForeignCertificate(ValueError):
-    """A certificate that no nexar authority would have issued. `reason` says what is wrong with it."""
+    """No nexar authority issues this certificate."""
 
     def __init__(self, reason: str) -> None:
-        """`reason`: a clause that fits behind a colon."""
         super().__init__(f"not a node's certificate: {reason}")
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a certificate says of its holder."""
+    """The holder of a certificate."""
 
     node: NodeId
     cluster: str
@@ -86,12 +80,12 @@ class Identity:
 
 
 def node_name(node: NodeId, cluster: str) -> str:
-    """The DNS name of a node, as it stands in its certificate."""
+    """DNS name in a node's certificate."""
     return f"{format_node(node)}.{check_cluster(cluster)}.{_SUFFIX}"
 
 
 def check_cluster(cluster: str) -> str:
-    """`cluster` itself if it can be part of a name; UsageError if not."""
+    """Raises UsageError if `cluster` cannot be part of a name."""
     if not _CLUSTER.fullmatch(cluster):
         raise UsageError(
             f"{cluster!r} cannot name a cluster; take 1 to {MAX_CLUSTER_CHARACTERS} of a-z, 0-9 and inner hyphens"
@@ -100,7 +94,7 @@ def check_cluster(cluster: str) -> str:
 
 
 def identify(certificate: bytes) -> Identity:
-    """Who the DER-encoded certificate names. Raises NotOurs."""
+    """The holder of a DER certificate. Raises ForeignCertificate."""
     loaded = _load(certificate)
     node, cluster = _parse_name(_dns_name(loaded))
     return Identity(node, cluster, fingerprint(_public_key(loaded)))
@@ -112,7 +106,7 @@ def fingerprint(public_key: CertificatePublicKeyTypes) -> bytes:
 
 
 def certificate_fingerprint(certificate: bytes) -> bytes:
-    """Fingerprint of the key in a DER-encoded certificate, whomever it names. Raises NotOurs."""
+    """Raises ForeignCertificate."""
     return fingerprint(_public_key(_load(certificate)))
 
 
@@ -162,29 +156,28 @@ _CURVES: Final = ("secp256r1", "secp384r1")
 
 
 class CertificateRequestRefused(ValueError):
-    """A request that is not certified. `reason` says why."""
+    """A signing request is refused."""
 
     def __init__(self, reason: str) -> None:
-        """`reason`: a clause that fits behind a colon."""
         super().__init__(f"the request for a certificate is refused: {reason}")
         self.reason = reason
 
 
 def make_request(node: NodeId, key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A request, DER, that `key`'s public half be certified as the key of `node`."""
+    """A DER signing request of `node`."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, format_node(node))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
 
 
 def read_request(request: bytes, node: NodeId) -> RequestedKey:
-    """The public key that `node` wants certified. Raises RequestRefused, whatever the bytes are: for more than
-    MAX_REQUEST_BYTES, for a key that is not on P-256, P-384 or Ed25519, for a wrong signature or another node."""
+    """The public key that `node` wants certified: P-256, P-384 or Ed25519. Raises CertificateRequestRefused."""
     if len(request) > MAX_REQUEST_BYTES:
         raise CertificateRequestRefused(f"it has {len(request)} bytes, more than {MAX_REQUEST_BYTES}")
     try:
         loaded = x509.load_der_x509_csr(request)
-        key = _check_key(loaded)  # before the signature: checking one of an odd key could be made costly
+        # before the signature: checking the signature of an unusual key could be made expensive
+        key = _check_key(loaded)
         _check_signature(loaded)
         _check_node(loaded, node)
     except CertificateRequestRefused:
@@ -205,7 +198,7 @@ def _check_key(request: x509.CertificateSigningRequest) -> RequestedKey:
 
 def _check_signature(request: x509.CertificateSigningRequest) -> None:
     if not request.is_signature_valid:
-        raise CertificateRequestRefused("its signature is wrong, so the key is not shown to be the asker's")
+        raise CertificateRequestRefused("its signature is wrong, so it does not prove possession of the key")
 
 
 def _check_node(request: x509.CertificateSigningRequest, node: NodeId) -> None:

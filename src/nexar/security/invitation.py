@@ -1,27 +1,21 @@
-"""What lets a node in: where the seed is, a secret, and, from a ticket, the seed's key. Pure.
+"""Invitations from tickets and tokens, and the text format of tickets. Pure.
 
-There are two ways to an invitation. A ticket carries all of it. A token is a text that people made before there was a
-seed; whoever has it must be told the seed's addresses, and learns the seed's key only from the proof (`proof`).
-
-The ticket: an invitation as one text that survives being copied, mailed and typed into a shell.
+A ticket carries the seed's addresses, a secret and the fingerprint of the seed's key. A token is a text chosen
+before a seed exists: its holder needs the addresses separately, and only the proof (`proof`) shows the seed's
+identity.
 
     nexar1_ … base32, lower case, without padding …
       │        size       2 bytes   of all this, itself and the checksum included
-      │        addresses  1 byte how many, then each: 1 byte how long, and its characters
+      │        addresses  1 byte count, then each: 1 byte length, characters
       │        key        32 bytes  fingerprint of the seed's public key
       │        secret     32 bytes
       │        checksum    4 bytes  CRC-32 of all before it
     format
 
-Base32 and the underscore, because a double click selects the whole of it in a terminal, no shell gives a meaning to any
-of it, and no two letters differ only in case. There is one text for one invitation: what `format_ticket` would not have
-written is refused, so a ticket that is read is the ticket that was made.
+A double click selects all of it, no shell interprets it, and case does not matter. There is one text per invitation:
+any other text is refused.
 
-The checksum is against accidents. CRC-32 finds every error that lies within 32 neighbouring bits: so every single wrong
-character (5 bits) and every swap of neighbours (10 bits) is found, not merely most. A character lost or added is found
-by the size. Against intent there is no checksum: whoever can write a ticket knows a secret, and the seed knows another.
-
-No error shows any part of the text: a mistyped ticket is still a secret.
+No error quotes any part of the text: a mistyped ticket is still a secret.
 """
 
 from __future__ import annotations
@@ -41,29 +35,23 @@ from nexar.config.value_types import Token, ValueRefused
 from nexar.errors import UsageError
 
 SECRET_BYTES: Final = 32
-FINGERPRINT_BYTES: Final = 32
-"""Of a public key, SHA-256 (`identity.fingerprint`)."""
+FINGERPRINT_BYTES: Final = 32  # of a public key, SHA-256 (`certificates.fingerprint`)
 MAX_ADDRESSES: Final = 16
 MAX_ADDRESS_CHARACTERS: Final = 255
 
-_ADDRESS: Final = re.compile(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARACTERS}}}")  # visible ASCII without the comma of lists
+_ADDRESS: Final = re.compile(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARACTERS}}}")  # visible ASCII without the comma
 _TOKEN_LABEL: Final = b"nexar cluster token, format 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Where to knock and what to prove. One that exists has a form that can be used; what its addresses mean is the
-    transports' affair. The secret does not show in its repr."""
+    """Its form is checked, its addresses are not. The repr omits the secret."""
 
-    addresses: tuple[str, ...]
-    """Where the seed listens, the most promising first."""
-    secret: bytes = field(repr=False)
-    """Proven by both sides, sent by neither."""
-    fingerprint: bytes | None = None
-    """Of the seed's public key; None: not known beforehand, the proof alone shows who answers."""
+    addresses: tuple[str, ...]  # where the seed listens, the most promising first
+    secret: bytes = field(repr=False)  # proven by both sides, sent by neither
+    fingerprint: bytes | None = None  # of the seed's public key; None: unknown, only the proof identifies the seed
 
     def __post_init__(self) -> None:
-        """UsageError unless every part has its form."""
         if not 1 <= len(self.addresses) <= MAX_ADDRESSES:
             raise UsageError(
                 f"an invitation needs 1 to {MAX_ADDRESSES} addresses of the seed, not {len(self.addresses)}"
@@ -78,8 +66,9 @@ class Invitation:
 
 
 def invitation_from_token(token: str, addresses: Sequence[str]) -> Invitation:
-    """What a cluster token means together with the seed's addresses. The same text, trimmed, gives the same secret
-    everywhere. UsageError for a token that cannot hold 128 bits; the token is not shown."""
+    """The same trimmed token gives the same secret everywhere. Raises UsageError, without quoting it, if it cannot hold
+    128 bits.
+    """
     try:
         accepted = Token().accept(token)
     except ValueRefused:
@@ -90,8 +79,8 @@ def invitation_from_token(token: str, addresses: Sequence[str]) -> Invitation:
 
 
 def _derive(token: bytes) -> bytes:
-    """Extract and expand, not stretch: a token has 128 bits, and against one that has not no amount of stretching that
-    a start-up can afford would help. The label keeps the secret apart from whatever else the token is used for."""
+    # Extract and expand, without stretching: a token has 128 bits, and no affordable stretching would help a weaker
+    # one. The label separates the secret from other uses of the token.
     return HKDF(SHA256(), SECRET_BYTES, salt=None, info=_TOKEN_LABEL).derive(token)
 
 
@@ -101,19 +90,19 @@ _ANY_PREFIX: Final = re.compile(r"nexar([1-9][0-9]{0,2})_")
 _FOREIGN: Final = re.compile(r"[^a-z2-7]")
 
 _SIZE_BYTES: Final = 2
-_SIZE_CHARACTERS: Final = 4  # as many as hold the size
+_SIZE_CHARACTERS: Final = 4  # enough to hold the size
 _CHECKSUM_BYTES: Final = 4
 _FIXED_BYTES: Final = _SIZE_BYTES + 1 + FINGERPRINT_BYTES + SECRET_BYTES + _CHECKSUM_BYTES
 _MAX_BYTES: Final = _FIXED_BYTES + MAX_ADDRESSES * (1 + MAX_ADDRESS_CHARACTERS)
 
 
 def make_secret() -> bytes:
-    """A new secret, from the operating system's generator."""
+    """From the operating system's generator."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def format_ticket(invitation: Invitation) -> str:
-    """The one text of this invitation. UsageError without the seed's fingerprint: a ticket always pins the key."""
+    """Raises UsageError without the seed's fingerprint: a ticket always pins the key."""
     if invitation.fingerprint is None:
         raise UsageError("a ticket needs the fingerprint of the seed's key; an invitation from a token has none")
     addresses = b"".join(bytes([len(address)]) + address.encode("ascii") for address in invitation.addresses)
@@ -124,8 +113,7 @@ def format_ticket(invitation: Invitation) -> str:
 
 
 def parse_ticket(text: str) -> Invitation:
-    """The invitation that `format_ticket` wrote; white space around it does not matter. UsageError says what is wrong
-    with any other text, without showing it."""
+    """Ignores surrounding white space. Raises UsageError, without quoting the text."""
     if not isinstance(text, str):
         raise UsageError(f"a ticket is a text that begins with {_PREFIX}, not a {type(text).__name__}")
     ticket = text.strip()
@@ -133,7 +121,7 @@ def parse_ticket(text: str) -> Invitation:
     if _checksum(body[:-_CHECKSUM_BYTES]) != body[-_CHECKSUM_BYTES:]:
         raise _bad("its checksum is wrong: it was mistyped, or its parts do not belong together")
     invitation = _read(body[_SIZE_BYTES:-_CHECKSUM_BYTES])
-    if format_ticket(invitation) != ticket:  # base32 has bits to spare at its end; only zeros are ours
+    if format_ticket(invitation) != ticket:  # base32 has spare bits at its end; only zeros are valid
         raise _bad("its last character is wrong: it was mistyped")
     return invitation
 
@@ -165,7 +153,7 @@ def _check_characters(body: str) -> str:
 
 
 def _check_size(body: str) -> str:
-    """`body` if it has as many characters as it says."""
+    # `body` if its length matches its size field.
     if len(body) < _SIZE_CHARACTERS:
         raise _cut_off()
     size = int.from_bytes(_from_base32(body[:_SIZE_CHARACTERS])[:_SIZE_BYTES], "big")
@@ -184,7 +172,7 @@ def _cut_off(how_much: str = "nearly all of it is missing") -> UsageError:
 
 
 def _read(content: bytes) -> Invitation:
-    """Whoever reads here has seen a good checksum: only a maker with other rules gets a refusal."""
+    # The checksum was right: only another implementation's ticket is refused here.
     try:
         addresses, rest = _read_addresses(content)
         secret = rest[FINGERPRINT_BYTES:]
@@ -204,7 +192,9 @@ def _read_addresses(content: bytes) -> tuple[tuple[str, ...], bytes]:
 
 
 def _checksum(content: bytes) -> bytes:
-    """Low byte first: in that order bits that are neighbours in the text stay neighbours for the polynomial."""
+    # CRC-32 finds every error within 32 adjacent bits, so every wrong character (5 bits) and every swap of neighbours
+    # (10 bits). The size finds a lost or added character. Against intent no checksum is needed: a forger does not know
+    # the seed's secret. Low byte first: adjacent bits of the text stay adjacent for the polynomial.
     return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -213,7 +203,7 @@ def _to_base32(content: bytes) -> str:
 
 
 def _from_base32(characters: str) -> bytes:
-    """The length must be one that `_to_base32` makes."""
+    # Requires a length that `_to_base32` produces.
     return base64.b32decode(characters.upper() + "=" * (-len(characters) % 8))
 
 

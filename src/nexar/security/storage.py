@@ -1,8 +1,6 @@
-"""Secrets and other private things in files: only their owner can read them, and they are there whole or not at all.
+"""Private files: only the owner can read them, and readers see the old or the new content, never a part.
 
-The content is written to a new file beside the old one, brought to the disk and then given its name in one step, so
-neither a crash nor a reader ever meets half of it. Whoever may not read the file now must not have been able to at any
-time before: it is born with its mode.
+A new file with its final mode is written in the same directory and renamed atomically.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ from nexar.errors import UsageError
 
 
 def write_secret_file(path: Path, content: bytes) -> None:
-    """Put `content` into the file, for its owner alone (0600), instead of what it held. Directories that are missing
-    are made for their owner alone (0700). When this returns, not even a crash of the machine undoes it; when it raises
-    (OSError), the file holds the old content or the new, and nothing else is left."""
+    """Mode 0600; missing directories get 0700. Durable when it returns.
+
+    If it raises OSError, the file holds the old content or the new, and no temporary file remains.
+    """
     write_private_file(path, content, lasting=True)
     _sync_directory(path.parent)
 
 
 def write_private_file(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """The same for what need not outlive a crash of the machine, unless it is `lasting`: it does not wait for the
-    disk."""
+    """As `write_secret_file`, but only `lasting` content survives a crash of the machine."""
     with private_file(path, lasting=lasting) as file:
         file.write(content)
 
 
 @contextmanager
 def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
-    """The same for what is written piece by piece, in the block. If that raises, the old content stays."""
+    """As `write_private_file`, for the block. If the block raises, the old content stays."""
     _make_directory(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
@@ -52,16 +50,18 @@ def private_file(path: Path, *, lasting: bool = False) -> Iterator[BinaryIO]:
 
 
 def read_secret_file(path: Path) -> bytes:
-    """What the file holds. UsageError, naming the remedy, if anybody but its owner can read or change it, or if its
-    owner is neither this user nor root; OSError, such as FileNotFoundError, as from `open`."""
+    """Raises UsageError with the remedy if others can read or change the file, or own it (root may); OSError
+    as `open`.
+    """
     with open_nonblocking(path) as file:
-        _check_private(path, os.fstat(file.fileno()))  # of what is open: the name may have another file by now
+        _check_private(path, os.fstat(file.fileno()))  # of the open file: the name may refer to another by now
         return file.read()
 
 
 def check_directory(directory: Path) -> None:
-    """UsageError, naming the remedy, if others could put files into a directory that exists, or its owner is neither
-    this user nor root. Nothing to check where there is none: it will be made for its owner alone.
+    """Raises UsageError with the remedy if others can put files into the directory, or own it (root may).
+
+    A missing directory passes: it will be created for its owner alone.
     """
     try:
         status = directory.stat()
@@ -69,7 +69,7 @@ def check_directory(directory: Path) -> None:
         return
     mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(str(directory))
     if not stat.S_ISDIR(status.st_mode):
-        return  # whoever reads or writes in it is told
+        return  # reading or writing in it raises
     if mode & 0o022:
         raise UsageError(f"others can replace files in {directory} (mode {mode:04o}); chmod 700 {quoted}")
     if status.st_uid not in {os.geteuid(), 0}:
@@ -78,7 +78,7 @@ def check_directory(directory: Path) -> None:
 
 
 def open_nonblocking(path: Path) -> BinaryIO:
-    """To be read, and closed. A pipe without a writer holds nobody up: look what is open (fstat) before reading."""
+    """A pipe without a writer does not block. Check the open file (fstat) before reading."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -106,7 +106,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """The name of a file is its directory's content."""
+    # A file's name is content of its directory.
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

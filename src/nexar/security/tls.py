@@ -1,11 +1,9 @@
-"""The TLS settings of nexar, for the stdlib's `ssl`, in one place.
+"""TLS contexts for `ssl`: TLS 1.3 only, no resumption, certificates on both sides.
 
-TLS 1.3 only, no resumption, certificates on both sides. A server asks every client for its certificate; one that has
-none is turned away unless anonymous candidates are allowed, one that has a bad one is turned away always.
+A server rejects a client without a certificate unless anonymous candidates are allowed, and always rejects a bad
+one.
 
-`ssl` loads private keys from files only. Ours is written to memory that has a name for the length of one call: a
-memfd, reached through /proc, or, where there is none, a file that only we can read in a directory that only we can
-enter. Either is gone when the call returns.
+`ssl` loads private keys from files only, so the key is in a memfd or a private file, for one call.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from nexar.security.certificates import Credentials, Trust
 
 
 def server_context(credentials: Credentials, trust: Trust) -> ssl.SSLContext:
-    """For the side that accepts."""
+    """For the accepting side."""
     context = _begin(ssl.PROTOCOL_TLS_SERVER, credentials, trust)
-    context.num_tickets = 0  # nothing is resumed, and a ticket would be a write that nobody asked for
+    context.num_tickets = 0  # nothing is resumed, and a ticket would be an unexpected write
     context.verify_mode = ssl.CERT_OPTIONAL if trust.allow_anonymous else ssl.CERT_REQUIRED
     return context
 
 
 def client_context(credentials: Credentials | None, trust: Trust, *, check_name: bool = True) -> ssl.SSLContext:
-    """For the side that dials. Without authorities nothing can be verified: that is left to the caller, who knows."""
+    """For the dialing side. Without authorities the caller must verify."""
     context = _begin(ssl.PROTOCOL_TLS_CLIENT, credentials, trust)
     context.check_hostname = check_name and bool(trust.authorities)
     context.verify_mode = ssl.CERT_REQUIRED if trust.authorities else ssl.CERT_NONE

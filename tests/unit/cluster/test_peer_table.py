@@ -158,7 +158,7 @@ def test_when_members_change_who_stays_gets_its_new_rank_and_who_left_its_link_b
 
 def test_a_guest_has_a_link_before_it_has_a_rank(pairs: PeerTable) -> None:
     known(pairs)
-    pairs.directory = pairs.known().with_guests([member(STRANGER)])
+    pairs.directory = pairs.known().with_joiners([member(STRANGER)])
     made = locked(pairs, lambda: pairs.of(pairs.known(), member(STRANGER)))
     assert rank_of(made) == NO_RANK
     locked(pairs, lambda: pairs.move(circle(members(LOWER, ME, HIGHER, STRANGER, epoch=2))))

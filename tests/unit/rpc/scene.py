@@ -37,7 +37,7 @@ class FakePost:
         self.posted.append((node, space, number, decode(row)))
         self.arrived.release()
 
-    def leave(self) -> None:
+    def function_ended(self) -> None:
         """Nobody drives here."""
 
     def bodies(self) -> list[Body]:

@@ -141,9 +141,9 @@ def test_a_call_that_nobody_heard_is_cancelled() -> None:
     scene = Scene()
     _, pending = scene.begin()
     with scene.lock:
-        scene.caller.unheard(78, pending.number)
+        scene.caller.communicator_closed(78, pending.number)
         assert not pending.done
-        scene.caller.unheard(NODE, pending.number)
+        scene.caller.communicator_closed(NODE, pending.number)
     assert isinstance(pending.error, RpcCancelled)
 
 

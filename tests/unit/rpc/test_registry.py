@@ -55,11 +55,11 @@ def test_what_gives_something_to_await_is_known(run: Any) -> None:
 @pytest.mark.parametrize(
     ("run", "name", "number", "word"),
     [
-        (3, None, None, "no function"),
+        (3, None, None, "expected a function"),
         (lambda: 1, None, None, "lambda"),
-        (functools.partial(evaluate), None, None, "no name"),
-        (evaluate, "", None, "no name"),
-        (evaluate, 5, None, "no name"),
+        (functools.partial(evaluate), None, None, "not a function name"),
+        (evaluate, "", None, "not a function name"),
+        (evaluate, 5, None, "not a function name"),
         (evaluate, "x" * 2000, None, "too long"),
         (evaluate, None, -1, "0 to 65535"),
         (evaluate, None, 65536, "0 to 65535"),

@@ -20,7 +20,7 @@ from tests.unit.rpc.scene import FakePost, Values, called
 
 def job(function: ServedFunction, row: memoryview) -> ServedCall:
     made = ServedCall(1, 2, Values())
-    made.bring(function, decode(row))
+    made.set_work(function, decode(row))
     return made
 
 
@@ -71,7 +71,7 @@ def test_answers_of_calls_that_came_to_nothing_say_why() -> None:
 def started(loop: AsyncThread, work: Any) -> threading.Event:
     """Set when the task has ended."""
     ended = threading.Event()
-    loop.soon(lambda: loop.start(work(), lambda _: ended.set()) and None)
+    loop.call_soon(lambda: loop.start(work(), lambda _: ended.set()) and None)
     return ended
 
 
@@ -105,7 +105,7 @@ def test_closing_cancels_what_runs_and_leaves_no_thread() -> None:
     loop.close(PATIENCE)
     assert ended.wait(PATIENCE)
     assert seen == ["cancelled"]
-    loop.soon(lambda: pytest.fail("it ran"))
+    loop.call_soon(lambda: pytest.fail("it ran"))
     loop.close(PATIENCE)
 
 
@@ -125,7 +125,7 @@ def test_who_wants_to_end_the_process_ends_only_itself(end: type[BaseException])
     def begin() -> None:
         loop.start(work(), told)
 
-    loop.soon(begin)
+    loop.call_soon(begin)
     assert ended.wait(PATIENCE)
     assert [type(error) for error in errors] == [end]
     assert started(loop, lambda: asyncio.sleep(0)).wait(PATIENCE), "others go on"

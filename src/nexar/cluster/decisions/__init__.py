@@ -1,1 +1,1 @@
-"""Pure machines: (state, event, now) in, actions out. No sockets, no clock, no chance."""
+"""Pure state machines: (state, event, now) in, actions out; no sockets, no clock, no randomness."""

@@ -1,33 +1,24 @@
-"""The time between the commit of the first membership and its start. Pure.
+"""Admission at the seed: connections before the proof, formation, start, and failures of the run. Pure.
 
-Law: the cluster starts when every member that confirms has said that it is connected, and fails when one of them is
-lost, says that it cannot connect, or does not answer in time. Both happen once, and the seed tells every member. So
-`init()` returns the whole world on every rank, or raises on every rank.
-
-Chooses the failure that stops a run on all hosts, from the reports of the launchers. Pure.
-
-The first failure that is not the consequence of another one is chosen, for good. A consequence is chosen until then:
-the rank that caused it may take longer to end, or its host may be slow.
-
-The seed's mind: whom to let in, and when everybody is there. Pure.
-
-    knocked ──hello──→ greeted ──proof──→ admitted (candidate or launcher) ──world full──→ member, attendant
-       │                  │                  │
-       └── time over, no room, wrong, gone ──┴──→ ended, once
+    opened ──hello──→ challenged ──proof──→ admitted (candidate or launcher) ──world full──→ member, launcher
+       │                  │                    │
+       └──── timeout, no room, error, closed ──┴──→ ended, once
 
 Laws:
-- Before its proof a connection costs one place among the pending ones and changes nothing else. So what strangers do is
-  never seen by those who have the secret, except as a line in the list of refusals, which is bounded.
-- The node id counts only from the proof on: nobody keeps a node out by saying its name first.
-- A node is in once. Before the commit its first connection wins. After it the newest does, if it shows the key that the
-  membership pins: that node has lost its old line, though we may not have noticed.
-- The first membership is committed once, with epoch 1, as soon as `size` candidates are in and show their certificates:
-  whoever hears of it can dial everybody in it. Launchers do not count, nor those who came too early and wait to join.
-  From then on it is the members who decide who is here, and `FormedCluster` that follows. Until all of them are
-  connected (`Starting`), the loss of one of them is the end of the whole cluster.
-- The time for forming, and for connecting, extends by the seed's own delay (`own_delay`), which is bounded: a seed that
-  gets too little CPU hears late of ranks that came in time.
-- Every event costs the same however large the world is, but for a change of the membership, which is paid for once.
+- Before its proof a connection takes one pending place and changes nothing else. So nodes with the secret notice
+  unauthenticated peers only in the bounded list of refusals.
+- A node id counts only after the proof: nobody keeps a node out by using its id first.
+- A node is admitted once. Before the commit its first connection wins, afterwards the newest with the pinned key:
+  the node lost its old connection, perhaps unnoticed.
+- The first membership is committed once, with epoch 1, when `size` candidates are admitted and show their
+  certificates: every receiver can dial every member. Launchers and early joiners do not count. From then on the
+  members decide and `FormedCluster` follows.
+- The cluster starts when every confirming member is connected. It fails if one is lost, cannot connect or is late.
+  Exactly one of the two happens and every member is informed. So `init()` returns the whole world on every rank or
+  raises on every rank.
+- The time for forming and connecting extends by the seed's own delay, which is bounded: a seed short of CPU notices
+  late that ranks came in time.
+- An event costs O(1) in the size of the world, except a membership change.
 """
 
 from __future__ import annotations
@@ -88,41 +79,35 @@ from nexar.types import NodeId, Rank, describe_peer, format_seconds
 from nexar.wire.hello import Hello
 from nexar.wire.join import MAX_LISTED, FormationProgress, RunFailed, Started
 
-START_TIMEOUT: Final = 10.0
-"""Seconds that members have at least to connect, however late the last of them joined."""
+START_TIMEOUT: Final = 10.0  # Seconds that members have at least to connect, however late the last of them joined.
 
 
 class PendingStart:
-    """Which members of the first membership are not connected yet."""
+    """Members of the first membership that are not connected yet."""
 
     def __init__(self, membership: Membership, confirming: Iterable[NodeId], now: float, deadline: float) -> None:
-        """`confirming`: members that say when they are connected. The others count as connected."""
+        """Members outside `confirming` count as connected."""
         self._membership = membership
         self._awaited: dict[NodeId, None] = dict.fromkeys(confirming)
         self._began = now
         self.deadline: Final = max(deadline, now + START_TIMEOUT)
-        self.failure = ""
-        """Why the cluster will not start; empty: it may."""
+        self.failure = ""  # why the cluster will not start; empty if it may
 
     @property
     def complete(self) -> bool:
-        """Every member is connected."""
         return not self._awaited and not self.failure
 
     def connected(self, node: NodeId) -> None:
-        """This member has its links. Idempotent."""
         self._awaited.pop(node, None)
 
     def fail(self, reason: str) -> None:
-        """The cluster will not start. The first reason stays."""
+        """The first reason is kept."""
         self.failure = self.failure or reason
 
-    def lose(self, rank: Rank | None, reason: str) -> None:
-        """This member is gone, whether it was connected or not."""
+    def member_lost(self, rank: Rank | None, reason: str) -> None:
         self.fail(headed(f"rank {rank} was lost before the cluster had started", reason))
 
     def expire(self, now: float, own_delay: float = 0.0) -> None:
-        """Fail if the time is up. It extends by `own_delay`: a seed that runs slowly hears of the members late."""
         if now >= self.deadline + own_delay and self._awaited:
             ranks = sorted(rank for node in self._awaited if (rank := self._membership.rank_of(node)) is not None)
             span = format_seconds(now - self._began)
@@ -130,27 +115,29 @@ class PendingStart:
 
 
 class RunFailures:
-    """Of one cluster. `launchers`: those that are connected, by node."""
+    """Chooses the failure that stops a run on all hosts.
+
+    The first failure that is not a consequence of another is final. A consequence is chosen until then: the rank
+    that caused it may end later, or its host may be slow.
+    """
 
     def __init__(self, launchers: Mapping[NodeId, JoinConnectionState]) -> None:
         self._launchers = launchers
-        self._ranks: dict[NodeId, range] = {}  # what each launcher has reserved; of some it is not known
+        self._ranks: dict[NodeId, range] = {}  # the reservation of each launcher, if known
         self._chosen: RunFailed | None = None
 
     def reserved(self, joiner: JoinConnectionState, ranks: range | None) -> list[AdmissionAction]:
-        """A launcher has come, or is back: it is told of the failure that was chosen before. `ranks`: those of its
-        children; None: as before, or not known, for the seed was started again since.
-        """
+        """`ranks`: those of the launcher's children; None: unchanged, or unknown because the seed restarted."""
         if joiner.node is not None and ranks is not None:
             self._ranks[joiner.node] = ranks
         return [] if self._chosen is None else [NotifyConnections(self._chosen, (joiner.connection,))]
 
     def report(self, joiner: JoinConnectionState, failure: RunFailed) -> list[AdmissionAction]:
-        """A launcher reports a failure. All launchers are told of the chosen one, if it is new; otherwise the reporter
-        alone is. Refusal if the guest is not a launcher, or the rank not its child, as far as that is known.
+        """Notify all launchers of a new choice, otherwise the reporter only. Raises Refusal if the report is not its to
+        make.
         """
         if joiner.node is None or self._launchers.get(joiner.node) is not joiner:
-            raise Refusal("it reported that the run failed, and is no launcher")
+            raise Refusal("it reported that the run failed, but is no launcher")
         if failure.rank not in self._ranks.get(joiner.node, (failure.rank,)):
             raise Refusal(f"it reported that rank {failure.rank} failed, which is not its child")
         if self._chosen is not None and (failure.consequence or not self._chosen.consequence):
@@ -160,15 +147,14 @@ class RunFailures:
         return [note, NotifyConnections(failure, tuple(each.connection for each in self._launchers.values()))]
 
 
-_MAX_REASON: Final = 900
-"""Characters of the reason why a cluster did not start."""
-_PROOF_REJECTED: Final = "it left when it had seen the seed's proof, as a node with another ticket or token does"
+_MAX_REASON: Final = 900  # characters of the reason why a cluster did not start
+_PROOF_REJECTED: Final = "it disconnected after the seed's proof, as a node with another ticket or token does"
 _TOO_LATE: Final = "start all ranks at about the same time, or raise NEXAR_FORMATION_TIMEOUT_SECS"
 _TOO_MANY_PENDING: Final = "too many connections wait to authenticate; try again"
 
 
 class Admission:
-    """Told of everything that happens at the door by `step`, and of nothing else."""
+    """`step` is the only input."""
 
     def __init__(
         self,
@@ -180,10 +166,7 @@ class Admission:
         seed: PinnedNode,
         limits: AdmissionLimits | None = None,
     ) -> None:
-        """Form a cluster of `size` members until `started + formation_timeout`. `seed` is pinned by the membership.
-
-        UsageError for a size that no cluster has.
-        """
+        """Raises UsageError for an invalid size."""
         if not 1 <= size <= MAX_MEMBERS:
             raise UsageError(f"a cluster of {size} members cannot be formed; allowed are 1 to {MAX_MEMBERS}")
         self.size = size
@@ -191,10 +174,10 @@ class Admission:
         self._started = started
         self._deadline = started + formation_timeout
         self._formation_timeout = formation_timeout
-        self._extension = 0.0  # of the time for forming, once that is over
-        self._now = started  # of the event that is being dealt with
-        self._failure = ""  # why the cluster will never form, once that is so
-        self._formed: FormedCluster | None = None  # once it has
+        self._extension = 0.0  # extension of the formation time, once it is over
+        self._now = started  # time of the current event
+        self._failure = ""  # why the cluster will never form
+        self._formed: FormedCluster | None = None  # set once the cluster has formed
         self._starting: PendingStart | None = None  # from the commit until every member is connected
         self._compatibility = Compatibility(self._limits.clocks)
         self._joiners: dict[int, JoinConnectionState] = {}
@@ -219,9 +202,7 @@ class Admission:
     def resumed(
         cls, membership: Membership, vote: Vote | None = None, *, limits: AdmissionLimits | None = None
     ) -> Admission:
-        """The seed of a cluster that has formed, started again: those whom the membership pins may come back. `vote`:
-        what it had kept of its last vote.
-        """
+        """The admission of a restarted seed: pinned members may return."""
         cluster, size, seed = membership.cluster, membership.size, membership.seed
         if seed is None:
             raise InternalError("a membership without a seed cannot be resumed by one")
@@ -240,41 +221,34 @@ class Admission:
 
     @property
     def membership(self) -> Membership | None:
-        """The newest that was committed here, or chosen by the members; None before."""
         return None if self._formed is None else self._formed.membership
 
     @property
     def elastic(self) -> bool:
-        """Whether others may come in after the cluster has formed."""
         return self._limits.elastic
 
     @property
     def failed(self) -> bool:
-        """The time for forming passed before everybody was there."""
         return self._forming is None and self._formed is None
 
     @property
     def forms(self) -> bool:
-        """Not every member is connected yet, and the time for that is not over."""
         return self._forming is not None or self._starting is not None
 
     @property
     def joined(self) -> int:
-        """Candidates that are in and connected; after the commit, members that are connected."""
         return len(self._members)
 
     @property
     def pending(self) -> int:
-        """Connections that have proven nothing yet."""
         return len(self._pending)
 
     @property
     def refused(self) -> dict[str, str]:
-        """Who was turned away, and why: the newest 256."""
         return self._refusals.listed()
 
     def due(self, now: float) -> float | None:
-        """When the next Tick is needed, not before `now`; None: not before another event."""
+        """When the next tick is needed; None: not before another event."""
         delay = self._limits.own_delay()
         formation = None if self._forming is None else self._deadline + delay
         start = None if self._starting is None else self._starting.deadline + delay
@@ -283,63 +257,65 @@ class Admission:
         return max(now, min(deadlines)) if deadlines else None
 
     def step(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
-        """Take note of an event; what to do about it, in this order. The only method that changes anything.
+        """Returns the actions to perform, in order. No other method changes the state.
 
-        Events of a connection that has ended are ignored: they were under way when it did.
+        Events of an ended connection are ignored: they were in transit.
         """
         self._now = now
-        return [*self._told(event, now), *self._settle_start(now)]
+        return [*self._handle(event, now), *self._settle_start(now)]
 
-    def _told(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
+    def _handle(self, event: AdmissionEvent, now: float) -> list[AdmissionAction]:
         if isinstance(event, ConnectionOpened):
-            return self._knocked(event, now)
+            return self._connection_opened(event, now)
         if isinstance(event, AdmissionTick):
             return self._tick(now)
         joiner = self._joiners.get(event.connection)
         if joiner is None:
             return []
         try:
-            return self._heard(joiner, event)
+            return self._handle_connection(joiner, event)
         except Refusal as why:
             return self._refuse(joiner, str(why), why.expelled, lines=why.lines, nobody_left=why.nobody_left)
 
-    def _heard(self, joiner: JoinConnectionState, event: ReceivedEvent) -> list[AdmissionAction]:
-        """Refusal if the guest has to go for it."""
+    def _handle_connection(self, joiner: JoinConnectionState, event: ReceivedEvent) -> list[AdmissionAction]:
+        # Raises Refusal if the connection must be refused.
         match event:
             case HelloReceived():
-                actions = self._greeted(joiner, event.hello)
+                actions = self._hello_received(joiner, event.hello)
             case JoinRequested():
-                actions = self._applied(joiner, event)
+                actions = self._join_requested(joiner, event)
             case JoinerReady() | MemberConnected() | StartFailureReported() | ProgressRequested():
-                actions = self._candidate_said(joiner, event)
+                actions = self._handle_candidate(joiner, event)
             case RanksRequested():
-                actions = self._reserved(joiner, event)
+                actions = self._ranks_requested(joiner, event)
             case BoardRequested():
-                actions = self._watched(joiner, event)
+                actions = self._board_requested(joiner, event)
             case BadMessage():
                 raise Refusal(event.reason)
             case ConnectionEnded() | LeaveReceived():
-                actions = self._went(joiner, event)
+                actions = self._connection_ended(joiner, event)
             case ChildReported() | RunFailureReported():
                 actions = self._reported(joiner, event)
             case MemberMessageReceived() | MemberAnswered():
-                actions = self._spoke(joiner, event)
+                actions = self._handle_member(joiner, event)
         return actions
 
-    def _candidate_said(
+    def _handle_candidate(
         self,
         joiner: JoinConnectionState,
         event: JoinerReady | MemberConnected | StartFailureReported | ProgressRequested,
     ) -> list[AdmissionAction]:
         match event:
             case JoinerReady():
-                return self._ready(joiner)
+                return self._joiner_ready(joiner)
             case ProgressRequested():
-                return self._inquired(joiner)
+                return self._progress_requested(joiner)
             case MemberConnected() | StartFailureReported():
                 return self._confirmed(joiner, event)
 
-    def _went(self, joiner: JoinConnectionState, event: ConnectionEnded | LeaveReceived) -> list[AdmissionAction]:
+    def _connection_ended(
+        self, joiner: JoinConnectionState, event: ConnectionEnded | LeaveReceived
+    ) -> list[AdmissionAction]:
         if (
             isinstance(event, ConnectionEnded)
             and joiner.hello is not None
@@ -350,34 +326,34 @@ class Admission:
             return self._end(joiner, "refused", reason)
         if isinstance(event, ConnectionEnded):
             return self._end(joiner, "gone", event.reason)
-        return [DropConnection(joiner.connection, "it took its leave"), *self._end(joiner, "left", event.reason)]
+        return [DropConnection(joiner.connection, "it left"), *self._end(joiner, "left", event.reason)]
 
-    def _spoke(
+    def _handle_member(
         self, joiner: JoinConnectionState, event: MemberMessageReceived | MemberAnswered
     ) -> list[AdmissionAction]:
         if self._formed is None:
-            raise Refusal("it spoke like a member, and there are none yet")
+            raise Refusal("it sent a member's message before the cluster had formed")
         if isinstance(event, MemberMessageReceived):
             return self._formed.said(joiner, event, self._now)
         return self._formed.answered(joiner, event, self._now)
 
-    # ------------------------------------------------------------ strangers
+    # ------------------------------------------------------------ unauthenticated connections
 
-    def _knocked(self, event: ConnectionOpened, now: float) -> list[AdmissionAction]:
+    def _connection_opened(self, event: ConnectionOpened, now: float) -> list[AdmissionAction]:
         if event.connection in self._joiners:
-            raise InternalError(f"connection {event.connection} knocked twice")
+            raise InternalError(f"connection {event.connection} was opened twice")
         joiner = self._joiners[event.connection] = JoinConnectionState(event.connection, event.address)
-        knocked = SeedEvent("knocked", event.address)
+        opened = SeedEvent("knocked", event.address)
         if self.failed:
-            return [knocked, *self._refuse_for_failure(joiner)]
+            return [opened, *self._refuse_for_failure(joiner)]
         placement = self._pending.enter(event.connection, source_of(event.address), now)
         if not placement.admitted:
-            return [knocked, *self._drop(joiner, _TOO_MANY_PENDING)]
+            return [opened, *self._drop(joiner, _TOO_MANY_PENDING)]
         displaced = placement.displaced
         dropped = [] if displaced is None else self._drop(self._joiners[displaced], _TOO_MANY_PENDING)
-        return [*dropped, knocked]
+        return [*dropped, opened]
 
-    def _greeted(self, joiner: JoinConnectionState, hello: Hello) -> list[AdmissionAction]:
+    def _hello_received(self, joiner: JoinConnectionState, hello: Hello) -> list[AdmissionAction]:
         check_hello(joiner, hello)
         self._pending.shorten(joiner.connection, self._now + self._limits.proof_timeout)
         return [SendChallenge(joiner.connection)]
@@ -385,34 +361,34 @@ class Admission:
     def _prove(
         self, joiner: JoinConnectionState, role: JoinRole, event: JoinRequested | RanksRequested | BoardRequested
     ) -> Hello:
-        """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
+        # Check the proof for `role` and give up the pending place; returns the hello. Raises Refusal.
         hello = authenticate(joiner, role, event)
         self._pending.leave(joiner.connection)
         return hello
 
-    def _watched(self, joiner: JoinConnectionState, event: BoardRequested) -> list[AdmissionAction]:
+    def _board_requested(self, joiner: JoinConnectionState, event: BoardRequested) -> list[AdmissionAction]:
         self._prove(joiner, "onlooker", event)
         self._observers.enter(joiner)
         return [ShowBoard(joiner.connection), self._note("watching", joiner)]
 
     # ------------------------------------------------------------ forming, and after it
 
-    def _applied(self, joiner: JoinConnectionState, event: JoinRequested) -> list[AdmissionAction]:
+    def _join_requested(self, joiner: JoinConnectionState, event: JoinRequested) -> list[AdmissionAction]:
         hello = self._prove(joiner, "candidate", event)
         if self._forming is None:
-            return self._after().applied(joiner, hello, event)
+            return self._formed_cluster().applied(joiner, hello, event)
         return [*self._forming.applied(joiner, hello, event), *self._settle(self._forming)]
 
-    def _ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
+    def _joiner_ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
         if self._forming is None:
-            return self._after().ready(joiner)
+            return self._formed_cluster().ready(joiner)
         self._forming.ready(joiner)
         return self._settle(self._forming)
 
-    def _reserved(self, joiner: JoinConnectionState, event: RanksRequested) -> list[AdmissionAction]:
+    def _ranks_requested(self, joiner: JoinConnectionState, event: RanksRequested) -> list[AdmissionAction]:
         hello, asked = self._prove(joiner, "launcher", event), event.reservation
         if self._forming is None:
-            after = self._after()
+            after = self._formed_cluster()
             returned = after.is_launcher(hello.node)
             actions, ranks = after.reserved(joiner, hello, asked), None if returned else range(0)
         else:
@@ -423,26 +399,25 @@ class Admission:
     def _reported(
         self, joiner: JoinConnectionState, event: ChildReported | RunFailureReported
     ) -> list[AdmissionAction]:
-        """Of launchers."""
         if isinstance(event, RunFailureReported):
             return self._run_failures.report(joiner, event.failure)
         return self._child_died(joiner, event)
 
     def _child_died(self, joiner: JoinConnectionState, event: ChildReported) -> list[AdmissionAction]:
         if self._forming is None:
-            actions = self._after().child_died(joiner, event)
+            actions = self._formed_cluster().child_died(joiner, event)
             if self._starting is not None and not event.well:
-                self._starting.lose(event.rank, last_line(event.cause))
+                self._starting.member_lost(event.rank, last_line(event.cause))
             return actions
         return [*self._forming.child_died(joiner, event), *self._settle(self._forming)]
 
-    def _after(self) -> FormedCluster:
+    def _formed_cluster(self) -> FormedCluster:
         if self._formed is None:
-            raise InternalError("somebody spoke after the formation had failed and all connections had ended")
+            raise InternalError("an event arrived after the formation had failed and all connections had ended")
         return self._formed
 
     def _settle(self, forming: Forming) -> list[AdmissionAction]:
-        """See to it that it has formed, or never will; nothing while neither is so."""
+        # Commit or fail if the formation is complete or cannot succeed.
         if forming.failure:
             return self._fail(forming)
         return self._commit(forming) if forming.complete else []
@@ -453,11 +428,13 @@ class Admission:
         confirming = [node for node in self._members if node in forming.confirming]
         if confirming:
             self._starting = PendingStart(formed.membership, confirming, self._now, self._deadline)
-        commit = CommitMembership(formed.membership, self._insiders(), frozenset(self._members), starts=not confirming)
+        commit = CommitMembership(
+            formed.membership, self._authenticated(), frozenset(self._members), starts=not confirming
+        )
         return [commit, SeedEvent("committed", reason=f"{self.size} members"), *formed.take_over(forming.early)]
 
-    def _inquired(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
-        """Of who is no candidate, or after the commit, it is no news."""
+    def _progress_requested(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
+        # Empty unless the sender is a candidate of a running formation.
         if self._forming is None or joiner.node is None or self._members.get(joiner.node) is not joiner:
             return []
         listed = dict(list(self._refusals.listed().items())[-MAX_LISTED:])
@@ -470,9 +447,10 @@ class Admission:
     def _confirmed(
         self, joiner: JoinConnectionState, event: MemberConnected | StartFailureReported
     ) -> list[AdmissionAction]:
-        """A member says whether it is connected. Refusal from who is none. Who comes back later is told again."""
+        # A member reports whether it is connected. Raises Refusal for others. A member that returns later is notified
+        # again.
         if self._formed is None or joiner.node is None or self._members.get(joiner.node) is not joiner:
-            raise Refusal("it spoke like a member, and is none")
+            raise Refusal("it sent a member's message, but is no member")
         if self._starting is None:
             return [NotifyConnections(Started(), (joiner.connection,))] if isinstance(event, MemberConnected) else []
         if isinstance(event, MemberConnected):
@@ -482,7 +460,7 @@ class Admission:
         return []
 
     def _settle_start(self, now: float) -> list[AdmissionAction]:
-        """See to it that the cluster has started, or never will; nothing while neither is so."""
+        # Start or fail the cluster if that is decided.
         starting, formed = self._starting, self._formed
         if starting is None or formed is None:
             return []
@@ -499,37 +477,37 @@ class Admission:
         return [start, SeedEvent("started", reason=f"{self.size} members")]
 
     def _fail_start(self, reason: str) -> list[AdmissionAction]:
-        """Everybody is told, also who waits to join: there is no cluster any more."""
+        # Inform everyone, waiting joiners too: the cluster is over.
         self._failure = brief_lines(reason, _MAX_REASON)
         joined = tuple(self._who(joiner) for joiner in self._members.values())
         self._starting = self._formed = None
-        strangers = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
-        insiders = tuple(joiner.connection for joiner in self._joiners.values() if joiner.fingerprint)
-        refused = [action for joiner in strangers for action in self._refuse_for_failure(joiner)]
+        unauthenticated = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
+        authenticated = tuple(joiner.connection for joiner in self._joiners.values() if joiner.fingerprint)
+        refused = [action for joiner in unauthenticated for action in self._refuse_for_failure(joiner)]
         self._forget_all()
-        return [*refused, *self._failed(joined, insiders, self._failure)]
+        return [*refused, *self._failed(joined, authenticated, self._failure)]
 
     def _fail(self, forming: Forming) -> list[AdmissionAction]:
-        """Everybody is told: those who are in, the facts; the others, and who only looks, that it is over."""
+        # Inform everyone: admitted nodes of the facts, others and observers that it is over.
         self._failure = f"{forming.failure}\n{_TOO_LATE}" if forming.expired else forming.failure
-        insiders = (*self._insiders(), *forming.early.clear())
-        flaw_of = forming.formation.flaw_of
-        joined = tuple(self._who(joiner) + flaw_of(node) for node, joiner in self._members.items())
-        self._forming = None  # nobody takes the place of those who go now
-        strangers = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
-        refused = [action for joiner in strangers for action in self._refuse_for_failure(joiner)]
+        authenticated = (*self._authenticated(), *forming.early.clear())
+        why_not_ready = forming.formation.why_not_ready
+        joined = tuple(self._who(joiner) + why_not_ready(node) for node, joiner in self._members.items())
+        self._forming = None  # so that no early joiner takes a place that becomes free now
+        unauthenticated = [joiner for joiner in self._joiners.values() if not joiner.fingerprint]
+        refused = [action for joiner in unauthenticated for action in self._refuse_for_failure(joiner)]
         self._forget_all()
-        return [*refused, *self._failed(joined, insiders, "" if forming.expired else self._failure)]
+        return [*refused, *self._failed(joined, authenticated, "" if forming.expired else self._failure)]
 
     def _forget_all(self) -> None:
         self._joiners.clear()
         self._members.clear()
         self._launchers.clear()
 
-    def _failed(self, joined: tuple[str, ...], insiders: tuple[int, ...], reason: str) -> list[AdmissionAction]:
+    def _failed(self, joined: tuple[str, ...], authenticated: tuple[int, ...], reason: str) -> list[AdmissionAction]:
         listed, count = self._refusals.listed(), self._refusals.count
         elapsed = min(self._now - self._started, self._formation_timeout + self._extension)
-        fail = FailFormation(joined, self.size, listed, count, elapsed, insiders, reason)
+        fail = FailFormation(joined, self.size, listed, count, elapsed, authenticated, reason)
         why, *further = self._failure.split("\n")
         line = "; ".join((f"{why}, {len(joined)} of {self.size} joined", *further))
         return [fail, SeedEvent("failed", reason=brief(line, _MAX_REASON))]
@@ -538,7 +516,7 @@ class Admission:
 
     def _tick(self, now: float) -> list[AdmissionAction]:
         expired = [self._joiners[connection] for connection in self._pending.expired(now)]
-        actions = [action for joiner in expired for action in self._drop(joiner, self._what_was_late(joiner))]
+        actions = [action for joiner in expired for action in self._drop(joiner, self._timeout_reason(joiner))]
         delay = self._limits.own_delay()
         if self._forming is not None and now >= self._deadline + delay:
             self._extension = delay
@@ -546,7 +524,7 @@ class Admission:
             actions += self._fail(self._forming)
         return actions if self._formed is None else actions + self._formed.tick(now)
 
-    def _what_was_late(self, joiner: JoinConnectionState) -> str:
+    def _timeout_reason(self, joiner: JoinConnectionState) -> str:
         if joiner.hello is not None:
             return f"it did not prove within {format_seconds(self._limits.proof_timeout)} of its hello that it may join"
         return f"it did not authenticate within {format_seconds(self._limits.auth_timeout)}"
@@ -556,7 +534,7 @@ class Admission:
     def _refuse(
         self, joiner: JoinConnectionState, reason: str, expelled: int = 0, *, lines: str = "", nobody_left: bool = False
     ) -> list[AdmissionAction]:
-        """`lines`: what the guest is told, if that has more lines than one."""
+        # `lines`: the reason sent to the node if it has several lines.
         reason = brief(reason)
         self._refusals.add(self._who(joiner), reason)
         refuse = RefuseConnection(joiner.connection, lines or reason, expelled, nobody_left)
@@ -572,7 +550,7 @@ class Admission:
     def _end(self, joiner: JoinConnectionState, kind: SeedEventKind, reason: str) -> list[AdmissionAction]:
         note = self._note(kind, joiner, reason)
         if self._starting is not None and joiner.node is not None and self._members.get(joiner.node) is joiner:
-            self._starting.lose(note.rank, reason or "it left")
+            self._starting.member_lost(note.rank, reason or "it left")
         del self._joiners[joiner.connection]
         self._pending.leave(joiner.connection)
         self._observers.leave(joiner)
@@ -583,17 +561,17 @@ class Admission:
         self._forming.withdrawn(joiner)
         return [note, *self._settle(self._forming)]
 
-    # ------------------------------------------------------------ words
+    # ------------------------------------------------------------ texts
 
-    def _insiders(self) -> tuple[int, ...]:
+    def _authenticated(self) -> tuple[int, ...]:
         return tuple(joiner.connection for joiner in (*self._members.values(), *self._launchers.values()))
 
     def _rank(self, joiner: JoinConnectionState) -> Rank | None:
-        """What it has claimed or holds; nobody has a rank by its hello alone."""
+        # The rank it claimed or holds. A hello alone gives none.
         if joiner.node is None or self._members.get(joiner.node) is not joiner:
             return None
-        book = self.membership if self._forming is None else self._forming.formation
-        return None if book is None else book.rank_of(joiner.node)
+        ranks = self.membership if self._forming is None else self._forming.formation
+        return None if ranks is None else ranks.rank_of(joiner.node)
 
     def _who(self, joiner: JoinConnectionState) -> str:
         return describe_peer(self._rank(joiner), joiner.node, joiner.address)

@@ -1,13 +1,7 @@
-"""One connection at the seed's door, as admission knows it.
+"""Checks of a join request: hello, proof, clock, settings and transports. Pure.
 
-Whether a candidate can work with those that joined before it: its clock, its settings, its transports. Pure.
-
-All candidates that were let in have the same settings, and every two of them have a transport in common. So a
-candidate is compared with one of them for the settings, and with one of each set of transports.
-
-What the seed was told about its door. Pure.
-
-From a stranger to somebody who has proven that it knows the secret. Pure.
+All admitted candidates have equal settings and every two share a transport. So a candidate is compared with one of
+them for settings and with one of each set of transports.
 """
 
 from __future__ import annotations
@@ -32,19 +26,16 @@ from nexar.wire.join import JoinRequest
 
 @dataclass(slots=True)
 class JoinConnectionState:
-    """From its knock to its end. Admission alone writes to it."""
+    """One connection at the seed. Only admission writes to it."""
 
     connection: int
     address: str
     hello: Hello | None = None
-    fingerprint: bytes = b""
-    """Of its key; empty until it has proven that it knows the secret."""
-    watches: bool = False
-    """It has proven that too, and wants no more than to see the board: it needs no key."""
+    fingerprint: bytes = b""  # of its key; empty until it has proven the secret
+    watches: bool = False  # it has proven the secret as an observer, which needs no key
 
     @property
     def node(self) -> NodeId | None:
-        """Who it says it is; None before its hello."""
         return self.hello.node if self.hello else None
 
 
@@ -52,19 +43,18 @@ _VARIABLES: Final = {setting.name: setting.variable for setting in settings()}
 
 
 class Incompatible(Refusal):
-    """Two candidates, or a candidate and the seed, cannot be in one cluster. The text names both and the reason."""
+    """A candidate cannot be in one cluster with the seed or another candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockLimits:
-    """By how many seconds a candidate's clock may differ from the seed's: what the validity of certificates allows."""
+    """Allowed clock difference to the seed in seconds, from the validity of certificates."""
 
-    behind: float = 600.0
-    """Certificates are valid from so long before they were issued."""
+    behind: float = 600.0  # certificates are valid from this long before they are issued
     ahead: float = 600.0
 
     def check(self, who: str, theirs: float, ours: float) -> None:
-        """Incompatible if the clocks differ by more than is allowed. `theirs` is 0 where it was not told."""
+        """Raises Incompatible. `theirs` is 0 if unknown."""
         ahead = theirs - ours
         if not theirs or -self.behind <= ahead <= self.ahead:
             return
@@ -77,23 +67,22 @@ class ClockLimits:
 
 
 class Compatibility:
-    """What the candidates that were let in have brought along."""
+    """Settings and transports of the admitted candidates."""
 
     def __init__(self, clocks: ClockLimits | None = None) -> None:
         self._clocks = clocks or ClockLimits()
-        self._names: dict[NodeId, str] = {}  # how they are named in messages; the first is compared with
-        self._settings: dict[NodeId, Mapping[str, str]] = {}  # of those that told any
+        self._names: dict[NodeId, str] = {}  # names for messages
+        self._settings: dict[NodeId, Mapping[str, str]] = {}  # candidates that sent settings; the first is compared
         self._offers: dict[frozenset[str], dict[NodeId, None]] = {}
 
     def check(self, member: Member, asked: JoinRequest, clock: float, address: str) -> None:
-        """Incompatible if this candidate cannot work with the others. `clock`: the seed's."""
+        """Raises Incompatible. `clock`: the seed's."""
         who = candidate_name(asked.rank, member.node, address)
         self._clocks.check(who, asked.clock, clock)
         self._check_settings(who, asked.settings)
         self._check_transports(who, offered_schemes(member))
 
     def add(self, member: Member, asked: JoinRequest, address: str) -> None:
-        """This candidate was let in."""
         node = member.node
         self._names[node] = candidate_name(asked.rank, node, address)
         if asked.settings:
@@ -102,7 +91,6 @@ class Compatibility:
             self._offers.setdefault(offered_schemes(member), {})[node] = None
 
     def remove(self, node: NodeId) -> None:
-        """This candidate is gone. Idempotent."""
         self._names.pop(node, None)
         self._settings.pop(node, None)
         for schemes in [schemes for schemes, nodes in self._offers.items() if node in nodes]:
@@ -133,12 +121,12 @@ class Compatibility:
 
 
 def offered_schemes(member: Member) -> frozenset[str]:
-    """The transports over which others can dial this member."""
+    """Transports over which others can dial this member."""
     return frozenset(scheme for scheme, addresses in member.addresses.items() if addresses)
 
 
 def candidate_name(rank: Rank | None, node: NodeId, address: str) -> str:
-    """How a candidate is named in messages: by its rank where it has claimed one."""
+    """Name of a candidate for messages."""
     return f"rank {rank}" if rank is not None else describe_peer(None, node, address)
 
 
@@ -162,56 +150,50 @@ def _first(connections: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """Who may come in, besides those who form the cluster, and how many may wait at the door."""
+    """Limits on pending connections, joiners and clocks."""
 
     max_pending: int = 256
     auth_timeout: float = 10.0
+    # Picks the pending connection to drop. The seed picks at random, so that nobody can arrange to outlast others.
     choose: Choose = _first
-    """Picks the pending connection that gives way. A seed's choice is random: nobody can arrange to outlast others."""
-    elastic: bool = False
-    """Others may come in after it has formed."""
-    most: int = 0
-    """Members and those who wait to be: not more; 0: any number."""
+    elastic: bool = False  # joiners are allowed after the cluster has formed
+    most: int = 0  # members and waiting joiners together; 0: no limit
     clocks: ClockLimits = field(default_factory=ClockLimits)
-    """By how much a candidate's clock may differ from the seed's."""
 
-    own_delay: Callable[[], float] = lambda: 0.0
-    """Seconds by which the seed runs late now: see `decisions.own_delay`."""
+    own_delay: Callable[[], float] = lambda: 0.0  # seconds by which the seed runs late now (`OwnDelay`)
 
     @property
     def proof_timeout(self) -> float:
-        """Seconds from a hello to its proof: one round trip and a computation, so less than for all of it."""
+        """Seconds from hello to proof: one round trip and a computation."""
         return self.auth_timeout / _PROOF_SHARE
 
 
-WRONG_SECRET: Final = "the ticket or token does not open this cluster"
-MAX_OBSERVERS: Final = 64
-"""At once: each costs the seed a line."""
+WRONG_SECRET: Final = "the ticket or token does not match this cluster"
+MAX_OBSERVERS: Final = 64  # at once: each costs the seed a connection
 
 JoinRole: TypeAlias = Literal["candidate", "launcher", "onlooker"]
 
 
 class Observers:
-    """Those that look at the board."""
+    """Connected observers."""
 
     def __init__(self) -> None:
         self._connections: set[int] = set()
 
     def enter(self, joiner: JoinConnectionState) -> None:
-        """One more. Refusal if there are enough."""
+        """Raises Refusal above MAX_OBSERVERS."""
         if len(self._connections) >= MAX_OBSERVERS:
-            raise Refusal(f"{MAX_OBSERVERS} others watch already; try again when one of them has ended")
+            raise Refusal(f"{MAX_OBSERVERS} observers are connected already; try again when one of them has left")
         self._connections.add(joiner.connection)
 
     def leave(self, joiner: JoinConnectionState) -> None:
-        """Its connection has ended. Of anybody else it is no news."""
         self._connections.discard(joiner.connection)
 
 
 def check_hello(joiner: JoinConnectionState, hello: Hello) -> None:
-    """It says hello. Refusal for who has done so, is nobody, or can never come in."""
+    """Record the hello. Raises Refusal for a second one, an unknown role or no node id."""
     if joiner.hello is not None:
-        raise Refusal("it said hello twice")
+        raise Refusal("it sent its hello twice")
     if hello.role not in ("candidate", "launcher", "onlooker"):
         raise Refusal(f"a {hello.role} cannot join; a candidate or a launcher can")
     if hello.node == UNKNOWN_NODE:
@@ -220,7 +202,7 @@ def check_hello(joiner: JoinConnectionState, hello: Hello) -> None:
 
 
 def requested_member(joiner: JoinConnectionState, hello: Hello, asked: JoinRequest) -> Member:
-    """The place that a candidate asks for. Refusal if it told an address that nobody can dial."""
+    """The member to be. Raises Refusal for an advertised address that nobody can dial."""
     try:
         check_advertised(asked.addresses)
     except UsageError as error:
@@ -232,19 +214,19 @@ def requested_member(joiner: JoinConnectionState, hello: Hello, asked: JoinReque
 def authenticate(
     joiner: JoinConnectionState, role: JoinRole, event: JoinRequested | RanksRequested | BoardRequested
 ) -> Hello:
-    """Its hello, now that it is no stranger any more. Refusal if this is not an honest `role`."""
+    """Record that the connection has proven `role`. Raises Refusal."""
     if joiner.hello is None:
-        raise Refusal("it asked to be let in before it said hello")
+        raise Refusal("it asked to join before it sent its hello")
     if joiner.fingerprint or joiner.watches:
-        raise Refusal("it asked to be let in twice")
+        raise Refusal("it asked to join twice")
     if joiner.hello.role != role:
-        raise Refusal(f"its hello says {joiner.hello.role}, and it asked for what is for another role: {role}")
+        raise Refusal(f"its hello says {joiner.hello.role}, but its request is for the role {role}")
     if not event.proof_ok:
         raise Refusal(WRONG_SECRET)
     if isinstance(event, BoardRequested):
         joiner.watches = True
         return joiner.hello
     if len(event.fingerprint) != FINGERPRINT_BYTES:
-        raise InternalError(f"an application with a fingerprint of {len(event.fingerprint)} bytes was let through")
+        raise InternalError(f"a join request with a fingerprint of {len(event.fingerprint)} bytes passed the checks")
     joiner.fingerprint = event.fingerprint
     return joiner.hello

@@ -1,8 +1,7 @@
-"""What admission is told, and what it wants done.
+"""Events and actions of admission. Pure.
 
-A connection is a number that the shell chose and never uses again. The shell does what needs the world: it decodes,
-checks proofs and requests, signs, sends, closes. It reports events in the order in which they happened and carries out
-actions in the order in which they are given.
+A connection is a number that is never reused. The shell decodes, checks proofs and certificate requests, signs,
+sends and closes. It reports events in the order they happened and performs actions in the given order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from nexar.wire.join import RunFailed as RunFailedMessage
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """A connection is open; nothing has been said on it."""
+    """Nothing was received on it yet."""
 
     connection: int
     address: str
@@ -32,7 +31,7 @@ class ConnectionOpened:
 
 @dataclass(frozen=True, slots=True)
 class HelloReceived:
-    """It said hello, in our version."""
+    """A hello of our version."""
 
     connection: int
     hello: Hello
@@ -40,27 +39,25 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """It asked to become a member."""
+    """A node asks to become a member."""
 
     connection: int
     application: JoinRequest
     proof_ok: bool
-    fingerprint: bytes
-    """Of the key in its request, whose signature has been checked."""
-    clock: float = 0.0
-    """Seconds since 1970 on the seed's clock when it came."""
+    fingerprint: bytes  # of the key in its certificate request, whose signature was checked
+    clock: float = 0.0  # the seed's clock on arrival, seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class JoinerReady:
-    """A candidate that was let in has its certificate in place: others may dial it."""
+    """An admitted candidate has its certificate in place: others may dial it."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class RanksRequested:
-    """It asked for a block of ranks."""
+    """A launcher asks for a block of ranks."""
 
     connection: int
     reservation: ReserveRanks
@@ -70,7 +67,7 @@ class RanksRequested:
 
 @dataclass(frozen=True, slots=True)
 class BoardRequested:
-    """It asked to see the board."""
+    """An observer asks for the status board."""
 
     connection: int
     proof_ok: bool
@@ -78,7 +75,7 @@ class BoardRequested:
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """What it said means nothing, is of another version, or carries a request that is not in order."""
+    """Invalid, of another version, or with an invalid certificate request."""
 
     connection: int
     reason: str
@@ -86,7 +83,7 @@ class BadMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnded:
-    """The connection has ended, and not by us."""
+    """The peer or the network ended the connection."""
 
     connection: int
     reason: str
@@ -99,13 +96,12 @@ class ChildReported:
     connection: int
     rank: Rank
     cause: str
-    well: bool = False
-    """It ended as it should, with exit code 0."""
+    well: bool = False  # it ended with exit code 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunFailureReported:
-    """A launcher reports the failure of one of its children, which stops the run."""
+    """A launcher reports a child's failure, which stops the run."""
 
     connection: int
     failure: RunFailedMessage
@@ -113,7 +109,7 @@ class RunFailureReported:
 
 @dataclass(frozen=True, slots=True)
 class MemberMessageReceived:
-    """A word of a member about who comes next."""
+    """A member's message about the next membership."""
 
     connection: int
     message: Message
@@ -121,7 +117,7 @@ class MemberMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswered:
-    """A member says that it is there."""
+    """A member answered a liveness query."""
 
     connection: int
     number: int
@@ -129,14 +125,14 @@ class MemberAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MemberConnected:
-    """A member of the first membership has its links."""
+    """A first member has its links."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailureReported:
-    """A member of the first membership cannot make the first communicator."""
+    """A first member cannot create its communicator."""
 
     connection: int
     reason: str
@@ -144,14 +140,14 @@ class StartFailureReported:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRequested:
-    """A candidate asks for whom the formation waits."""
+    """A candidate asks which ranks are missing."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceived:
-    """It takes its leave."""
+    """The node announced that it leaves."""
 
     connection: int
     reason: str = ""
@@ -159,9 +155,10 @@ class LeaveReceived:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionTick:
-    """Time has passed: at the latest when `due` said."""
+    """Time has passed."""
 
 
+# events of an open connection
 ReceivedEvent: TypeAlias = (
     HelloReceived
     | JoinRequested
@@ -179,7 +176,6 @@ ReceivedEvent: TypeAlias = (
     | ProgressRequested
     | LeaveReceived
 )
-"""What happens on a connection that has knocked."""
 AdmissionEvent: TypeAlias = ConnectionOpened | ReceivedEvent | AdmissionTick
 
 # ---------------------------------------------------------------- actions
@@ -194,41 +190,37 @@ class SendChallenge:
 
 @dataclass(frozen=True, slots=True)
 class AdmitNode:
-    """Sign its request and send Welcome with these facts."""
+    """Sign its certificate request and send Welcome."""
 
     connection: int
     node: NodeId
     seen_address: str
     size: int
-    rank: Rank | None = None
-    """Of a candidate, where it is known already."""
-    first_rank: Rank | None = None
-    """Of a launcher's block."""
+    rank: Rank | None = None  # of a candidate, if known
+    first_rank: Rank | None = None  # of a launcher's block
     group_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShowBoard:
-    """It may see the board from now on, and sees it at once."""
+    """Send it the status board from now on."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseConnection:
-    """Send Refused with the reason, then close: a judgement, and trying again will not change it."""
+    """Send Refused, then close. The decision is final."""
 
     connection: int
     reason: str
-    expelled: int = 0
-    """It was a member until this epoch."""
-    nobody_left: bool = False
-    """Every member has left or died."""
+    expelled: int = 0  # it was a member until this epoch
+    nobody_left: bool = False  # every member has left or died
 
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Close without a word: no judgement, whoever it is may try again."""
+    """Close without a message; the node may try again."""
 
     connection: int
     reason: str
@@ -236,21 +228,19 @@ class DropConnection:
 
 @dataclass(frozen=True, slots=True)
 class CommitMembership:
-    """The membership is settled: keep it, then send it on these connections."""
+    """Persist the membership, then send it."""
 
     membership: Membership
     connections: tuple[int, ...]
-    present: frozenset[NodeId] = frozenset()
-    """The members that are connected."""
-    willing: frozenset[NodeId] = frozenset()
-    """Those that are members no longer because they wanted to leave."""
+    present: frozenset[NodeId] = frozenset()  # the connected members
+    willing: frozenset[NodeId] = frozenset()  # former members that asked to leave
+    # The cluster has formed. False: its members first confirm that they are connected, and StartCluster follows.
     starts: bool = True
-    """The cluster has formed by it. False: its members confirm first that they are connected, and Start follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCluster:
-    """Every member of the first membership is connected: send Started on these connections."""
+    """Every member is connected: send Started."""
 
     membership: Membership
     connections: tuple[int, ...]
@@ -259,7 +249,7 @@ class StartCluster:
 
 @dataclass(frozen=True, slots=True)
 class NotifyConnections:
-    """Send this message on these connections."""
+    """Send this message."""
 
     message: JoinMessage
     connections: tuple[int, ...]
@@ -267,26 +257,22 @@ class NotifyConnections:
 
 @dataclass(frozen=True, slots=True)
 class PersistVote:
-    """Bring the seed's vote to the disk; what comes after it may be said only when it is there."""
+    """Write the vote to disk before performing any later action."""
 
     vote: Vote
 
 
 @dataclass(frozen=True, slots=True)
 class FailFormation:
-    """The cluster will not form: send FormationFailed on these connections, then close them. A membership that was
-    kept is not kept any longer: nobody goes on with it.
-    """
+    """Send FormationFailed, close, and delete a persisted membership."""
 
     joined: tuple[str, ...]
     expected: int
-    refused: Mapping[str, str]
-    """The newest, by who they said they were."""
+    refused: Mapping[str, str]  # the newest refusals, by the name each node gave
     refused_count: int
     timeout: float
     connections: tuple[int, ...]
-    reason: str = ""
-    """What made it fail; empty: the time was up."""
+    reason: str = ""  # empty: the time was over
 
 
 SeedEventKind: TypeAlias = Literal[
@@ -297,7 +283,7 @@ SeedEventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class SeedEvent:
-    """For people and for logs: what happened, to whom, and why. Nothing needs to be done."""
+    """A log entry. No action is needed."""
 
     kind: SeedEventKind
     address: str | None = None

@@ -1,16 +1,14 @@
-"""Who is in a cluster that has formed, who would like to come in, and who may not come back. Pure.
+"""The seed after the cluster has formed: members return, joiners wait, the members move on. Pure.
 
-Law: the members that are present, and all who wait, are never more than the largest world that is allowed, and find
-room in one message. A member is present until its line breaks, and again when it is back: who died makes room at once,
-though the others still have to agree that it is gone.
+    joiner ──ready──→ waits, known to members ──chosen──→ member ──session broken──→ absent ──returns──→ member
+                                                            └──chosen without it──→ informed and closed
 
-The seed's mind once the cluster has formed: members come back, others wait to come in, the members go on. Pure.
-
-    joiner ──Ready──→ waits, and members know of it ──chosen──→ member ──line broken──→ absent ──back──→ member
-                                                                  └──────chosen without it──────→ told why, and gone
-
-Law: nobody becomes or ceases to be a member here. The members choose, the seed is a witness at most; what was chosen is
-kept before anybody hears of it, told to all, and followed.
+Laws:
+- The seed never makes or removes a member. The members choose; the seed votes at most. A chosen change is persisted
+  before it is sent, sent to all, and followed.
+- Present members and waiting nodes never exceed the maximum world size and fit in one message. A member is present
+  until its session breaks, and again when it returns: a dead member makes room at once, although the others have yet
+  to agree that it is gone.
 """
 
 from __future__ import annotations
@@ -52,30 +50,28 @@ from nexar.types import NodeId, Rank, format_node
 from nexar.wire.hello import Hello
 from nexar.wire.join import Current, JoinMessage, MemberDied, ReserveRanks, WaitingJoiners
 
-_What = TypeVar("_What")
-_MOST_REMEMBERED: Final = 4096
-"""Nodes that left, and nodes that were let in: the newest."""
+_Value = TypeVar("_Value")
+_MOST_REMEMBERED: Final = 4096  # former members, and admitted nodes: the newest
 
 
 class FormerMember(NamedTuple):
-    """Why somebody is a member no more."""
+    """Why a node is no longer a member."""
 
     reason: str
-    expelled: int
-    """Since which epoch; 0: it left by its own will."""
+    expelled: int  # since which epoch; 0: it left of its own will
 
 
 class MemberRegister:
-    """Of one cluster, from its formation on. Nobody's connection is known here."""
+    """Members, waiting joiners and former members, without connections."""
 
     def __init__(self, membership: Membership, *, elastic: bool = False, most: int = 0) -> None:
-        """`elastic`: others may come in, while there are not more than `most` of all; 0: any number."""
+        """`most`: maximum number of nodes; 0: no limit."""
         self.membership = membership
         self.elastic: Final = elastic
         self._most = min(most or MAX_MEMBERS, MAX_MEMBERS)
         self._bytes = len(membership.encode())
         self._absent: set[NodeId] = set()
-        self._joiners: dict[NodeId, Member] = {}  # in the order in which they came
+        self._joiners: dict[NodeId, Member] = {}  # in order of arrival
         self._ready: set[NodeId] = set()
         self._admitted: OrderedDict[NodeId, None] = OrderedDict()
         self._former: OrderedDict[NodeId, FormerMember] = OrderedDict()
@@ -85,91 +81,89 @@ class MemberRegister:
 
     @property
     def present(self) -> int:
-        """Members whose line has not been seen to break."""
         return self.membership.size - len(self._absent)
 
     def check_member(self, node: NodeId, fingerprint: bytes) -> Rank | None:
-        """The rank of a member that shows its key; None for who is no member. Refusal for another key."""
+        """None if the node is no member. Raises Refusal for another key."""
         rank = self.membership.rank_of(node)
         if rank is not None and self.membership.member(rank).fingerprint != fingerprint:
             raise Refusal(f"node {format_node(node)} is known with another key")
         return rank
 
     def why_former(self, node: NodeId, epoch: int) -> FormerMember | None:
-        """Why a node that was a member in this epoch (0: it does not say) is one no more; None: it never was."""
+        """Why a node that claims membership in `epoch` (0: no claim) is no member; None if it never was."""
         if node in self._former:
             return self._former[node]
         now = self.membership.epoch
-        gone = FormerMember(f"expelled: it is no member of epoch {now} any more", now)
+        gone = FormerMember(f"expelled: it is not a member of epoch {now}", now)
         return gone if 0 < epoch <= now else None
 
     def set_present(self, node: NodeId, *, present: bool) -> None:
-        """The line of a member has come back, or broken."""
         if present:
             self._absent.discard(node)
         elif self.membership.rank_of(node) is not None:
             self._absent.add(node)
 
     def child(self, launcher: NodeId, rank: Rank) -> NodeId | None:
-        """Whom this launcher started for this rank of the first membership; None: that is not known, or not so."""
+        """The node started for this rank of the first membership; None if unknown."""
         return self._children.get((launcher, rank))
 
     @property
     def knows_children(self) -> bool:
-        """Whether this register goes back to the first membership, whose ranks launchers speak of."""
+        """Whether this register began with the first membership, whose ranks launchers use."""
         return bool(self._children)
 
     # -- joiners -----------------------------------------------------------------------------------------
 
     @property
     def admitted(self) -> frozenset[NodeId]:
-        """Who was let in after the cluster had formed: of them, and of nobody else, members may take new ones."""
+        """The members may take new members only from these."""
         return frozenset(self._admitted)
 
     @property
     def waiting(self) -> tuple[Member, ...]:
-        """Who would like to come in, and can be dialed, in the order in which they came."""
+        """Joiners that can be dialed, in order of arrival."""
         return tuple(member for node, member in self._joiners.items() if node in self._ready)
 
     @property
     def late(self) -> str:
-        """What those are told who come after the formation of a cluster that is not elastic."""
         return f"the cluster has formed with {self.membership.size} members and is not elastic"
 
     def check_room(self, count: int) -> None:
-        """Refusal if so many more may not come in."""
+        """Raises Refusal."""
         if not self.elastic:
             raise Refusal(self.late)
         if self.present + len(self._joiners) + count > self._most:
             raise Refusal(
-                f"the cluster has {self.present} members and {len(self._joiners)} that wait to come in, and no more "
+                f"the cluster has {self.present} members and {len(self._joiners)} that wait to join, and no more "
                 f"than {self._most} are allowed; start it with a larger --max (NEXAR_ELASTIC_MAX_WORLD_SIZE)"
             )
 
     def admit(self, member: Member) -> None:
-        """Somebody who would like to come in. Refusal if there is no room."""
+        """Let a joiner wait. Raises Refusal."""
         self.withdraw(member.node)
         self.check_room(1)
         if self._bytes + sum(map(share_bytes, self._joiners.values())) + share_bytes(member) > MAX_MEMBERSHIP_BYTES:
-            raise Refusal("the members and those who wait fill a message; advertise fewer addresses (NEXAR_ADVERTISE)")
+            raise Refusal(
+                "the members and waiting nodes exceed one message; advertise fewer addresses (NEXAR_ADVERTISE)"
+            )
         self._joiners[member.node] = member
         _remember(self._admitted, member.node, None)
 
     def make_ready(self, node: NodeId) -> None:
-        """It can be dialed from now on."""
         self._ready.add(node)
 
     def withdraw(self, node: NodeId) -> bool:
-        """It does not wait any more. True: members had been told that it does."""
+        """True if members had been informed that it waits."""
         self._joiners.pop(node, None)
-        told = node in self._ready
+        informed = node in self._ready
         self._ready.discard(node)
-        return told
+        return informed
 
     # -- changes -----------------------------------------------------------------------------------------
 
     def follow(self, change: Change) -> None:
-        """The members went on by this change of the membership. MembershipError if it is none."""
+        """Apply a chosen change. Raises MembershipError."""
         self.membership = change.apply(self.membership)
         self._bytes = len(self.membership.encode())
         for departure in change.left:
@@ -179,39 +173,39 @@ class MemberRegister:
             _remember(self._former, departure.node, FormerMember(why, expelled))
         for member in change.joined:
             if member.node not in self._joiners:
-                self._absent.add(member.node)  # its line broke, or the seed had never heard of it
+                self._absent.add(member.node)  # its session broke, or the seed never saw it
             self.withdraw(member.node)
             self._former.pop(member.node, None)
 
 
-def _remember(memory: OrderedDict[NodeId, _What], node: NodeId, what: _What) -> None:
-    memory[node] = what
+def _remember(memory: OrderedDict[NodeId, _Value], node: NodeId, value: _Value) -> None:
+    memory[node] = value
     memory.move_to_end(node)
     if len(memory) > _MOST_REMEMBERED:
         memory.popitem(last=False)
 
 
 def _children(membership: Membership) -> dict[tuple[NodeId, Rank], NodeId]:
-    """Known only from the first membership: later ranks are others."""
+    # Known only from the first membership: later ranks differ.
     if membership.epoch > 1:
         return {}
     members = enumerate(membership.members)
     return {(member.launcher, rank): member.node for rank, member in members if member.launcher}
 
 
-SEED_CONNECTION_BROKE: Final = "its line to the seed broke"
-"""The seed's own hint that a member may be gone: who knows more, says more."""
+# The seed's hint that a member may be gone. More precise causes replace it.
+SEED_CONNECTION_BROKE: Final = "its connection to the seed broke"
 _REPLACED: Final = "the node has come back on another connection"
-_NOBODY_LEFT: Final = "every member has left or died: nobody is left who could let it in"
+_NOBODY_LEFT: Final = "every member has left or died: no member is left that could admit it"
 _BEHIND: Final = "the seed does not know the newest membership yet; try again"
-_MAX_CAUSE: Final = 4096  # characters of a child's traceback that are noted and told, the last ones
+_MAX_CAUSE: Final = 4096  # the last characters of a child's traceback that are logged and sent
 
+# forgets a connection and logs it
 EndConnection: TypeAlias = Callable[[JoinConnectionState, SeedEventKind, str], list[AdmissionAction]]
-"""Forget a connection, with a note."""
 
 
 class FormedCluster:
-    """Told by admission of what those do who have proven that they know the secret."""
+    """Authenticated connections of a formed cluster."""
 
     def __init__(
         self,
@@ -223,7 +217,6 @@ class FormedCluster:
         *,
         compatibility: Compatibility | None = None,
     ) -> None:
-        """`members`, `launchers`: those that are connected."""
         self._compatibility = compatibility or Compatibility()
         self._register = register
         self._seed_voter = seed_voter
@@ -236,23 +229,20 @@ class FormedCluster:
 
     @property
     def membership(self) -> Membership:
-        """The newest that the seed knows."""
         return self._register.membership
 
     @property
     def joined(self) -> int:
-        """Members that are connected."""
         return len(self._members)
 
     def rank_of(self, joiner: JoinConnectionState) -> Rank | None:
-        """The rank of a member on the line that counts."""
         is_member = joiner.node is not None and self._members.get(joiner.node) is joiner
         return self.membership.rank_of(joiner.node) if is_member and joiner.node is not None else None
 
     # ------------------------------------------------------------ coming
 
     def applied(self, joiner: JoinConnectionState, hello: Hello, event: JoinRequested) -> list[AdmissionAction]:
-        """A candidate with the secret: a member that is back, or a joiner. Refusal for all others."""
+        """A returning member or a joiner. Raises Refusal."""
         asked = event.application
         rank = self._register.check_member(hello.node, joiner.fingerprint)
         if rank is not None:
@@ -262,7 +252,7 @@ class FormedCluster:
         why = self._register.why_former(hello.node, asked.epoch)
         if why is not None:
             raise Refusal(why.reason, expelled=why.expelled)
-        if asked.epoch:  # of a membership that this seed does not know: whoever has a line tells it
+        if asked.epoch:  # a membership that this seed does not know; a connected member will send it
             return [DropConnection(joiner.connection, _BEHIND), *self._end(joiner, "dropped", _BEHIND)]
         return self._joined(joiner, hello, event)
 
@@ -290,10 +280,10 @@ class FormedCluster:
         self._expect(joiner, member)
         self._compatibility.add(member, asked, joiner.address)
         admit = AdmitNode(joiner.connection, hello.node, joiner.address, self.membership.size)
-        return [*replaced, admit, _note("admitted", joiner, None, "it waits to come in")]
+        return [*replaced, admit, _note("admitted", joiner, None, "it waits to join")]
 
     def take_over(self, early: EarlyJoiners) -> list[AdmissionAction]:
-        """Joiners that came before the cluster had formed: they wait no longer there."""
+        """Take over joiners that came before formation."""
         actions: list[AdmissionAction] = []
         while (joiner := early.take()) is not None:
             try:
@@ -313,25 +303,25 @@ class FormedCluster:
         self._joiners[member.node] = joiner
 
     def _check_stranger(self, node: NodeId, rank: Rank | None) -> None:
-        """Refusal for who may not come in: nobody may, it is somebody else already, or there is no room."""
+        # Raises Refusal if the node may not join: the cluster is not elastic, or knows the node in another role.
         again = "" if rank is None else f"; rank {rank} is one of them: nexar.init() is called once for each rank"
         if not self._register.elastic:
             raise Refusal(self._register.late + again)
         if self.membership.pin(node) is not None:
-            raise Refusal(f"node {format_node(node)} is known to the cluster, and not as a member")
+            raise Refusal(f"node {format_node(node)} is known to the cluster in another role")
 
     def ready(self, joiner: JoinConnectionState) -> list[AdmissionAction]:
-        """A joiner can be dialed. Of a member that is back it is no news. Refusal from all others."""
+        """No effect for a returning member. Raises Refusal for non-joiners."""
         node = joiner.node
         if node is not None and self._members.get(node) is joiner:
             return []
         if node is None or self._joiners.get(node) is not joiner:
-            raise Refusal("it said that it is ready, and has not joined")
+            raise Refusal("it reported that it is ready, but has not joined")
         self._register.make_ready(node)
         return self._current([joiner]) + self._waiting(self._members.values())
 
     def reserved(self, joiner: JoinConnectionState, hello: Hello, asked: ReserveRanks) -> list[AdmissionAction]:
-        """A launcher that is back, or one whose children will be joiners, without ranks. Refusal for all others."""
+        """A returning launcher, or one whose children join without ranks. Raises Refusal."""
         membership, node = self.membership, hello.node
         is_launcher = self.is_launcher(node)
         if not is_launcher and node not in self._launchers:
@@ -346,16 +336,16 @@ class FormedCluster:
         return [*replaced, admit, note, self._commit([joiner])]
 
     def is_launcher(self, node: NodeId) -> bool:
-        """Whether this is a launcher that had reserved ranks when the cluster formed."""
+        """Whether it had reserved ranks at formation."""
         return any(attendant.node == node for attendant in self.membership.attendants)
 
     def _check_anybody(self) -> None:
-        """Refusal if nobody is left who could take a joiner."""
+        # Raises Refusal if no member is left that could take a joiner.
         if not self._register.present:
             raise Refusal(_NOBODY_LEFT, nobody_left=True)
 
     def _replace(self, directory: dict[NodeId, JoinConnectionState], node: NodeId) -> list[AdmissionAction]:
-        """The newest line counts: the node has lost its old one, though we may not have noticed."""
+        # The newest connection counts: the node lost its old one, perhaps unnoticed.
         old = directory.pop(node, None)
         return [] if old is None else [DropConnection(old.connection, _REPLACED), *self._end(old, "gone", _REPLACED)]
 
@@ -364,7 +354,6 @@ class FormedCluster:
     def withdrawn(
         self, joiner: JoinConnectionState, kind: SeedEventKind, reason: str, now: float
     ) -> list[AdmissionAction]:
-        """The connection of this guest has ended, and is forgotten."""
         node = joiner.node
         if node is None:
             return []
@@ -383,7 +372,7 @@ class FormedCluster:
         return []
 
     def _send_away(self) -> list[AdmissionAction]:
-        """Joiners wait in vain when the last member has gone."""
+        # When the last member is gone, joiners wait in vain.
         if self._register.present:
             return []
         actions: list[AdmissionAction] = []
@@ -395,63 +384,61 @@ class FormedCluster:
         return actions
 
     def child_died(self, joiner: JoinConnectionState, event: ChildReported) -> list[AdmissionAction]:
-        """A launcher reports the end of a child. Refusal if it is none, as far as that is known."""
+        """Raises Refusal if it is known not to be the launcher's child."""
         if joiner.node is None or self._launchers.get(joiner.node) is not joiner:
-            raise Refusal("it reported the end of a child, and is no launcher")
+            raise Refusal("it reported the end of a child, but is no launcher")
         node = self._register.child(joiner.node, event.rank)
         if node is None and self._register.knows_children:
             raise Refusal(f"it reported rank {event.rank} as its child, which it is not")
         if event.well:
-            return []  # it has left the cluster by itself
+            return []  # it left the cluster by itself
         cause = event.cause[-_MAX_CAUSE:]
         died = SeedEvent("child died", joiner.address, node, event.rank, cause)
         return [died] if node is None else [died, *self._hint(node, cause)]
 
     def _hint(self, node: NodeId, cause: str) -> list[AdmissionAction]:
-        """Members look at once whether it is so."""
+        # The members probe the node at once.
         if self.membership.rank_of(node) is None:
             return []
         others = [joiner for other, joiner in self._members.items() if other != node]
-        return _tell(MemberDied(node, self.membership.epoch, cause), others)
+        return _notify(MemberDied(node, self.membership.epoch, cause), others)
 
     # ------------------------------------------------------------ changing
 
     def said(self, joiner: JoinConnectionState, event: MemberMessageReceived, now: float) -> list[AdmissionAction]:
-        """A word for the witness. Refusal from who is no member."""
+        """Raises Refusal if the sender is no member."""
         return (
-            self._do(self._vote_service.heard(self._member(joiner), event.message, now))
+            self._do(self._vote_service.message_received(self._member(joiner), event.message, now))
             if isinstance(event.message, MembershipMessage)
             else []
         )
 
     def answered(self, joiner: JoinConnectionState, event: MemberAnswered, now: float) -> list[AdmissionAction]:
-        """A member is there. Refusal from who is none."""
+        """Raises Refusal if the sender is no member."""
         return self._do(self._vote_service.answered(self._member(joiner), event.number, now))
 
     def _member(self, joiner: JoinConnectionState) -> NodeId:
         if joiner.node is None or self._members.get(joiner.node) is not joiner:
-            raise Refusal("it spoke like a member, and is none")
+            raise Refusal("it sent a member's message, but is no member")
         return joiner.node
 
     def tick(self, now: float) -> list[AdmissionAction]:
-        """Time has passed."""
         return self._do(self._vote_service.tick(now))
 
     def due(self, now: float) -> float | None:
-        """When the next tick is needed."""
         return self._vote_service.due(now)
 
-    def _do(self, deeds: Iterable[VoteAction]) -> list[AdmissionAction]:
-        """Who is no longer a member hears what was chosen before its line ends."""
+    def _do(self, vote_actions: Iterable[VoteAction]) -> list[AdmissionAction]:
+        # A removed member is sent the chosen change before its connection ends.
         actions: list[AdmissionAction] = []
-        partings: list[AdmissionAction] = []
-        for deed in deeds:
-            if isinstance(deed, Change):
-                actions += self._follow(deed)
-                partings += self._part(deed)
+        closings: list[AdmissionAction] = []
+        for action in vote_actions:
+            if isinstance(action, Change):
+                actions += self._follow(action)
+                closings += self._close_removed(action)
             else:
-                actions.append(deed)
-        return actions + partings
+                actions.append(action)
+        return actions + closings
 
     def _follow(self, change: Change) -> list[AdmissionAction]:
         before = self._register.waiting
@@ -465,12 +452,12 @@ class FormedCluster:
         note = SeedEvent(
             "moved on", reason=f"to epoch {epoch}: {size} members, {len(new)} new, {len(change.left)} gone"
         )
-        told = list(self._members.values()) if before != self._register.waiting else new
+        informed = list(self._members.values()) if before != self._register.waiting else new
         willing = frozenset(departure.node for departure in change.left if departure.willing)
         commit = replace(self._commit(new), willing=willing)
-        return [commit, note, *self._current(self._waiting_joiners()), *self._waiting(told)]
+        return [commit, note, *self._current(self._waiting_joiners()), *self._waiting(informed)]
 
-    def _part(self, change: Change) -> list[AdmissionAction]:
+    def _close_removed(self, change: Change) -> list[AdmissionAction]:
         actions: list[AdmissionAction] = []
         for departure in change.left:
             joiner = self._members.get(departure.node)
@@ -483,17 +470,17 @@ class FormedCluster:
                 actions += [end, *self._end(joiner, kind, brief(last_line(reason)))]
         return actions
 
-    # ------------------------------------------------------------ words
+    # ------------------------------------------------------------ messages
 
     def _commit(self, joiners: Iterable[JoinConnectionState]) -> CommitMembership:
         present = frozenset(node for node in self._members if self.membership.rank_of(node) is not None)
         return CommitMembership(self.membership, _connections(joiners), present)
 
     def _current(self, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
-        return _tell(Current(self.membership.encode()), joiners)
+        return _notify(Current(self.membership.encode()), joiners)
 
     def _waiting(self, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
-        return _tell(WaitingJoiners(tuple(map(encode_member, self._register.waiting))), joiners)
+        return _notify(WaitingJoiners(tuple(map(encode_member, self._register.waiting))), joiners)
 
     def _waiting_joiners(self) -> list[JoinConnectionState]:
         waiting = {member.node for member in self._register.waiting}
@@ -504,7 +491,7 @@ def _connections(joiners: Iterable[JoinConnectionState]) -> tuple[int, ...]:
     return tuple(joiner.connection for joiner in joiners)
 
 
-def _tell(message: JoinMessage, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
+def _notify(message: JoinMessage, joiners: Iterable[JoinConnectionState]) -> list[AdmissionAction]:
     connections = _connections(joiners)
     return [NotifyConnections(message, connections)] if connections else []
 

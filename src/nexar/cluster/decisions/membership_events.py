@@ -1,4 +1,4 @@
-"""What the succession machine of a node is told, and what it wants done. Pure."""
+"""Events and actions of the membership machine of one node. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from nexar.cluster.membership import Change, Departure, Member
 from nexar.types import NodeId
 from nexar.wire.control import Accept, Accepted, Chosen, Prepare, Promise, Rejected, Suspect
 
+# messages between nodes about the next membership
 MembershipMessage: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted | Rejected | Chosen
-"""What nodes say to one another about it."""
 
 
 # -- events
@@ -18,9 +18,7 @@ MembershipMessage: TypeAlias = Suspect | Prepare | Promise | Accept | Accepted |
 
 @dataclass(frozen=True, slots=True)
 class PeerLossFound:
-    """This node cannot reach a member: its process ended, it left, it is silent, or its link is gone and cannot be
-    dialed again. `willing`: it said that it leaves.
-    """
+    """This node cannot reach a member: it ended, left, is silent, or its link broke and cannot be dialed again."""
 
     node: NodeId
     cause: str
@@ -29,7 +27,7 @@ class PeerLossFound:
 
 @dataclass(frozen=True, slots=True)
 class PeerReachable:
-    """It can be reached after all. `severed`: on a new connection, so frames of the old one may be lost."""
+    """`severed`: over a new connection, so frames on the old one may be lost."""
 
     node: NodeId
     severed: bool = False
@@ -37,7 +35,7 @@ class PeerReachable:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFinished:
-    """The answer to a Probe. `cause`: why it cannot be reached; None: it can."""
+    """`cause`: why the node cannot be reached; None if it can."""
 
     node: NodeId
     cause: str | None
@@ -45,7 +43,7 @@ class ProbeFinished:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A word of another node: a member, the seed, or a joiner."""
+    """A message from a member, the seed or a joiner."""
 
     sender: NodeId
     message: MembershipMessage
@@ -53,26 +51,26 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequested:
-    """All members have agreed, by a collective, that this should happen: each tells its own machine."""
+    """All members agreed on this in a collective."""
 
     joined: tuple[Member, ...] = ()
     left: tuple[Departure, ...] = ()
     renewed: tuple[int, ...] = ()
+    # Epoch of the membership in which they agreed; 0: the current one. In any other the request is dropped; joins and
+    # leaves only once the world's communicator of that membership is over.
     epoch: int = 0
-    """Of the membership in which they agreed, 0: the present one. It is forgotten in any other; who joins or leaves,
-    only once the world's communicator of that membership is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResignRequested:
-    """This node wants to be removed, now."""
+    """This node asks to be removed now."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverNow:
-    """Under the manual policy: what is known to be lost is to be removed now."""
+    """Manual policy: remove the known losses now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class OwnDelayChanged:
-    """This node runs slowly: from now on its deadlines extend by so many seconds. 0: it does not."""
+    """All deadlines of this node extend by this many seconds."""
 
     seconds: float
 
@@ -105,7 +103,7 @@ MembershipInput: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a word to a node: a member, or the seed. It may be lost."""
+    """Send a message to a member or the seed. It may be lost."""
 
     node: NodeId
     message: MembershipMessage
@@ -113,40 +111,36 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class StartProbe:
-    """Try at once whether this member can be reached, and tell by Probed."""
+    """Probe this member at once."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipDecided:
-    """The next membership was chosen, and this node is in it."""
+    """The next membership contains this node."""
 
     change: Change
 
 
 @dataclass(frozen=True, slots=True)
 class SelfExpelled:
-    """The next membership was chosen, and this node is not in it."""
+    """The next membership does not contain this node."""
 
     epoch: int
     reason: str
-    willing: bool = False
-    """It asked for it, or was asked to at a checkpoint."""
+    willing: bool = False  # it asked to leave, or was asked to at a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """No next membership came about in time, or none can: told once for each epoch, and again after it changed."""
+    """No next membership came about in time, or none can."""
 
-    alive: tuple[NodeId, ...]
-    """Voters that are reached, this node included."""
-    needed: int
-    """Voters for a majority."""
+    alive: tuple[NodeId, ...]  # reachable voters, this node included
+    needed: int  # voters for a majority
+    # If a majority is reachable but does not finish: the voters that have not voted. Empty: there is no majority.
     missing_votes: tuple[NodeId, ...] = ()
-    """If a majority is reached, but does not finish: who has not voted. Empty: there is no majority."""
-    left: tuple[NodeId, ...] = ()
-    """Voters that are not reached because they said that they leave."""
+    left: tuple[NodeId, ...] = ()  # voters that are unreachable because they announced that they leave
 
 
 MembershipAction: TypeAlias = SendMessage | StartProbe | MembershipDecided | SelfExpelled | NoProgress

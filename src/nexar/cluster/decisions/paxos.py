@@ -1,30 +1,20 @@
-"""What a voter has promised and accepted in one instance: all that must outlive it. Pure.
+"""Single-decree Paxos at one node: votes, ballots, the voters of a membership, and one instance. Pure.
 
-Law: a word that follows from a vote is said only after the vote is kept. A voter that forgets its vote may not vote in
-that instance again.
+Laws:
+- A voter persists its vote before it sends any message that follows from it. A voter that may have lost its vote
+  never votes in that instance again.
+- A voter rejects every ballot below its promise. A proposer that finds accepted values among a majority of promises
+  proposes the value of the highest ballot. So once a majority accepted a value in one ballot, every later ballot
+  proposes that value, whatever is lost, duplicated or reordered and whoever fails.
+- The members vote; the seed votes too if their number is even, so that no split leaves two equal halves.
 
-One attempt of a proposer to have a value chosen: who has answered what. Pure.
-
-Two phases: until `value` is set, promises are collected; then votes.
-
-Who votes on what comes after a membership. Pure.
-
-The members do; the seed, too, when their number is even, so that no split of them leaves two halves of equal right.
-A majority of these voters decides. No set is built: a world of thousands asks its membership.
-
-One value for one instance, chosen by a majority of its voters: single-decree Paxos, at one node. Pure.
-
-Safety is Paxos and nothing else: a voter answers no ballot below its promise, and a proposer that finds accepted values
-among a majority of promises proposes the one of the highest ballot. So a value that a majority accepted in one ballot
-is the only one that any later ballot proposes, whatever is lost, repeated or reordered, and whoever dies.
-
-What is added serves progress only:
-- If a majority of the promises at hand binds to nothing, the others do not count: any majority will do for the proof.
-  A value that one voter accepted and no other agrees to does then not stand in the way of all others.
-- The proposer's own vote comes last, when it completes the majority. So what is accepted anywhere, a second node has
-  judged: nobody's word alone binds later ballots.
-- A voter is asked for its judgement before it accepts. A value that it has accepted before is not judged again, and
-  one that the proposer was bound to is marked as inherited, so that the judge may yield.
+Three additions serve progress only:
+- If a majority of the promises carries no accepted value, the proposer ignores the others: any majority is
+  sufficient. So a value that one voter accepted does not block all others.
+- The proposer votes last, when its vote completes the majority. So a second node has checked every accepted value:
+  no single node binds later ballots.
+- A voter checks a value before it first accepts it. The proposer marks a value it was bound to as inherited, so that
+  the check may yield.
 """
 
 from __future__ import annotations
@@ -43,35 +33,28 @@ from nexar.wire.control import Accept, Accepted, BallotNumber, Chosen, Instance,
 
 
 class Vote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One voter's state in one instance. A change makes another vote."""
+    """State of one voter in one instance. Immutable."""
 
     instance: Instance
-    promised: BallotNumber | None = None
-    """Lower ballots are refused."""
-    accepted: BallotNumber | None = None
-    """The highest ballot in which it accepted something."""
-    value: bytes = b""
-    """What it accepted there."""
+    promised: BallotNumber | None = None  # Lower ballots are rejected.
+    accepted: BallotNumber | None = None  # The highest ballot in which this voter accepted a value.
+    value: bytes = b""  # The value accepted in that ballot.
 
     def allows(self, ballot: BallotNumber) -> bool:
-        """Whether the promise leaves room for this ballot."""
         return self.promised is None or ballot >= self.promised
 
     def promising(self, ballot: BallotNumber) -> Vote:
-        """With a promise to ignore lower ballots."""
         return Vote(self.instance, ballot, self.accepted, self.value)
 
     def accepting(self, ballot: BallotNumber, value: bytes) -> Vote:
-        """With this value accepted; a promise as well."""
         return Vote(self.instance, ballot, ballot, value)
 
     def encode(self) -> bytes:
-        """Canonical bytes, for the disk."""
         return _encoder.encode(self)
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> Vote:
-        """The vote that `encode` wrote. ValueError for anything else."""
+        """Raises ValueError."""
         try:
             return _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -79,20 +62,19 @@ class Vote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VoteAnswer(Enum):
-    """What a voter thinks of a value."""
+    """A voter's answer to a proposed value."""
 
     OK = "ok"
-    LATER = "later"  # it has to look first: no answer now
+    LATER = "later"  # a probe must finish first: no answer now
     NO = "no"
 
 
 @dataclass(frozen=True, slots=True)
 class VoteDecision:
-    """A verdict, with its grounds."""
+    """An answer with its reason."""
 
-    verdict: VoteAnswer
-    reachable: tuple[NodeId, ...] = ()
-    """Nodes that the value removes although the voter reaches them."""
+    answer: VoteAnswer
+    reachable: tuple[NodeId, ...] = ()  # Nodes that the value removes although this voter reaches them.
 
 
 OK: Final = VoteDecision(VoteAnswer.OK)
@@ -100,95 +82,90 @@ LATER: Final = VoteDecision(VoteAnswer.LATER)
 
 
 def accept_any(_: Accept) -> VoteDecision:
-    """The judge of those who agree to anything."""
+    """Accepts every value."""
     return OK
 
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decoder: Final = msgspec.msgpack.Decoder(Vote)
 
-_NOTHING = BallotNumber(-1, 0)  # below every ballot
+_NO_BALLOT = BallotNumber(-1, 0)  # below every ballot
 
 
 @dataclass(slots=True)
 class Ballot:
-    """Each answer costs the same, however many voters there are; `binding` and `unanswered` look at all."""
+    """One attempt to have a value chosen. While `value` is None it collects promises, then votes."""
 
+    # Recording one answer costs O(1); `binding` and `unanswered` cost O(voters).
     number: BallotNumber
-    again: float
-    """When words without an answer are repeated."""
+    again: float  # when unanswered messages are repeated
     interval: float
-    value: bytes | None = None
-    """What the voters are asked to accept, in the second phase."""
-    inherited: bool = False
-    """It was found in promises: the proposer had no choice."""
-    settle: float | None = None
-    """Until when promises are awaited that bind less than those at hand."""
+    value: bytes | None = None  # what the voters are asked to accept in the second phase
+    inherited: bool = False  # the value was found in promises: the proposer had no choice
+    settle: float | None = None  # until when the proposer waits for promises that carry no accepted value
     promises: dict[NodeId, tuple[BallotNumber, bytes]] = field(default_factory=dict)
     accepted: set[NodeId] = field(default_factory=set)
+    # voters that reject the value, with the nodes they reach
     rejected: dict[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
-    """Who will not accept the value, with the nodes that it reaches."""
-    _bound: int = 0  # promises with an accepted value
+    _bound: int = 0  # promises that carry an accepted value
 
     def promised(self, voter: NodeId, accepted: BallotNumber | None, value: bytes) -> None:
-        """A voter has promised, and tells what it accepted before. What a repetition says is the same."""
+        """A duplicate has no effect."""
         if self.value is None and voter not in self.promises:
-            self.promises[voter] = (_NOTHING if accepted is None else accepted, value)
+            self.promises[voter] = (_NO_BALLOT if accepted is None else accepted, value)
             self._bound += accepted is not None
 
     def is_free(self, needed: int) -> bool:
-        """Whether so many have promised that had accepted nothing."""
+        """Whether `needed` voters promised that had accepted nothing."""
         return len(self.promises) - self._bound >= needed
 
     def binding(self, needed: int) -> bytes | None:
-        """What must be proposed; None: anything may be, as a majority of the promises binds to nothing.
+        """The value that must be proposed; None if a majority of promises carries none.
 
-        Otherwise the highest ballot of all decides, so that proposers come to want the same.
+        If bound, the highest ballot of all promises decides, so that competing proposers converge.
         """
         return None if self.is_free(needed) else max(self.promises.values())[1]
 
     def ask(self, value: bytes, *, inherited: bool, again: float, interval: float) -> None:
-        """The second phase begins."""
         self.value, self.inherited, self.settle = value, inherited, None
         self.again, self.interval = again, interval
 
     def agreed(self, voter: NodeId) -> None:
-        """A voter has accepted the value."""
         if self.value is not None:
             self.accepted.add(voter)
             self.rejected.pop(voter, None)
 
     def refused(self, voter: NodeId, reachable: tuple[NodeId, ...]) -> None:
-        """A voter does not accept the value. A word that was overtaken by its consent does not count."""
+        """A rejection that arrives after the same voter's acceptance does not count."""
         if self.value is not None and voter not in self.accepted:
             self.rejected[voter] = reachable
 
     def reached(self) -> set[NodeId]:
-        """The nodes that those who refused can reach."""
         return {node for reachable in self.rejected.values() for node in reachable}
 
     def unanswered(self, voters: Collection[NodeId]) -> list[NodeId]:
-        """Who has not given what this phase asks for. Who refused may think better of it."""
+        """Includes voters that rejected: they may change their answer."""
         done: Collection[NodeId] = self.promises if self.value is None else self.accepted
         return [voter for voter in voters if voter not in done]
 
 
 def majority(voters: Collection[NodeId]) -> int:
-    """The fewest of them that are more than half."""
+    """More than half."""
     return len(voters) // 2 + 1
 
 
 class Electorate(Collection[NodeId]):
-    """The voters of one membership, as a collection of nodes: the members in order of rank, then the witness."""
+    """The voters on the change after a membership: members by rank, then the seed if it votes. Builds no set: worlds
+    are large.
+    """
 
     __slots__ = ("_members", "seed_voter")
 
     def __init__(self, membership: Membership) -> None:
-        """Of the epoch of this membership, for the change to the next."""
         self._members = membership
         seed = membership.seed
+        # the seed, if it votes
         self.seed_voter: NodeId | None = None if seed is None or membership.size % 2 else seed.node
-        """The seed, if it votes."""
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, int) and (self._members.rank_of(node) is not None or node == self.seed_voter)
@@ -204,33 +181,31 @@ class Electorate(Collection[NodeId]):
 
     @property
     def needed(self) -> int:
-        """Votes for a decision."""
         return majority(self)
 
 
 class RandomSource(Protocol):
-    """What a Random does: it is given, so that a story can be told again."""
+    """The part of `random.Random` in use; a seeded one makes a run repeatable."""
 
-    def random(self) -> float:
-        """At least 0, less than 1."""
+    def random(self) -> float: ...
 
 
 AcceptCheck: TypeAlias = Callable[[Accept], VoteDecision]
 
-_HIGHEST_ROUND: Final = 2**64 - 1  # that a message has room for; nobody gets there who only outbids others
-_FURTHEST: Final = 2**32
-"""Rounds above the highest that was heard here: one that is further ahead was not reached by outbidding others. To
-promise it would leave no room for anybody; to ignore it is as safe as to lose it."""
-LONGEST_PAUSE: Final = 0.5
-"""Seconds between words that are repeated, unless somebody wants another rhythm."""
-_RETRY: Final = 0.1  # seconds until unanswered words are repeated; doubles
-_SETTLE: Final = 0.03  # seconds for promises that bind less, once a majority binds
-_MOST_FAILURES: Final = 16  # that are counted: by then pauses are as long as they get
-_OUTBID: Final = 0.02  # of the pause after a higher ballot was met; doubles, and is drawn at random
+# the largest that a message can carry; proposers that only outbid each other never get there
+_HIGHEST_ROUND: Final = 2**64 - 1
+# A ballot more than this many rounds above the highest seen was not reached by outbidding. Promising it would leave no
+# room for other proposers; ignoring it is as safe as losing it.
+_MAX_ROUND_GAP: Final = 2**32
+LONGEST_PAUSE: Final = 0.5  # Default for the longest pause between repetitions, in seconds.
+_RETRY_INTERVAL: Final = 0.1  # seconds until unanswered messages are repeated; doubles
+_SETTLE_TIME: Final = 0.03  # seconds to wait for unbound promises once a majority has promised
+_MAX_FAILURES: Final = 16  # the count stops here: pauses have reached their maximum by then
+_OUTBID_PAUSE: Final = 0.02  # seconds; upper bound of the random pause after a higher ballot; doubles
 
 
 class Agreement:
-    """One instance at one node: its voter, if it has a vote, and its proposer. Told by `propose`, `hear`, `tick`."""
+    """One instance at one node: its proposer, and its acceptor if the node votes."""
 
     def __init__(
         self,
@@ -243,68 +218,63 @@ class Agreement:
         may_vote: bool = True,
         learners: Collection[NodeId] = (),
     ) -> None:
-        """`random`: for pauses; None for who never proposes. `vote`: what this node kept of this instance. `may_vote`:
-        no, for one that may have forgotten its vote. `learners`: who has no vote and is told what was chosen.
+        """`random`: None if this node never proposes. `vote`: the persisted one. `may_vote`: False if the vote may be
+        lost. `learners` have no vote and are sent the chosen value.
         """
         self.instance = instance
         self.voters = voters
         self.needed = majority(voters)
-        self.chosen: bytes | None = None
-        """Once it is known, for ever."""
+        self.chosen: bytes | None = None  # never changes once set
+        # Where it must outlive the process, persist it before sending the messages returned with it.
         self.vote = vote or Vote(instance)
-        """Keep it, where it is to outlive the process, before anything is said that came with it."""
-        self.longest_pause = LONGEST_PAUSE
-        """Seconds between words that are repeated; longer for a rhythm that costs little."""
+        self.longest_pause = LONGEST_PAUSE  # seconds between repetitions
         self._me = me
         self._votes = may_vote and me in voters
         self._random = random
         self._learners = learners
-        self._wanted: bytes | None = None
+        self._value: bytes | None = None
         self._ballot: Ballot | None = None
-        self._resume: float | None = None  # when the next ballot begins, after one that failed
+        self._resume: float | None = None  # when the next ballot begins after a failed one
         self._failures = 0
         self._round = max((number.round for number in (self.vote.promised,) if number), default=0)
-        self._pondered: tuple[NodeId, Accept] | None = None  # the highest ballot that waits for a judgement
-
-    # ------------------------------------------------------------ what others ask
+        self._unchecked: tuple[NodeId, Accept] | None = None  # the highest ballot that waits for its check
 
     @property
     def proposing(self) -> bool:
-        """Whether this node has a ballot under way, or pauses between two."""
+        """Whether a ballot runs, or pauses before its next attempt."""
         return self.chosen is None and (self._ballot is not None or self._resume is not None)
 
     @property
     def ballot(self) -> Ballot | None:
-        """What this node proposes right now."""
         return self._ballot
 
     def missing(self) -> list[NodeId]:
-        """Voters that have not given what the ballot under way asks of them; none without a ballot."""
+        """Voters that have not answered the running ballot."""
         return [] if self._ballot is None else self._ballot.unanswered(self.voters)
 
     # ------------------------------------------------------------ proposer
 
     def propose(self, value: bytes, now: float) -> list[SendMessage]:
-        """Have this value chosen, or another: `chosen` tells. Idempotent. A later value replaces an earlier one in the
-        ballots that have not named theirs.
+        """Have this value or another chosen. Idempotent. A later value replaces an earlier one that no ballot has
+        named.
         """
         if self.chosen is not None:
             return []
-        self._wanted = value
+        self._value = value
         if self._ballot is not None or (self._resume is not None and now < self._resume):
             return []
         return self._begin(now)
 
     def withdraw(self) -> None:
-        """Propose nothing any more. What was accepted so far may still be chosen by others."""
-        self._wanted = self._ballot = self._resume = None
+        """Stop proposing. Others may still choose what was accepted so far."""
+        self._value = self._ballot = self._resume = None
 
-    def give_way(self, now: float, pause: float) -> None:
-        """This ballot leads nowhere: begin another one after a pause."""
+    def retry_after(self, now: float, pause: float) -> None:
+        """End this ballot; begin another after `pause` seconds."""
         self._ballot, self._resume = None, now + pause
 
     def due(self, now: float) -> float | None:
-        """When the next `tick` is needed, not before `now`; None: not before something is heard."""
+        """When the next `tick` is needed; None: not before the next message."""
         if self.chosen is not None:
             return None
         moments = [self._resume] if self._ballot is None else [self._ballot.again, self._ballot.settle]
@@ -312,7 +282,6 @@ class Agreement:
         return max(now, min(known)) if known else None
 
     def tick(self, now: float) -> list[SendMessage]:
-        """Time has passed: what was not answered is said again, a pause ends."""
         if self.chosen is not None:
             return []
         ballot = self._ballot
@@ -324,23 +293,23 @@ class Agreement:
 
     def _begin(self, now: float) -> list[SendMessage]:
         self._resume = None
-        if self._wanted is None:
+        if self._value is None:
             return []
-        if self._round >= _HIGHEST_ROUND:  # by a liar: then others may find out what was chosen, if anything
-            self.give_way(now, self.longest_pause)
+        if self._round >= _HIGHEST_ROUND:  # Only a faulty peer causes this; others may still learn what was chosen.
+            self.retry_after(now, self.longest_pause)
             return []
         self._round += 1
-        retry = min(_RETRY * 2**self._failures, self.longest_pause)
+        retry = min(_RETRY_INTERVAL * 2**self._failures, self.longest_pause)
         ballot = self._ballot = Ballot(BallotNumber(self._round, self._me), again=now + retry, interval=retry)
         if self._votes:
             ballot.promised(self._me, self.vote.accepted, self.vote.value)
             self.vote = self.vote.promising(ballot.number)
-        said = self._to_others(Prepare(self.instance, ballot.number))
-        return said + self._promises_counted(ballot, now)
+        messages = self._to_others(Prepare(self.instance, ballot.number))
+        return messages + self._count_promises(ballot, now)
 
     def _repeat(self, ballot: Ballot, now: float) -> list[SendMessage]:
         if self._votes and self.vote.promised is not None and self.vote.promised != ballot.number:
-            self._outbid(self.vote.promised, now)  # by a promise of our own: we cannot vote for our ballot any more
+            self._outbid(self.vote.promised, now)  # this node promised a higher ballot and cannot vote for its own
             return []
         ballot.interval = min(2 * ballot.interval, self.longest_pause)
         ballot.again = now + ballot.interval
@@ -349,29 +318,29 @@ class Agreement:
         )
         return [SendMessage(voter, message) for voter in ballot.unanswered(self.voters) if voter != self._me]
 
-    def _promises_counted(self, ballot: Ballot, now: float) -> list[SendMessage]:
+    def _count_promises(self, ballot: Ballot, now: float) -> list[SendMessage]:
         if ballot.value is not None or len(ballot.promises) < self.needed:
             return []
         bound = not ballot.is_free(self.needed)
         if bound and len(ballot.promises) < len(self.voters):
-            ballot.settle = ballot.settle or now + _SETTLE
+            ballot.settle = ballot.settle or now + _SETTLE_TIME
             return []
         return self._ask_accept(ballot, now)
 
     def _ask_accept(self, ballot: Ballot, now: float) -> list[SendMessage]:
-        """The second phase, with our value if no accepted one binds us."""
+        # Begin the second phase, with our value unless an accepted one binds us.
         found = ballot.binding(self.needed)
-        value = self._wanted if found is None else found
+        value = self._value if found is None else found
         if value is None:
             self.withdraw()
             return []
-        ballot.ask(value, inherited=found is not None, again=now + _RETRY, interval=_RETRY)
-        return self._to_others(self._accept(ballot)) + self._votes_counted(ballot)
+        ballot.ask(value, inherited=found is not None, again=now + _RETRY_INTERVAL, interval=_RETRY_INTERVAL)
+        return self._to_others(self._accept(ballot)) + self._count_votes(ballot)
 
     def _accept(self, ballot: Ballot) -> Accept:
         return Accept(self.instance, ballot.number, ballot.value or b"", ballot.inherited)
 
-    def _votes_counted(self, ballot: Ballot) -> list[SendMessage]:
+    def _count_votes(self, ballot: Ballot) -> list[SendMessage]:
         if ballot.value is None:
             return []
         may_add = self._votes and self.vote.promised == ballot.number
@@ -380,48 +349,49 @@ class Agreement:
         if len(ballot.accepted) < self.needed:
             self.vote = self.vote.accepting(ballot.number, ballot.value)
         chosen = Chosen(self.instance, ballot.value)
-        self._settled(ballot.value)
+        self._learn(ballot.value)
         return [*self._to_others(chosen), *(SendMessage(learner, chosen) for learner in self._learners)]
 
     def _to_others(self, message: MembershipMessage) -> list[SendMessage]:
         return [SendMessage(voter, message) for voter in self.voters if voter != self._me]
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ messages
 
-    def hear(
-        self, sender: NodeId, message: MembershipMessage, now: float, judge: AcceptCheck = accept_any
+    def receive(
+        self, sender: NodeId, message: MembershipMessage, now: float, check: AcceptCheck = accept_any
     ) -> list[SendMessage]:
-        """A word about this instance. `judge` is asked before this node accepts; LATER: no answer before `rejudge`, or
-        before the word is repeated.
+        """Handle a message. `check` is called before this node accepts a value. After LATER the proposer gets its
+        answer from `recheck`, or when it repeats its message.
         """
         if isinstance(message, Chosen):
-            if self.chosen is None:  # whoever says later that it was another one lies: that is nobody's end but its own
-                self._settled(message.value)
+            # a later Chosen with another value comes from a faulty peer and changes nothing here
+            if self.chosen is None:
+                self._learn(message.value)
             return []
         if isinstance(message, Prepare | Accept):
-            return self._asked(sender, message, judge)
+            return self._handle_request(sender, message, check)
         if isinstance(message, Promise | Accepted | Rejected):
-            return self._answered(sender, message, now)
+            return self._handle_reply(sender, message, now)
         return []
 
-    def rejudge(self, judge: AcceptCheck) -> list[SendMessage]:
-        """The grounds of the judge have changed: the answer to who waits for one."""
-        if self._pondered is None or self.chosen is not None:
+    def recheck(self, check: AcceptCheck) -> list[SendMessage]:
+        """Check again the value that waits for an answer."""
+        if self._unchecked is None or self.chosen is not None:
             return []
-        sender, accept = self._pondered
-        self._pondered = None
-        return self._asked(sender, accept, judge)
+        sender, accept = self._unchecked
+        self._unchecked = None
+        return self._handle_request(sender, accept, check)
 
-    def _settled(self, value: bytes) -> None:
+    def _learn(self, value: bytes) -> None:
         self.chosen = value
-        self._wanted = self._ballot = self._resume = self._pondered = None
+        self._value = self._ballot = self._resume = self._unchecked = None
 
-    def _asked(self, sender: NodeId, message: Prepare | Accept, judge: AcceptCheck) -> list[SendMessage]:
+    def _handle_request(self, sender: NodeId, message: Prepare | Accept, check: AcceptCheck) -> list[SendMessage]:
         if self.chosen is not None:
             return [SendMessage(sender, Chosen(self.instance, self.chosen))]
         if not self._votes or sender not in self.voters or message.ballot.node != sender:
             return []
-        if message.ballot.round > self._round + _FURTHEST:
+        if message.ballot.round > self._round + _MAX_ROUND_GAP:
             return []
         self._round = max(self._round, message.ballot.round)
         if not self.vote.allows(message.ballot):
@@ -429,31 +399,31 @@ class Agreement:
         if isinstance(message, Prepare):
             self.vote = self.vote.promising(message.ballot)
             return [SendMessage(sender, Promise(self.instance, message.ballot, self.vote.accepted, self.vote.value))]
-        return self._judged(sender, message, judge)
+        return self._check_value(sender, message, check)
 
-    def _judged(self, sender: NodeId, message: Accept, judge: AcceptCheck) -> list[SendMessage]:
-        """A value that was accepted before was judged then; and to agree with oneself cannot be wrong."""
+    def _check_value(self, sender: NodeId, message: Accept, check: AcceptCheck) -> list[SendMessage]:
+        # A value accepted before was checked then, and accepting it again is always safe.
         known = self.vote.accepted is not None and self.vote.value == message.value
-        judgement = None if known else judge(message)
-        if judgement is None or judgement.verdict is VoteAnswer.OK:
+        decision = None if known else check(message)
+        if decision is None or decision.answer is VoteAnswer.OK:
             self.vote = self.vote.accepting(message.ballot, message.value)
             return [SendMessage(sender, Accepted(self.instance, message.ballot))]
-        if judgement.verdict is VoteAnswer.LATER:
-            if self._pondered is None or self._pondered[1].ballot <= message.ballot:
-                self._pondered = (sender, message)
+        if decision.answer is VoteAnswer.LATER:
+            if self._unchecked is None or self._unchecked[1].ballot <= message.ballot:
+                self._unchecked = (sender, message)
             return []
-        return [SendMessage(sender, Rejected(self.instance, message.ballot, None, judgement.reachable))]
+        return [SendMessage(sender, Rejected(self.instance, message.ballot, None, decision.reachable))]
 
-    def _answered(self, sender: NodeId, message: Promise | Accepted | Rejected, now: float) -> list[SendMessage]:
+    def _handle_reply(self, sender: NodeId, message: Promise | Accepted | Rejected, now: float) -> list[SendMessage]:
         ballot = self._ballot
         if ballot is None or message.ballot != ballot.number or sender not in self.voters:
             return []
         if isinstance(message, Promise):
             ballot.promised(sender, message.accepted, message.value)
-            return self._promises_counted(ballot, now)
+            return self._count_promises(ballot, now)
         if isinstance(message, Accepted):
             ballot.agreed(sender)
-            return self._votes_counted(ballot)
+            return self._count_votes(ballot)
         if message.promised is not None:
             self._outbid(message.promised, now)
         else:
@@ -461,9 +431,9 @@ class Agreement:
         return []
 
     def _outbid(self, promised: BallotNumber, now: float) -> None:
-        """Somebody else proposes: let it, for a while that is random and grows, or two would outbid each other."""
-        if promised.round <= self._round + _FURTHEST:
+        # Pause for a random, growing time, or two proposers would outbid each other for ever.
+        if promised.round <= self._round + _MAX_ROUND_GAP:
             self._round = max(self._round, promised.round)
-        self._failures = min(self._failures + 1, _MOST_FAILURES)
-        longest = min(_OUTBID * 2**self._failures, self.longest_pause)
-        self.give_way(now, longest * (1.0 if self._random is None else self._random.random()))
+        self._failures = min(self._failures + 1, _MAX_FAILURES)
+        longest = min(_OUTBID_PAUSE * 2**self._failures, self.longest_pause)
+        self.retry_after(now, longest * (1.0 if self._random is None else self._random.random()))

@@ -1,18 +1,7 @@
-"""Which ranks are still free: whole runs, not single numbers.
+"""Allocation of ranks to candidates and launchers. Pure.
 
-A world has many ranks and few runs of free ones, because ranks are mostly taken from the bottom and in blocks. The runs
-lie in order, never touch, and are found by bisection, so taking or giving back costs the logarithm of their number.
-
-Who gets which rank. Pure.
-
-Three kinds of claims are promised at once, and never more places than the world has:
-
-- a *block*, reserved by a launcher for the children it will start; only they get its ranks,
-- a *rank* that a candidate brought along,
-- any place, for a candidate without a wish: which one is settled when everybody is there.
-
-Law: `places left` = ranks that are free − candidates that wait for any. A claim is granted only while that is enough,
-so that whoever was let in finds a place at the end, and the ranks are dense when the world is full.
+Law: places left = free ranks − candidates that wait for any rank. A claim is granted only while enough are left, so
+every admitted candidate finds a place and the ranks are dense when the world is full.
 """
 
 from __future__ import annotations
@@ -28,33 +17,33 @@ from nexar.types import NodeId, Rank, format_node
 
 
 class FreeRanks:
-    """The free ones of 0..size-1."""
+    """The free ranks as ordered runs that never touch.
+
+    Ranks are mostly taken from the bottom and in blocks, so runs are few.
+    """
 
     def __init__(self, size: int) -> None:
         self._starts: list[Rank] = [0] if size else []
-        self._ends: list[Rank] = [size] if size else []  # behind the last of each run
-        self.count = size
-        """How many are free."""
+        self._ends: list[Rank] = [size] if size else []  # one past the last of each run
+        self.count = size  # free ranks
 
     def __iter__(self) -> Iterator[Rank]:
-        """Ascending."""
         for start, end in zip(self._starts, self._ends, strict=True):
             yield from range(start, end)
 
     def are_free(self, first: Rank, count: int = 1) -> bool:
-        """Whether all `count` ranks from `first` on are."""
         run = bisect_right(self._starts, first) - 1
         return run >= 0 and first + count <= self._ends[run]
 
     def lowest(self, count: int) -> Rank | None:
-        """Where the lowest run of at least `count` begins; None: there is none."""
+        """Start of the lowest run of at least `count`."""
         for start, end in zip(self._starts, self._ends, strict=True):
             if end - start >= count:
                 return start
         return None
 
     def take(self, first: Rank, count: int = 1) -> None:
-        """They are free no more. ValueError if one of them was not free."""
+        """Raises ValueError if one is not free."""
         run = bisect_right(self._starts, first) - 1
         if run < 0 or first + count > self._ends[run]:
             raise ValueError(f"ranks {first}..{first + count - 1} are not all free")
@@ -65,7 +54,7 @@ class FreeRanks:
         self.count -= count
 
     def give_back(self, rank: Rank) -> None:
-        """It is free again, and one run with its neighbours. ValueError if it was free already."""
+        """Raises ValueError if it is free."""
         after = bisect_right(self._starts, rank)
         if after and self._ends[after - 1] > rank:
             raise ValueError(f"rank {rank} is free already")
@@ -81,56 +70,55 @@ class FreeRanks:
 
 @dataclass(frozen=True, slots=True)
 class RankBlock:
-    """Ranks that belong to the children of one launcher."""
+    """Ranks reserved for the children of one launcher."""
 
     first_rank: Rank
     count: int
-    group_rank: int
-    """The lowest number no other launcher had when it came: 0, 1, … in the order in which blocks were reserved."""
+    group_rank: int  # The lowest number that no other launcher had: 0, 1, … in order of reservation.
 
     @property
     def ranks(self) -> range:
-        """All of them."""
         return range(self.first_rank, self.first_rank + self.count)
 
 
 class RankAllocator:
-    """What is promised to whom, until the world is full."""
+    """Grants three kinds of claims.
+
+    - a block that a launcher reserves; only its children get the ranks
+    - a rank that a candidate brings
+    - any rank: settled when all candidates are there
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = FreeRanks(size)
         self._holders: dict[Rank, NodeId] = {}
         self._claims: dict[NodeId, Rank | None] = {}
-        self._unplaced = 0  # how many of the claims are None
+        self._unplaced = 0  # claims that are None
         self._blocks: dict[NodeId, RankBlock] = {}
-        self._returned_groups: list[int] = []  # a heap: numbers below len(blocks) + len(this) that nobody has
-        self._children: dict[NodeId, NodeId] = {}  # whose rank comes from the block of which launcher
+        self._returned_groups: list[int] = []  # a heap: unused numbers below len(blocks) + len(this)
+        self._children: dict[NodeId, NodeId] = {}  # node → launcher whose block its rank comes from
 
     @property
     def left(self) -> int:
-        """Places that nobody holds, waits for or has reserved."""
+        """Places neither held, awaited nor reserved."""
         return self._free.count - self._unplaced
 
     @property
     def is_full(self) -> bool:
-        """Everybody is there."""
         return len(self._claims) == self.size
 
     def block_of(self, launcher: NodeId) -> RankBlock | None:
-        """What this launcher reserved."""
         return self._blocks.get(launcher)
 
     def rank_of(self, node: NodeId) -> Rank | None:
-        """The rank that this candidate claimed; None if it claimed none."""
         return self._claims.get(node)
 
     def holder(self, rank: Rank) -> NodeId | None:
-        """Who has exactly this rank by now."""
         return self._holders.get(rank)
 
     def claim(self, node: NodeId, rank: Rank | None, launcher: NodeId) -> None:
-        """A place for this candidate. Refusal if its wish cannot be granted."""
+        """Raises Refusal."""
         block = self._blocks.get(launcher)
         if rank is not None and block is not None:
             self._claim_from_block(node, rank, launcher, block)
@@ -162,7 +150,7 @@ class RankAllocator:
         self._unplaced += 1
 
     def give_up(self, node: NodeId) -> None:
-        """The candidate is gone. Its rank is free, or reserved again for its launcher's next child."""
+        """Free its rank, or return it to its launcher's block."""
         rank = self._claims.pop(node)
         launcher = self._children.pop(node, None)
         if rank is None:
@@ -173,7 +161,7 @@ class RankAllocator:
             self._free.give_back(rank)
 
     def reserve(self, launcher: NodeId, count: int, first_rank: Rank | None) -> RankBlock:
-        """A block, at `first_rank` or the lowest place where it fits. Refusal if it fits nowhere."""
+        """A block at `first_rank`, or at the lowest place where it fits. Raises Refusal."""
         self._need(count)
         start = self._free.lowest(count) if first_rank is None else first_rank
         if start is None:
@@ -190,7 +178,7 @@ class RankAllocator:
         return self._blocks[launcher]
 
     def release(self, launcher: NodeId) -> None:
-        """The launcher is gone: what none of its children holds is free. Those that are here keep their ranks."""
+        """Free the launcher's block, except ranks that children hold."""
         block = self._blocks.pop(launcher)
         heapq.heappush(self._returned_groups, block.group_rank)
         for rank in block.ranks:
@@ -201,18 +189,18 @@ class RankAllocator:
                 del self._children[child]
 
     def assign(self, arrivals: Iterable[tuple[NodeId, str]]) -> list[NodeId]:
-        """The nodes in order of rank, once everybody is there; `arrivals`: node and host in the order they came.
+        """The nodes by rank. `arrivals`: node and host in order of arrival.
 
-        Ranks that were claimed stay. The others are filled from the lowest, hosts in the order in which their first
-        node came, inside a host in the order of arrival: ranks of one host are neighbours.
+        Claimed ranks stay. The others are filled from the lowest: hosts by first arrival, nodes of a host by
+        arrival, so that ranks of one host are neighbours.
         """
         if not self.is_full:
             raise InternalError(f"ranks were assigned when {len(self._claims)} of {self.size} were there")
         waiting = iter(_by_host(arrivals))
         free = iter(self._free)
-        seats = dict(self._holders)
-        seats |= {next(free): node for node in waiting if self._claims[node] is None}
-        return [seats[rank] for rank in range(self.size)]
+        holders = dict(self._holders)
+        holders |= {next(free): node for node in waiting if self._claims[node] is None}
+        return [holders[rank] for rank in range(self.size)]
 
     def _need(self, count: int) -> None:
         if self.left == 0:
@@ -224,14 +212,14 @@ class RankAllocator:
             )
 
     def _next_group(self) -> int:
-        """All numbers below the count of groups are in use or returned, so the count itself is the next new one."""
+        # All numbers below the group count are in use or returned, so the count is the next new one.
         return heapq.heappop(self._returned_groups) if self._returned_groups else len(self._blocks)
 
     def _first_taken(self, ranks: range) -> str:
         return self._why_taken(next(rank for rank in ranks if not self._free.are_free(rank)))
 
     def _why_taken(self, rank: Rank) -> str:
-        """Names the holder. Looks through the blocks, which only a refusal has to pay for."""
+        # Names the holder. Searches the blocks; only a refusal pays for it.
         holder = self._holders.get(rank)
         if holder is not None:
             return f"rank {rank} is held by node {format_node(holder)}; give every process a rank of its own"

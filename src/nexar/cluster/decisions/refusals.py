@@ -1,6 +1,4 @@
-"""Who was turned away, and why: the newest, and how many there were. A flood of strangers fills no memory, and one
-that is turned away again and again hides nobody else.
-"""
+"""Refusals: their texts, and a bounded log of the newest."""
 
 from __future__ import annotations
 
@@ -9,41 +7,37 @@ from typing import Final
 
 from nexar.wire.join import MAX_REASON_CHARACTERS, MAX_REFUSALS
 
-_MAX_TEXT: Final = 200
-"""Characters of a reason that are kept; it may quote what a stranger sent."""
+_MAX_TEXT: Final = 200  # characters kept of a reason; it may quote an unauthenticated peer
 
 
 class Refusal(Exception):
-    """Somebody cannot have what it asked for. The text says why, and is meant for them."""
+    """A request is refused, for the reason in the text."""
 
     def __init__(self, reason: str, *further: str, expelled: int = 0, nobody_left: bool = False) -> None:
-        """`further`: facts and remedies for lines of their own. `expelled`: it was a member until this epoch.
-        `nobody_left`: every member has left or died.
-        """
+        """`further`: facts and remedies, one line each. `expelled`: it was a member until this epoch."""
         super().__init__("; ".join((reason, *further)))
         self.lines = "\n".join(brief(each) for each in (reason, *further))
-        """What it says, for people."""
         self.expelled = expelled
         self.nobody_left = nobody_left
 
 
 class NoRanksLeft(Refusal):
-    """So many places are not left. Where others may come in later, this need not be the end."""
+    """In an elastic cluster the requester may wait."""
 
 
 class RefusalLog:
-    """A list that forgets its oldest."""
+    """The newest refusals, one per requester: a flood uses bounded memory, and a repeated refusal displaces no
+    other.
+    """
 
     def __init__(self) -> None:
-        self._newest: OrderedDict[str, str] = OrderedDict()  # by who, the last time they came
-        self.count = 0
-        """All that ever were."""
+        self._newest: OrderedDict[str, str] = OrderedDict()  # by requester, its last refusal
+        self.count = 0  # all refusals so far
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def add(self, who: str, why: str) -> None:
-        """One more."""
         self._newest[who] = brief(why)
         self._newest.move_to_end(who)
         if len(self._newest) > MAX_REFUSALS:
@@ -51,22 +45,21 @@ class RefusalLog:
         self.count += 1
 
     def listed(self) -> dict[str, str]:
-        """Those that are remembered: who, and why (the last time)."""
         return dict(self._newest)
 
 
 def brief(text: str, most: int = _MAX_TEXT) -> str:
-    """One line of at most `most` characters, whatever was in it: fit for a log and for a Refused message."""
+    """One printable line of at most `most` characters."""
     line = "".join(character if character.isprintable() else " " for character in text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def brief_lines(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
-    """As `brief`, but its line breaks stay: fit for a FormationFailed message."""
+    """As `brief`, but keeps line breaks."""
     cut = text if len(text) <= most else f"{text[: most - 1]}…"
     return "\n".join(brief(line, most) for line in cut.split("\n"))
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what was raised."""
+    """The exception line of a traceback."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason was given")

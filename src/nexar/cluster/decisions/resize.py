@@ -1,11 +1,11 @@
-"""Who comes in and who goes at a checkpoint. Pure: every member brings what it knows, and all come to the same answer.
+"""Which nodes join and leave at a checkpoint. Pure: from all members' requests every member computes the same result.
 
 Laws:
-- Who waits comes in, in the order in which the lowest rank that knows of it has it, while there is room below the
-  maximum. Who leaves makes room first.
-- Who wants to go, or is asked to, goes, lower ranks first, while the minimum is kept; joiners count for it. Who has to
-  stay for now goes at a later checkpoint.
-- Somebody stays.
+- Waiting nodes join while there is room below the maximum, in the order of the lowest rank that knows each.
+  Departures make room first.
+- Members that want or are asked to leave do so, lower ranks first, while the minimum is kept; joiners count for it.
+  The others leave at a later checkpoint.
+- At least one member stays.
 """
 
 from __future__ import annotations
@@ -22,38 +22,33 @@ from nexar.wire.control import Cause
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What one member brings to a checkpoint."""
+    """One member's request at a checkpoint."""
 
-    waiting: tuple[Member, ...] = ()
-    """Who waits to come in, so far as it knows."""
-    leaving: bool = False
-    """It wants to go."""
-    removals: Annotated[dict[NodeId, Cause], Meta(max_length=4096)] = {}
-    """Whom it asks to go, and why."""
-    complaint: str = ""
-    """Why there can be no checkpoint; empty: there can."""
+    waiting: tuple[Member, ...] = ()  # the waiting joiners it knows
+    leaving: bool = False  # it wants to leave
+    removals: Annotated[dict[NodeId, Cause], Meta(max_length=4096)] = {}  # members it asks to leave, and why
+    complaint: str = ""  # why no checkpoint is possible; empty if it is
+    # Minimum size by its settings. The value of rank 0 counts: a joiner may have another.
     least: Annotated[int, Meta(ge=0)] = 1
-    """How many members there are at least, by its settings. Those of rank 0 count: a joiner may have others."""
-    most: Annotated[int, Meta(ge=0)] = 0
-    """How many there are at most, likewise; 0: no limit."""
+    most: Annotated[int, Meta(ge=0)] = 0  # maximum size, likewise; 0: no limit
 
 
 class Resize(NamedTuple):
-    """What is to happen."""
+    """The result of a checkpoint."""
 
     joined: tuple[Member, ...]
     left: tuple[Departure, ...]
 
 
 def resize(membership: Membership, wishes: Sequence[ResizeRequest], *, least: int, most: int) -> Resize:
-    """What becomes of the wishes of all members, by rank. `most` 0: no limit."""
+    """The requests are by rank. `most` 0: no limit."""
     departures = _departures(membership, wishes)
     joiners = _joiners(membership, wishes)
     room = len(joiners) if not most else max(0, most - membership.size + len(departures))
     joined = joiners[:room]
     spare = membership.size + len(joined) - max(least, 1)
     left = departures[: max(0, min(spare, membership.size - 1))]
-    if most:  # who could not go after all makes no room
+    if most:  # a member that must stay makes no room
         joined = joined[: max(0, most - membership.size + len(left))]
     return Resize(tuple(joined), tuple(left))
 
@@ -86,8 +81,8 @@ def encode_resize_request(wish: ResizeRequest) -> bytes:
 
 
 def decode_resize_request(data: bytes) -> ResizeRequest:
-    """What `encode_wish` wrote. ValueError for anything else."""
+    """Raises ValueError."""
     try:
         return msgspec.msgpack.decode(data, type=ResizeRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not a wish: {error}") from None
+        raise ValueError(f"not a resize request: {error}") from None

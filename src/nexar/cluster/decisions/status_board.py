@@ -1,8 +1,7 @@
-"""Who is how, as the seed sees it: the last bulletin of every member beside who is gone, and why. Pure.
+"""The seed's status board: the last report of every member, and which members are gone and why. Pure.
 
-Law: a member is *lost* from the moment in which its line breaks or its launcher tells of its end, until it comes back
-on another line; who is no longer in the membership is gone for good. Whatever bulletins say, the seed's own word about
-that stands.
+Law: a member is *lost* from the moment its session breaks or its launcher reports its end until it returns on
+another session. A node outside the membership is gone for good. The seed's knowledge overrides reports.
 """
 
 from __future__ import annotations
@@ -17,45 +16,40 @@ from nexar.types import NodeId, Rank
 from nexar.wire.status import MAX_CAUSE_CHARACTERS, ROWS_PER_PAGE, State, StatusPage, StatusReport, StatusRow
 from nexar.wire.text import line
 
+# Seconds without a report after which a connected member counts as stuck: three reports are missing.
 SILENT: Final = 3.5
-"""Seconds without a bulletin after which a member that is connected counts as stuck: three are missing."""
-PATIENT: Final = 2.0
-"""Seconds without a step after which a call counts as waiting."""
+PATIENT: Final = 2.0  # seconds without a step after which a call counts as waiting
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*: ")
-KEPT: Final = 256
-"""Of those that are gone for good: the newest."""
+KEPT: Final = 256  # former members kept, the newest
 
 
 @dataclass(slots=True)
 class _BoardRow:
-    """One member, or who was one."""
+    """One member or former member."""
 
     node: NodeId
     rank: Rank
     host: str
-    since: float
-    """Heard of in one way or another."""
+    since: float  # last sign of life
     bulletin: StatusReport | None = None
     gone: float | None = None
     left: bool = False
     cause: str = ""
-    told: bool = False
-    """The cause is its launcher's word, which knows best."""
+    told: bool = False  # the cause comes from its launcher, which knows best
 
 
 class StatusBoard:
-    """Of one cluster. One thread at a time."""
+    """Not thread-safe."""
 
     def __init__(self, cluster: str, size: int) -> None:
-        """`size`: how many are awaited."""
         self._cluster = cluster
         self._size = size
         self._epoch = 0
-        self._places: dict[NodeId, _BoardRow] = {}  # of the membership, by rank
-        self._former: dict[NodeId, _BoardRow] = {}  # the oldest first
+        self._places: dict[NodeId, _BoardRow] = {}  # members, by rank
+        self._former: dict[NodeId, _BoardRow] = {}  # oldest first
 
     def moved(self, membership: Membership, now: float, willing: Container[NodeId] = ()) -> None:
-        """These are the members from now on; `willing`: who left of its own will. Told again, it changes nothing."""
+        """`willing`: members that left of their own will. Idempotent."""
         if membership.epoch <= self._epoch:
             return
         before, self._places = self._places, {}
@@ -74,19 +68,18 @@ class StatusBoard:
             del self._former[next(iter(self._former))]
 
     def news(self, node: NodeId, bulletin: StatusReport, now: float) -> None:
-        """A bulletin has come; of who is no member, or is gone, it means nothing."""
+        """Ignored if the node is no member or gone."""
         place = self._places.get(node)
         if place is not None and place.gone is None:
             place.bulletin, place.since = bulletin, now
 
     def returned(self, node: NodeId, now: float) -> None:
-        """A member is connected again."""
         place = self._places.get(node)
         if place is not None:
             place.gone, place.left, place.cause, place.told, place.since = None, False, "", False, now
 
     def went(self, node: NodeId, cause: str, now: float, *, left: bool = False, told: bool = False) -> None:
-        """A member, or who was one until now, is gone; `left`: of its own will; `told`: by who started it."""
+        """`left`: of its own will. `told`: reported by its launcher."""
         place = self._places.get(node) or self._former.get(node)
         if place is None:
             return
@@ -94,11 +87,11 @@ class StatusBoard:
         if first:
             place.gone, place.left = now, left
         if first or (told and not place.told):
-            place.cause, place.told = line(_essence(cause), MAX_CAUSE_CHARACTERS), told
+            place.cause, place.told = line(_main_line(cause), MAX_CAUSE_CHARACTERS), told
             place.left = place.left and not told
 
     def page(self, now: float, *, first: int = 0, joined: int = 0) -> StatusPage:
-        """What to show, from this row on. `joined`: who has come, while the cluster forms."""
+        """The rows from `first` on. `joined`: nodes admitted while the cluster forms."""
         gone = sorted(self._former.values(), key=lambda place: -(place.gone or 0.0))
         places = [*self._places.values(), *gone]
         here = sum(place.gone is None for place in self._places.values()) if self._epoch else joined
@@ -115,8 +108,8 @@ class StatusBoard:
         )
 
 
-def _essence(cause: str) -> str:
-    """One line of it: of a traceback that which names the error, and not what was noted below it."""
+def _main_line(cause: str) -> str:
+    # One line of the cause: of a traceback, the line that names the error and not a note below it.
     lines = cause.strip().splitlines() or [""]
     named = [each for each in lines if _ERROR.match(each)] if len(lines) > 1 else []
     return (named or lines)[-1]

@@ -206,8 +206,8 @@ def test_who_never_became_ready_is_named_when_the_formation_fails() -> None:
     door.tell(JoinRequested(2, application(), True, key(2)))
     door.now = 60.0
     first, second = only(door.tell(AdmissionTick()), FailFormation).joined
-    assert not first.endswith("(let in, but not ready)")
-    assert second.endswith("(let in, but not ready)")
+    assert not first.endswith("(admitted, but not ready)")
+    assert second.endswith("(admitted, but not ready)")
 
 
 def test_only_who_has_joined_can_be_ready() -> None:
@@ -278,7 +278,7 @@ def test_messages_out_of_order_are_refused() -> None:
     door = a_door(4)
     knocked = ConnectionOpened(1, "x")
     assert (
-        "before it said hello"
+        "before it sent its hello"
         in only(door.tell(knocked, JoinRequested(1, application(), True, key(1))), RefuseConnection).reason
     )
     door.greet(2)
@@ -342,7 +342,7 @@ def test_what_a_connection_says_after_its_end_is_ignored() -> None:
 def test_a_connection_number_is_used_once() -> None:
     door = a_door(1)
     door.tell(ConnectionOpened(1, "x"))
-    with pytest.raises(InternalError, match="knocked twice"):
+    with pytest.raises(InternalError, match="was opened twice"):
         door.tell(ConnectionOpened(1, "x"))
 
 

@@ -34,9 +34,9 @@ def test_who_does_not_know_the_secret_sees_nothing() -> None:
 
 
 def test_nobody_watches_before_its_hello_or_in_another_role() -> None:
-    with pytest.raises(Refusal, match="before it said hello"):
+    with pytest.raises(Refusal, match="before it sent its hello"):
         authenticate(JoinConnectionState(1, "here"), "onlooker", BoardRequested(1, proof_ok=True))
-    with pytest.raises(Refusal, match="says candidate, and it asked for what is for another role: onlooker"):
+    with pytest.raises(Refusal, match="says candidate, but its request is for the role onlooker"):
         authenticate(guest("candidate"), "onlooker", BoardRequested(1, proof_ok=True))
 
 
@@ -44,7 +44,7 @@ def test_there_are_only_so_many_onlookers() -> None:
     onlookers = Observers()
     for connection in range(MAX_OBSERVERS):
         onlookers.enter(JoinConnectionState(connection, "here"))
-    with pytest.raises(Refusal, match="others watch already"):
+    with pytest.raises(Refusal, match="observers are connected already"):
         onlookers.enter(JoinConnectionState(1000, "here"))
     onlookers.leave(JoinConnectionState(3, "here"))
     onlookers.enter(JoinConnectionState(1000, "here"))

@@ -53,14 +53,14 @@ def a_formation() -> DraftMembership:
 def test_one_that_died_is_waited_for_in_vain_and_one_that_ended_well_when_somebody_waits() -> None:
     children, formation = LauncherChildren({51: LAUNCHER}), a_formation()
     died = ChildReported(51, 0, "killed")
-    assert children.ended(formation, LAUNCHER, died, somebody_waits=False) == (
+    assert children.ended(formation, LAUNCHER, died, others_wait=False) == (
         SeedEvent("child died", "10.0.0.9:51", None, 0, "killed"),
         True,
     )
     well = ChildReported(51, 0, "done", well=True)
-    assert children.ended(formation, LAUNCHER, well, somebody_waits=True)[1]
+    assert children.ended(formation, LAUNCHER, well, others_wait=True)[1]
     assert children.missing == []
-    assert not children.ended(formation, LAUNCHER, well, somebody_waits=False)[1]
+    assert not children.ended(formation, LAUNCHER, well, others_wait=False)[1]
     assert children.missing == [well]
     children.forget(51)
     children.forget(51)
@@ -70,17 +70,17 @@ def test_one_that_died_is_waited_for_in_vain_and_one_that_ended_well_when_somebo
 def test_one_without_a_rank_is_not_waited_for() -> None:
     children = LauncherChildren({51: LAUNCHER})
     assert not children.ended(
-        DraftMembership("c", 2, SEED), LAUNCHER, ChildReported(51, 7, "killed"), somebody_waits=True
+        DraftMembership("c", 2, SEED), LAUNCHER, ChildReported(51, 7, "killed"), others_wait=True
     )[1]
 
 
 def test_nobody_reports_the_children_of_others() -> None:
     children, formation = LauncherChildren({51: LAUNCHER}), a_formation()
     with pytest.raises(Refusal, match="rank 1 as its child, which it is not"):
-        children.ended(formation, LAUNCHER, ChildReported(51, 1, "killed"), somebody_waits=True)
+        children.ended(formation, LAUNCHER, ChildReported(51, 1, "killed"), others_wait=True)
     with pytest.raises(Refusal, match="is no launcher"):
         children.ended(
-            formation, JoinConnectionState(52, "x", hello(52)), ChildReported(52, 0, "killed"), somebody_waits=True
+            formation, JoinConnectionState(52, "x", hello(52)), ChildReported(52, 0, "killed"), others_wait=True
         )
 
 
@@ -100,7 +100,7 @@ def test_who_finds_no_place_waits_up_to_the_maximum() -> None:
     assert early.admit(formation, guest(1), early_member(1), None)
     waiting = guest(2)
     assert not early.admit(formation, waiting, early_member(2), None)
-    with pytest.raises(Refusal, match="formed of 1, 1 wait to come in, and no more than 2 are allowed"):
+    with pytest.raises(Refusal, match="formed of 1, 1 wait to join, and no more than 2 are allowed"):
         early.admit(formation, guest(3), early_member(3), None)
     assert early.find(2) is waiting
     assert early.make_ready(waiting)

@@ -120,7 +120,7 @@ def test_a_cluster_that_is_not_elastic_refuses_them() -> None:
 
 def test_a_known_node_does_not_join_as_somebody_else() -> None:
     door = formed()
-    assert "not as a member" in only(door.join(3, node=51), RefuseConnection).reason
+    assert "in another role" in only(door.join(3, node=51), RefuseConnection).reason
     assert "has not joined" in only(door.tell(JoinerReady(51)), RefuseConnection).reason
 
 
@@ -196,12 +196,15 @@ def test_only_members_speak_like_members() -> None:
     door.join(3)
     for stranger in (3, 51):
         assert (
-            "is none"
+            "is no member"
             in only(door.tell(MemberMessageReceived(stranger, Chosen((0, 1, 0), b""))), RefuseConnection).reason
         )
     forming = a_door(2)
     forming.join(1)
-    assert "none yet" in only(forming.tell(MemberMessageReceived(1, Chosen((0, 1, 0), b""))), RefuseConnection).reason
+    assert (
+        "before the cluster had formed"
+        in only(forming.tell(MemberMessageReceived(1, Chosen((0, 1, 0), b""))), RefuseConnection).reason
+    )
 
 
 # ---------------------------------------------------------------- hints
@@ -211,7 +214,7 @@ def test_a_line_that_breaks_is_a_hint_for_the_other_members() -> None:
     door = formed()
     door.join(3)
     ((died, to),) = told(door.tell(ConnectionEnded(1, "reset")), MemberDied)
-    assert (died, to) == (MemberDied(1, 1, "its line to the seed broke: reset"), (2,))
+    assert (died, to) == (MemberDied(1, 1, "its connection to the seed broke: reset"), (2,))
 
 
 def test_a_farewell_is_none() -> None:
@@ -250,7 +253,7 @@ def test_a_restarted_seed_knows_the_newest_membership_and_follows_on() -> None:
 def test_a_restarted_seed_that_is_behind_lets_newer_members_try_again() -> None:
     door = resumed(formed())
     assert only(door.join(9, epoch=3), DropConnection).connection == 9
-    assert "no member of epoch 1" in only(door.join(10, epoch=1), RefuseConnection).reason
+    assert "not a member of epoch 1" in only(door.join(10, epoch=1), RefuseConnection).reason
 
 
 def test_a_restarted_seed_takes_reports_of_ranks_that_it_cannot_place() -> None:
@@ -347,7 +350,7 @@ def test_those_who_wait_find_room_in_one_message() -> None:
     addresses = {"tls": tuple(f"10.0.0.1:{number}/{'x' * 480}" for number in range(64))}
     for node in range(10, 40):
         register.admit(Member(node, "a", key(node), addresses))
-    with pytest.raises(Refusal, match="fill a message"):
+    with pytest.raises(Refusal, match="exceed one message"):
         register.admit(Member(40, "a", key(40), {**addresses, "quic": addresses["tls"] * 4}))
 
 
@@ -375,7 +378,7 @@ def test_a_new_member_whose_line_broke_is_absent() -> None:
 
 def test_who_says_that_it_was_a_member_and_is_none_is_told_so() -> None:
     register = MemberRegister(Membership("c", 5, TWO.members))
-    assert register.why_former(9, 3) == ("expelled: it is no member of epoch 5 any more", 5)
+    assert register.why_former(9, 3) == ("expelled: it is not a member of epoch 5", 5)
     assert register.why_former(9, 6) is None  # it may know more than this seed
     assert register.why_former(9, 0) is None
 

@@ -36,13 +36,13 @@ def a_history(first: int, last: int) -> DecidedChanges:
 
 
 def test_who_is_behind_is_told_what_followed_in_order() -> None:
-    assert a_history(1, 3).tell(9, 2) == [
+    assert a_history(1, 3).messages_for(9, 2) == [
         SendMessage(9, Chosen((0, 2, 0), b"2")),
         SendMessage(9, Chosen((0, 3, 0), b"3")),
     ]
-    assert a_history(1, 3).tell(9, 4) == []
-    assert a_history(5, 6).tell(9, 4) == [], "the next one is not known, so the others do not help"
-    assert len(a_history(1, 100).tell(9, 1)) == 16, "the rest when it asks again"
+    assert a_history(1, 3).messages_for(9, 4) == []
+    assert a_history(5, 6).messages_for(9, 4) == [], "the next one is not known, so the others do not help"
+    assert len(a_history(1, 100).messages_for(9, 1)) == 16, "the rest when it asks again"
 
 
 def test_all_changes_since_an_epoch() -> None:

@@ -276,15 +276,15 @@ def test_who_waits_to_be_let_in_knows_everybody_and_holds_no_rank() -> None:
 
 
 def test_guests_are_found_like_members_until_others_are_expected() -> None:
-    expecting = THREE.with_guests([member(11), member(9)])
+    expecting = THREE.with_joiners([member(11), member(9)])
     assert expecting.find(11) == member(11)
     assert (expecting.rank_of(11), expecting.rank_of(9)) == (NO_RANK, 2)
     assert list(expecting.joiners) == [11]  # who is a member is no guest
-    assert expecting.with_guests([member(12)]).find(11) is None
+    assert expecting.with_joiners([member(12)]).find(11) is None
 
 
 def test_a_guest_who_becomes_a_member_is_a_guest_no_more() -> None:
-    expecting = THREE.with_guests([member(11), member(12)])
+    expecting = THREE.with_joiners([member(11), member(12)])
     moved = expecting.moved_to(members(5, 7, 9, 11, epoch=2))
     assert (moved.rank_of(11), list(moved.joiners)) == (3, [12])
 
@@ -324,9 +324,9 @@ def test_who_has_no_place_is_at_fault_whatever_it_claims() -> None:
         assert (
             THREE.why_not_accepted(11, Introduce(rank=1, epoch=epoch)) == "it has no place in the membership of epoch 1"
         )
-    assert THREE.with_guests([member(11)]).why_not_accepted(11, Introduce(rank=NO_RANK, epoch=1)) is None
+    assert THREE.with_joiners([member(11)]).why_not_accepted(11, Introduce(rank=NO_RANK, epoch=1)) is None
 
 
 def test_hosts_are_shared_by_members_and_guests_of_one_host() -> None:
-    expecting = THREE.with_guests([member(11), member(12, "there")])
+    expecting = THREE.with_joiners([member(11), member(12, "there")])
     assert [expecting.is_on_same_host(node) for node in (5, 11, 12, 13)] == [True, True, False, False]

@@ -55,11 +55,11 @@ class Scene:
         self.round += 1
         number = BallotNumber(self.round, self.me)
         for voter in range(1, 6):
-            self.agreement.hear(voter, Promise(HERE, number), now)
+            self.agreement.receive(voter, Promise(HERE, number), now)
         ended = False
         for voter in voters:
-            self.agreement.hear(voter, Rejected(HERE, number, None, (reached,)), now)
-            ended = self.disputes.look(self.agreement, now)
+            self.agreement.receive(voter, Rejected(HERE, number, None, (reached,)), now)
+            ended = self.disputes.handle_rejection(self.agreement, now)
         return ended
 
 
@@ -82,7 +82,7 @@ def test_the_higher_rank_resigns_when_the_others_insist() -> None:
     scene = Scene(5, 2)
     scene.refuse(0.0, 1, 3, reached=2)
     assert scene.wishes.resigned is None
-    scene.suspicions.wake(1.2)
+    scene.suspicions.end_disputes(1.2)
     scene.refuse(1.2, 1, 3, reached=2)
     assert scene.wishes.resigned == "rank 4 cannot reach rank 1, which the others reach"
     assert scene.wishes.resigned_over == 2
@@ -92,7 +92,7 @@ def test_the_lower_rank_waits_ever_longer() -> None:
     scene = Scene(2, 5)
     rests = []
     for moment in (0.0, 100.0, 200.0, 300.0):
-        scene.suspicions.wake(moment)
+        scene.suspicions.end_disputes(moment)
         scene.refuse(moment, 1, 3, reached=5)
         assert scene.suspicions.disputed_until is not None
         rests.append(round(scene.suspicions.disputed_until - moment, 1))
@@ -114,7 +114,7 @@ def test_a_dispute_lasts_until_a_long_probe_has_a_result() -> None:
     )
     scene.refuse(0.0, 2, 3, reached=5)
     assert scene.suspicions.disputed_until == 12.0
-    scene.suspicions.looked(5)
+    scene.suspicions.probe_missed(5)
     assert scene.suspicions.disputed_until == 1.2
 
 
@@ -124,7 +124,7 @@ def test_a_node_that_runs_slowly_disputes_longer() -> None:
         0, FIVE, scene.suspicions, scene.wishes, scene.probe_results, probe_timeout=1.0, own_delay=lambda: 6.0
     )
     scene.refuse(0.0, 2, 3, reached=5)
-    scene.suspicions.looked(5)
+    scene.suspicions.probe_missed(5)
     assert scene.suspicions.disputed_until == 7.2
 
 
@@ -144,13 +144,13 @@ class Bench:
             FOUR,
             self.probe_results,
             is_gone=self.gone.__contains__,
-            is_welcome=lambda member: member.node in self.welcome,
+            is_expected=lambda member: member.node in self.welcome,
         )
 
     def judge(
         self, change: Change, now: float = 0.0, *, ballot: int = 1, by: int = 1, inherited: bool = False
     ) -> VoteDecision:
-        return self.judging.judge(Accept((0, 1, 0), BallotNumber(ballot, by), change.encode(), inherited), now)
+        return self.judging.check(Accept((0, 1, 0), BallotNumber(ballot, by), change.encode(), inherited), now)
 
 
 def test_who_is_gone_here_may_be_removed_without_a_look() -> None:
@@ -165,14 +165,14 @@ def test_anybody_else_is_looked_for_first() -> None:
     assert bench.judge(REMOVE_4) is LATER
     assert bench.judge(REMOVE_4) is LATER
     assert bench.probe_results.drain() == [StartProbe(4)]
-    bench.probe_results.told(4, 1.0, reached=False)
+    bench.probe_results.record(4, 1.0, reached=False)
     assert bench.judge(REMOVE_4, 1.0) is OK
 
 
 def test_who_is_reached_is_not_removed_and_named() -> None:
     bench = Bench()
     bench.judge(REMOVE_4)
-    bench.probe_results.told(4, 0.1, reached=True)
+    bench.probe_results.record(4, 0.1, reached=True)
     assert bench.judge(REMOVE_4, 0.1) == VoteDecision(VoteAnswer.NO, (4,))
     bench.probe_results.drain()
     assert bench.judge(REMOVE_4, 0.2, ballot=2) is LATER, "another ballot: it may have died since"
@@ -182,7 +182,7 @@ def test_who_is_reached_is_not_removed_and_named() -> None:
 def test_whom_it_reached_long_ago_it_looks_for_again() -> None:
     bench = Bench()
     bench.judge(REMOVE_4)
-    bench.probe_results.told(4, 0.1, reached=True)
+    bench.probe_results.record(4, 0.1, reached=True)
     assert bench.judge(REMOVE_4, 1.9) == VoteDecision(VoteAnswer.NO, (4,))
     assert bench.judge(REMOVE_4, 2.0) is LATER
 
@@ -223,7 +223,7 @@ def test_what_is_no_change_of_this_membership_is_refused() -> None:
 def test_to_what_was_inherited_it_yields_after_a_while() -> None:
     bench = Bench()
     bench.judge(REMOVE_4, inherited=True)
-    bench.probe_results.told(4, 0.1, reached=True)
+    bench.probe_results.record(4, 0.1, reached=True)
     assert bench.judge(REMOVE_4, 0.1, inherited=True) == VoteDecision(VoteAnswer.NO, (4,))
     assert bench.judge(REMOVE_4, YIELD_AFTER, ballot=5) is LATER, "one's own wish is not inherited"
     assert bench.judge(REMOVE_4, YIELD_AFTER, ballot=6, inherited=True) is OK
@@ -248,13 +248,13 @@ class Seat:
         self.turns = ProposalTurn(rank, FIVE, self.suspicions, self.wishes)
 
     def mine(self, *, acting: bool = True) -> float | None:
-        return self.turns.mine(acting=acting)
+        return self.turns.due(acting=acting)
 
 
 def test_without_a_reason_it_is_nobodys_turn() -> None:
     seat = Seat(0)
     assert seat.mine() is None
-    assert not seat.turns.is_pressing(acting=True)
+    assert not seat.turns.must_decide(acting=True)
 
 
 @pytest.mark.parametrize(("rank", "position"), [(0, 0), (1, 1), (3, 3)])
@@ -263,8 +263,8 @@ def test_each_waits_for_those_before_it(rank: int, position: int) -> None:
     seat.suspicions.add(5, "silence", 1.0)
     assert seat.mine() == pytest.approx(1.0 + STAGGER * position)
     assert seat.mine(acting=False) is None
-    assert seat.turns.is_pressing(acting=True)
-    assert not seat.turns.is_pressing(acting=False)
+    assert seat.turns.must_decide(acting=True)
+    assert not seat.turns.must_decide(acting=False)
 
 
 def test_nobody_waits_for_the_dead() -> None:
@@ -279,7 +279,7 @@ def test_who_left_willingly_presses_nobody() -> None:
     seat.suspicions.add(5, "bye", 1.0, willing=True)
     assert seat.mine() == 1.0 + WILLING_DELAY
     assert seat.mine(acting=False) == 1.0 + WILLING_DELAY, "it disturbs nobody, whatever the policy is"
-    assert not seat.turns.is_pressing(acting=True)
+    assert not seat.turns.must_decide(acting=True)
 
 
 def test_where_the_votes_of_those_who_left_are_missing_nobody_proposes_to_go_on_without_them() -> None:
@@ -295,7 +295,7 @@ def test_what_all_agreed_on_does_not_depend_on_the_policy() -> None:
     seat = Seat(0)
     seat.wishes.want(ChangeRequested(renewed=(7,)), 1.0)
     assert seat.mine(acting=False) == 1.0
-    assert seat.turns.is_pressing(acting=False)
+    assert seat.turns.must_decide(acting=False)
 
 
 @pytest.mark.parametrize(("rank", "other", "wait"), [(3, 5, 0.0), (4, 4, STAGGER)])
@@ -308,17 +308,17 @@ def test_of_a_pair_the_lower_goes_first_whatever_its_rank(rank: int, other: int,
 def test_who_resigns_waits_for_nobody() -> None:
     seat = Seat(4)
     seat.wishes.resign("done")
-    seat.turns.heard(1, 1.0)
+    seat.turns.saw_proposal(1, 1.0)
     assert seat.mine(acting=False) == float("-inf")
-    assert seat.turns.is_pressing(acting=False)
+    assert seat.turns.must_decide(acting=False)
 
 
 def test_a_lower_rank_that_proposes_is_let_unless_it_dies() -> None:
     seat = Seat(1)
     seat.suspicions.add(5, "silence", 1.0)
-    seat.turns.heard(3, 1.05)
+    seat.turns.saw_proposal(3, 1.05)
     assert seat.mine() == pytest.approx(1.1), "a higher rank is not waited for"
-    seat.turns.heard(1, 1.05)
+    seat.turns.saw_proposal(1, 1.05)
     turn = seat.mine()
     assert turn is not None
     assert turn > 2.0

@@ -115,5 +115,5 @@ def test_decoding_undoes_encoding(wish: ResizeRequest) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94", encode_resize_request(ResizeRequest())[:-1], b"\x91\xa3abc"])
 def test_what_is_no_wish_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a wish"):
+    with pytest.raises(ValueError, match="not a resize request"):
         decode_resize_request(data)

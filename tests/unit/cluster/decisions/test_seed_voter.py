@@ -57,9 +57,9 @@ class Scene:
 
     def propose(self, value: bytes = WITHOUT_2, now: float = 0.0) -> list[VoteAction]:
         """Node 1 asks for a promise and for this value; what follows from the second."""
-        promised = self.seat.heard(1, Prepare(INSTANCE, BALLOT), now)
+        promised = self.seat.message_received(1, Prepare(INSTANCE, BALLOT), now)
         assert [type(said) for said in words(promised)] == [Promise]
-        return self.seat.heard(1, Accept(INSTANCE, BALLOT, value), now)
+        return self.seat.message_received(1, Accept(INSTANCE, BALLOT, value), now)
 
 
 def words(deeds: list[VoteAction], to: int | None = None) -> list[Message | Unknown]:
@@ -75,12 +75,12 @@ def asked(deeds: list[VoteAction]) -> list[tuple[int, tuple[int, ...]]]:
 
 def test_a_vote_is_kept_before_it_is_said() -> None:
     scene = Scene(1)
-    keep, tell = scene.seat.heard(1, Prepare(INSTANCE, BALLOT), 0.0)
+    keep, tell = scene.seat.message_received(1, Prepare(INSTANCE, BALLOT), 0.0)
     assert isinstance(keep, PersistVote)
     assert keep.vote.promised == BALLOT
     assert isinstance(tell, NotifyConnections)
     assert tell.connections == (10,)
-    again = scene.seat.heard(1, Prepare(INSTANCE, BALLOT), 0.0)
+    again = scene.seat.message_received(1, Prepare(INSTANCE, BALLOT), 0.0)
     assert [type(deed) for deed in again] == [NotifyConnections]  # nothing new to keep
 
 
@@ -131,7 +131,7 @@ def test_who_may_still_come_back_to_a_restarted_seed_has_time_to() -> None:
 
 def test_what_was_chosen_is_followed_and_told_to_all_in_one_message() -> None:
     scene = Scene(1, 2)
-    deeds = scene.seat.heard(1, Chosen(INSTANCE, WITHOUT_2), 0.0)
+    deeds = scene.seat.message_received(1, Chosen(INSTANCE, WITHOUT_2), 0.0)
     assert deeds[0] == Change.decode(WITHOUT_2)
     (tell,) = [deed for deed in deeds if isinstance(deed, NotifyConnections)]
     assert set(tell.connections) == {10, 20}
@@ -140,9 +140,9 @@ def test_what_was_chosen_is_followed_and_told_to_all_in_one_message() -> None:
 
 def test_a_restarted_seed_keeps_its_promise() -> None:
     before = Scene(1, 2)
-    before.seat.heard(1, Prepare(INSTANCE, BallotNumber(7, 1)), 0.0)
+    before.seat.message_received(1, Prepare(INSTANCE, BallotNumber(7, 1)), 0.0)
     scene = Scene(1, 2, seed_voter=SeedVoter(MEMBERSHIP, vote=before.seed_voter.vote))
-    (rejected,) = words(scene.seat.heard(2, Prepare(INSTANCE, BallotNumber(3, 2)), 0.0))
+    (rejected,) = words(scene.seat.message_received(2, Prepare(INSTANCE, BallotNumber(3, 2)), 0.0))
     assert isinstance(rejected, Rejected)
     assert rejected.promised == BallotNumber(7, 1)
 
@@ -243,5 +243,5 @@ def test_what_does_not_concern_it_changes_nothing() -> None:
 
 
 def test_without_a_seed_there_is_no_witness() -> None:
-    with pytest.raises(InternalError, match="no witness"):
+    with pytest.raises(InternalError, match="no seed voter"):
         SeedVoter(a_membership(2, seed=False))

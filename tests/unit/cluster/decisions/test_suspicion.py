@@ -27,32 +27,32 @@ def of(me: int, *suspects: int) -> tuple[SuspicionBroadcast, Suspicions]:
 
 def test_the_lowest_few_that_are_reached_hear_of_it_first_and_once() -> None:
     complaints, _ = of(2, 30, 3)
-    said = complaints.tell(0.0, insist=False)
+    said = complaints.messages(0.0, insist=False)
     assert [(say.node, say.message.node) for say in said if isinstance(say.message, Suspect)] == [
         (listener, suspect) for suspect in (30, 3) for listener in (1, 4, 5, 6)
     ]
     assert said[0].message == Suspect(1, 30, 2, "silence")
-    assert complaints.tell(9.0, insist=False) == []
+    assert complaints.messages(9.0, insist=False) == []
     assert complaints.again is None
 
 
 def test_while_nothing_comes_of_it_more_and_more_hear_of_it() -> None:
     complaints, suspicions = of(2, 30)
-    heard, now = [len(complaints.tell(0.0, insist=True))], 0.0
+    heard, now = [len(complaints.messages(0.0, insist=True))], 0.0
     for _ in range(4):
         assert complaints.again is not None
         now = complaints.again
-        heard.append(len(complaints.tell(now, insist=True)))
+        heard.append(len(complaints.messages(now, insist=True)))
     assert heard == [4, 8, 16, 32, 38]
     suspicions.drop(30)
-    assert complaints.tell(now + 99.0, insist=True) == []
+    assert complaints.messages(now + 99.0, insist=True) == []
     assert complaints.again is None
 
 
 def test_a_suspicion_that_is_over_is_not_told() -> None:
     complaints, suspicions = of(2, 30)
     suspicions.drop(30)
-    assert complaints.tell(0.0, insist=True) == []
+    assert complaints.messages(0.0, insist=True) == []
 
 
 def test_the_suspect_hears_of_each_complaint_once() -> None:
@@ -66,7 +66,7 @@ def test_the_suspect_hears_of_each_complaint_once() -> None:
 def test_what_comes_from_the_epoch_before_is_told_anew() -> None:
     suspicions = Suspicions(2, MANY)
     suspicions.add(30, "silence", 0.0)
-    assert len(SuspicionBroadcast(2, MANY, suspicions).tell(0.0, insist=True)) == 4
+    assert len(SuspicionBroadcast(2, MANY, suspicions).messages(0.0, insist=True)) == 4
 
 
 def test_a_try_that_is_under_way_is_not_made_twice_unless_it_is_forgotten() -> None:
@@ -82,7 +82,7 @@ def test_a_try_that_is_under_way_is_not_made_twice_unless_it_is_forgotten() -> N
 def test_who_was_reached_may_have_died_since_the_try_began() -> None:
     probing = ProbeResults(1.0)
     probing.ask(5, 1.0)
-    probing.told(5, 1.5, reached=True)
+    probing.record(5, 1.5, reached=True)
     assert probing.reached_since(5, 1.0)
     assert not probing.reached_since(5, 1.2)
     assert not probing.missed_since(5, 0.0)
@@ -91,7 +91,7 @@ def test_who_was_reached_may_have_died_since_the_try_began() -> None:
 def test_who_was_missed_had_until_the_end_to_answer() -> None:
     probing = ProbeResults(1.0)
     probing.ask(5, 1.0)
-    probing.told(5, 1.5, reached=False)
+    probing.record(5, 1.5, reached=False)
     assert probing.missed_since(5, 1.5)
     assert not probing.missed_since(5, 1.6)
     assert not probing.reached_since(5, 0.0)
@@ -100,21 +100,21 @@ def test_who_was_missed_had_until_the_end_to_answer() -> None:
 def test_the_last_try_counts_and_another_epoch_forgets_all() -> None:
     probing = ProbeResults(1.0)
     probing.ask(5, 1.0)
-    probing.told(5, 1.5, reached=False)
+    probing.record(5, 1.5, reached=False)
     probing.ask(5, 2.0)
-    probing.told(5, 2.1, reached=True)
+    probing.record(5, 2.1, reached=True)
     assert not probing.missed_since(5, 0.0)
-    probing.forget()
+    probing.clear()
     assert not probing.reached_since(5, 0.0)
-    probing.told(6, 3.0, reached=True)
+    probing.record(6, 3.0, reached=True)
     assert not probing.reached_since(6, 0.0), "nobody asked: it is not known when that began"
 
 
 def test_who_was_found_after_a_try_is_not_missed() -> None:
     probing = ProbeResults(1.0)
     probing.ask(5, 1.0)
-    probing.told(5, 1.5, reached=False)
-    probing.found(5)
+    probing.record(5, 1.5, reached=False)
+    probing.clear_miss(5)
     assert not probing.missed_since(5, 0.0)
 
 
@@ -140,50 +140,50 @@ def some() -> tuple[StallTimer, Suspicions]:
 def test_while_nothing_presses_time_does_not_run() -> None:
     stalling, _ = some()
     assert stalling.due is None
-    stalling.press(5.0, pressing=True)
-    stalling.press(6.0, pressing=True)
+    stalling.update(5.0, must_decide=True)
+    stalling.update(6.0, must_decide=True)
     assert stalling.due == 35.0
-    stalling.press(7.0, pressing=False)
+    stalling.update(7.0, must_decide=False)
     assert stalling.due is None
-    assert stalling.stall(None, 99.0) == []
+    assert stalling.report(None, 99.0) == []
 
 
 def test_when_time_is_over_it_names_who_has_not_voted() -> None:
     stalling, suspicions = some()
     suspicions.add(4, "silence", 5.0)
-    stalling.press(5.0, pressing=True)
+    stalling.update(5.0, must_decide=True)
     agreement = Agreement((0, 1, 0), 1, Electorate(FOUR))
     agreement.propose(b"v", 5.0)
-    agreement.hear(2, Promise((0, 1, 0), BallotNumber(1, 1)), 5.0)
-    assert stalling.stall(agreement, 34.9) == []
-    assert stalling.stall(agreement, 35.0) == [NoProgress((1, 2, 3, SEED_NODE), 3, (3, 4, SEED_NODE))]
-    assert stalling.stall(agreement, 99.0) == []
-    assert stalling.told
+    agreement.receive(2, Promise((0, 1, 0), BallotNumber(1, 1)), 5.0)
+    assert stalling.report(agreement, 34.9) == []
+    assert stalling.report(agreement, 35.0) == [NoProgress((1, 2, 3, SEED_NODE), 3, (3, 4, SEED_NODE))]
+    assert stalling.report(agreement, 99.0) == []
+    assert stalling.reported
 
 
 def test_who_has_no_ballot_can_only_say_who_could_have_voted() -> None:
     stalling, _ = some()
-    stalling.press(5.0, pressing=True)
-    assert stalling.stall(None, 35.0) == [NoProgress((1, 2, 3, 4, SEED_NODE), 3, (2, 3, 4, SEED_NODE))]
+    stalling.update(5.0, must_decide=True)
+    assert stalling.report(None, 35.0) == [NoProgress((1, 2, 3, 4, SEED_NODE), 3, (2, 3, 4, SEED_NODE))]
 
 
 def test_without_a_majority_it_waits_only_until_the_losses_are_sure() -> None:
     stalling, suspicions = some()
-    stalling.press(5.0, pressing=True)
+    stalling.update(5.0, must_decide=True)
     for node in (3, 4, SEED_NODE):
         suspicions.add(node, "silence", 6.0)
     assert stalling.due == 7.0
-    assert stalling.stall(None, 7.0) == [NoProgress((1, 2), 3, ())]
+    assert stalling.report(None, 7.0) == [NoProgress((1, 2), 3, ())]
 
 
 def test_those_that_left_by_their_own_will_are_named() -> None:
     stalling, suspicions = some()
-    stalling.press(5.0, pressing=True)
+    stalling.update(5.0, must_decide=True)
     for node in (3, 4):
         suspicions.add(node, "it left", 6.0, willing=True)
         suspicions.add(node, "its connection ended", 6.0)
     suspicions.add(SEED_NODE, "silence", 6.0)
-    assert stalling.stall(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
+    assert stalling.report(None, 7.0) == [NoProgress((1, 2), 3, (), left=(3, 4))]
 
 
 def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
@@ -191,7 +191,7 @@ def test_a_node_that_runs_slowly_says_it_later_by_its_own_delay() -> None:
     stalling = StallTimer(
         1, Electorate(FOUR), suspicions, recovery_timeout=30.0, probe_timeout=1.0, own_delay=lambda: 8.0
     )
-    stalling.press(5.0, pressing=True)
+    stalling.update(5.0, must_decide=True)
     assert stalling.due == 43.0
     for node in (2, 3, 4):
         suspicions.add(node, "silence", 6.0)
@@ -260,7 +260,7 @@ def test_what_a_node_says_itself_is_the_better_cause() -> None:
 def test_all_can_be_hurried() -> None:
     suspicions = of_rank_2()
     suspicions.add(4, "bye", 1.0, willing=True)
-    suspicions.hurry(5.0)
+    suspicions.make_urgent(5.0)
     assert suspicions.urgent_since == 5.0
 
 
@@ -270,8 +270,8 @@ def test_a_dispute_lets_a_suspicion_rest_and_wakes_it_again() -> None:
     assert suspicions.dispute(4, until=3.0) == 1
     assert (suspicions.urgent_since, suspicions.disputed_until, suspicions.removable()) == (None, 3.0, [])
     assert not suspicions.add(4, "silence", 2.0)
-    assert not suspicions.wake(2.9)
-    assert suspicions.wake(3.0)
+    assert not suspicions.end_disputes(2.9)
+    assert suspicions.end_disputes(3.0)
     assert (suspicions.urgent_since, suspicions.disputed_until) == (3.0, None)
     assert suspicions.dispute(4, until=9.0) == 2
     suspicions.drop(4)

@@ -80,7 +80,7 @@ MUTANTS: dict[str, tuple[Running, str, int]] = {
     "a third is enough": (_made(ThirdIsEnough), "a minority never decides", 10),
     "no fence": (_made(Unfenced), "who is expelled takes no part", 60),
     "stale ballots are accepted": (_patched(Vote, "allows", lambda *_: True), "nobody votes below", 60),
-    "removals are not judged": (_patched(ChangeVoter, "judge", lambda *_: OK), "nobody is expelled on one node", 20),
+    "removals are not judged": (_patched(ChangeVoter, "check", lambda *_: OK), "nobody is expelled on one node", 20),
     "only rank 0 proposes": (_made(OnlyFirst), "a live majority goes on", 20),
 }
 """What is broken; the law by which it is found; and within how many seeds."""

@@ -50,7 +50,7 @@ def test_it_holds_no_place_and_ends_without_a_trace() -> None:
     with SeedService(HERE, 1, transports=("tls",)) as seed, knocking("tls") as knocker:
         with watch(seed):
             wait_for_event(seed, "watching")
-        wait_for_event(seed, "left", "seen enough")
+        wait_for_event(seed, "left", "the observer closed")
         knocker.knock(seed, 7).join()
         assert seed.wait_formed(PATIENCE).size == 1
 
@@ -67,7 +67,7 @@ def test_who_does_not_know_the_secret_sees_nothing() -> None:
         line = knocker.knock(seed, 8)
         line.greet("onlooker")
         line.send(StatusPageRequest())
-        assert "has not proven that it may" in line.hear(JoinRefusedMessage).reason
+        assert "without a proof of the secret" in line.hear(JoinRefusedMessage).reason
 
 
 def test_a_proof_of_another_role_does_not_let_one_watch_nor_one_of_a_onlooker_let_one_in() -> None:
@@ -86,7 +86,7 @@ def test_a_onlooker_that_speaks_like_a_member_is_refused_and_one_that_leaves_may
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "onlooker")))
         line.hear(StatusPageReply)
         line.send(StatusUpdate(encode_status_report(StatusReport(0, 1))))
-        assert "before it was let in" in line.hear(JoinRefusedMessage).reason
+        assert "before it was admitted" in line.hear(JoinRefusedMessage).reason
         line = knocker.knock(seed, 8)
         line.send(WatchStatus(line.prove(line.greet("onlooker"), "onlooker")))
         line.hear(StatusPageReply)

@@ -1,1 +1,1 @@
-"""Who is here: the seed opens the door, workers knock, a membership says who everybody is."""
+"""Membership: the seed, joining, links between members, failure detection and recovery."""

@@ -1,15 +1,7 @@
-"""Connections that came in and are no links yet: few of each node, and few in all. No I/O.
+"""Incoming connections: each becomes a link, a bulk channel, a liveness connection, or is refused.
 
-Law: a node has at most `most_of_one` of them and everybody together `most`. When one more comes, the oldest goes: of
-that node if it has too many, else of all. So a member that dials and never says a word keeps nobody else out, and an
-honest one, whose dial may come to all our addresses at the same moment, always gets its turn.
-
-Is the one at the other end of a connection who it says? The transport verifies chain and name; the pin is ours.
-
-Connections that others dialed: each becomes a link, a sidecar, a death line, or nothing, and its dialer is told.
-
-Node and key of the dialer are checked before a word is said, by the transport's handshake and the membership's pin; the
-place it claims when it introduces itself. Which of two crossing dials is kept, `decisions.pairing` says.
+The transport verifies certificate chain and node. The pin, rank and epoch are checked here; `decisions.peering` decides
+which of two crossing dials is kept.
 """
 
 from __future__ import annotations
@@ -33,60 +25,63 @@ from nexar.wire.frame import Frame
 
 MAX_INCOMING: Final = 1024
 MAX_INCOMING_PER_NODE: Final = 2 * 2 * MAX_ADDRESSES
-"""A dial goes to every address of ours, on two transports, and on a busy host most of these connections come about
-before the first one has won; twice that, because a dial may begin anew before the end of the last has been noticed."""
+"""A dial tries all our addresses on two transports, and on a busy host most attempts connect before the first one wins.
+Doubled, because a node may dial again before the end of its last dial is noticed."""
 
 
 class IncomingLimit:
-    """Carriers by the node they come from, the oldest first. Not safe by itself: its owner has a lock."""
+    """Incoming connections that are not links yet. Not thread-safe.
+
+    Law: one node has at most `most_of_one` connections, all nodes together `most`. One more displaces the oldest, of
+    that node or of all. So a member that dials and stays silent keeps no other node out.
+    """
 
     def __init__(self, most: int = MAX_INCOMING, most_of_one: int = MAX_INCOMING_PER_NODE) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        self._everybody: OrderedDict[Carrier, None] = OrderedDict()
-        self._of_node: dict[NodeId, OrderedDict[Carrier, None]] = {}
+        self._all: OrderedDict[Carrier, None] = OrderedDict()
+        self._by_node: dict[NodeId, OrderedDict[Carrier, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._everybody)
+        return len(self._all)
 
     def add(self, carrier: Carrier) -> Carrier | None:
-        """One more; the one that has to go for it, if there was no room. It has been taken out."""
-        displaced = self._one_too_many(carrier.peer.node)
+        """Returns the displaced carrier, already removed, or None."""
+        displaced = self._displaced_by(carrier.peer.node)
         if displaced is not None:
             self.remove(displaced)
-        self._everybody[carrier] = None
-        self._of_node.setdefault(carrier.peer.node, OrderedDict())[carrier] = None
+        self._all[carrier] = None
+        self._by_node.setdefault(carrier.peer.node, OrderedDict())[carrier] = None
         return displaced
 
-    def _one_too_many(self, node: NodeId) -> Carrier | None:
-        mine = self._of_node.get(node)
+    def _displaced_by(self, node: NodeId) -> Carrier | None:
+        mine = self._by_node.get(node)
         if mine is not None and len(mine) >= self._most_of_one:
             return next(iter(mine))
-        return next(iter(self._everybody)) if len(self._everybody) >= self._most else None
+        return next(iter(self._all)) if len(self._all) >= self._most else None
 
     def remove(self, carrier: Carrier) -> bool:
-        """It is a link now, or gone. False if it was not here."""
-        if carrier not in self._everybody:
+        if carrier not in self._all:
             return False
-        del self._everybody[carrier]
-        mine = self._of_node[carrier.peer.node]
+        del self._all[carrier]
+        mine = self._by_node[carrier.peer.node]
         del mine[carrier]
         if not mine:
-            del self._of_node[carrier.peer.node]
+            del self._by_node[carrier.peer.node]
         return True
 
     def listed(self) -> list[Carrier]:
-        """All of them, the oldest first."""
-        return list(self._everybody)
+        """Oldest first."""
+        return list(self._all)
 
 
 _WITHOUT_CERTIFICATES = frozenset({"shm", "memory"})
-"""Schemes that prove who is there by other means: a secret that only this peer was told, or being in this process."""
+"""Schemes that authenticate by a secret that only this peer has, or by sharing this process."""
 
 
 def pin_mismatch(carrier: Carrier, directory: PeerDirectory) -> str | None:
-    """Why this carrier's peer is not let in; None if it is who the membership says, or was a member once: who that is
-    will be told so, and nothing else.
+    """The reason to refuse this carrier; None if its peer is the member it claims to be, or a former one, which the
+    handshake informs.
     """
     peer, membership = carrier.peer, directory.membership
     member = directory.find(peer.node)
@@ -115,41 +110,39 @@ def _compare(certificate: bytes, pin: bytes, node: NodeId) -> str | None:
 _log = logging.getLogger(__name__)
 
 _SHARED_MEMORY: Final = "shm"
-_TOO_MANY: Final = "you have dialed too often without becoming a link"
+_DIALED_TOO_OFTEN: Final = "you have dialed too often without becoming a link"
 _LOST: Final = "the link between us was lost"
 
 
 class LivenessTaker(Protocol):
-    """See DeathLines."""
+    """The accepting part of LivenessConnections."""
 
-    def why_not(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        """Why such a connection is not wanted; None if it is."""
+    def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
+        """The reason to refuse it, or None."""
 
     def take(self, dialer: AnsweringHandshake, answer: Introduced) -> None:
-        """It is a line from now on; the dialer is told so."""
+        """Keep the connection and send the answer."""
 
 
 class PeerAcceptor:
-    """Of one node: the `Acceptor` of its transports. The driving thread, where a method does not say otherwise."""
+    """The `Acceptor` of one node's transports. The driver calls its methods unless they say otherwise."""
 
     def __init__(
         self, node: Node, peers: PeerTable, sidecars: SidecarDialer, on_refused: Callable[[str, str], None] | None
     ) -> None:
-        """`on_refused` is told of who was not let in: address and reason."""
+        """`on_refused` receives address and reason."""
         self._node = node
         self._peers = peers
         self._sidecars = sidecars
         self.on_refused = on_refused
-        self.liveness_connections: LivenessTaker | None = None
-        """Takes connections that carry nothing. Written before anybody can dial for one."""
+        self.liveness_connections: LivenessTaker | None = None  # set before a peer can dial for a liveness connection
         self._arrivals = (
             IncomingLimit()
-        )  # under the lock of the pairs: no links yet; before the membership is known, nothing
+        )  # not links yet; guarded by the lock of the peer table; they wait here while the membership is unknown
 
     # -- Acceptor --------------------------------------------------------------------------------------
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """See Acceptor."""
         with self._peers.changed:
             closed, directory = self._peers.closed, self._peers.directory
             displaced = None if closed else self._arrivals.add(carrier)
@@ -162,13 +155,12 @@ class PeerAcceptor:
             self.receive(carrier, directory)
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """See Acceptor."""
         _log.info("refused a connection from %s: %s", address, reason)
         if self.on_refused is not None:
             self.on_refused(address, reason)
 
     def _displace(self, carrier: Carrier) -> None:
-        """It has to go for another one. Its sink hears nothing of that, so whoever counts on it is told here."""
+        # The sink of an aborted carrier is not notified, so the pairing is updated here.
         with self._peers.changed:
             pair = self._peers.get(carrier.peer.node)
             if pair is not None:
@@ -176,28 +168,28 @@ class PeerAcceptor:
                     pair.state.ended(dialer)
                 self._peers.changed.notify_all()
         self.candidate_refused(carrier.peer.address, "it has dialed too often without becoming a link")
-        carrier.abort(_TOO_MANY)
+        carrier.abort(_DIALED_TOO_OFTEN)
 
     def arrivals(self) -> list[Carrier]:
-        """What is nothing yet. Any thread, under the lock of the pairs."""
+        """Any thread that holds the lock of the peer table."""
         return self._arrivals.listed()
 
     def receive(self, carrier: Carrier, directory: PeerDirectory) -> None:
-        """Look at it, now that it is known who may come. Any thread."""
+        """Once the membership is known. Any thread."""
         refusal = pin_mismatch(carrier, directory)
         if refusal is not None:
-            self._arrived(carrier)
+            self._remove_arrival(carrier)
             self.candidate_refused(carrier.peer.address, refusal)
             carrier.abort(refusal)
         elif carrier.scheme == _SHARED_MEMORY:
-            # Who knows the address was told it on the link, so it needs no further introduction.
-            self._arrived(carrier)
-            self._use(carrier)
+            # The peer received this address over the link, so it needs no introduction.
+            self._remove_arrival(carrier)
+            self._adopt(carrier)
         else:
             AnsweringHandshake(carrier, self._introduced, self._confirmed, self._ended)
 
-    def _use(self, carrier: Carrier) -> None:
-        """One more carrier of a link; also of one that is closing, which ends politely on all of them."""
+    def _adopt(self, carrier: Carrier) -> None:
+        # A closing link takes the carrier too, so that it can finish on all of them.
         with self._peers.changed:
             pair = self._peers.of_carrier(carrier)
         if pair is None:
@@ -205,14 +197,12 @@ class PeerAcceptor:
         else:
             pair.link.adopt(carrier)
 
-    def _arrived(self, carrier: Carrier) -> None:
-        """It is something else now: a link, or nothing."""
+    def _remove_arrival(self, carrier: Carrier) -> None:
         with self._peers.changed:
             self._arrivals.remove(carrier)
 
     def _ended(self, dialer: AnsweringHandshake) -> None:
-        """It came to nothing: whoever counted on it begins anew."""
-        self._arrived(dialer.carrier)
+        self._remove_arrival(dialer.carrier)
         with self._peers.changed:
             pair = self._peers.get(dialer.carrier.peer.node)
             if pair is not None:
@@ -224,30 +214,34 @@ class PeerAcceptor:
     def _introduced(self, dialer: AnsweringHandshake, introduce: Introduce) -> None:
         directory, node = self._peers.known(), dialer.carrier.peer.node
         former = directory.former.get(node)
-        fault = directory.why_not_accepted(node, introduce) or self._why_unwanted(dialer.carrier, introduce)
+        fault = directory.why_not_accepted(node, introduce) or self._why_refused(dialer.carrier, introduce)
         if former is not None and directory.find(node) is None:
             dialer.decline(former.reason, expelled=former.epoch)
         elif fault is not None:
             self._decline(dialer, fault)
         elif introduce.death_line and self.liveness_connections is not None:
-            self._arrived(dialer.carrier)
+            self._remove_arrival(dialer.carrier)
             self.liveness_connections.take(dialer, Introduced(rank=directory.rank, epoch=directory.membership.epoch))
         elif introduce.sidecar:
             dialer.welcome(Introduced(rank=directory.rank, epoch=directory.membership.epoch))
         else:
-            self._judge(dialer, introduce)
+            self._decide(dialer, introduce)
 
-    def _why_unwanted(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        lines = self.liveness_connections
+    def _why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
+        connections = self.liveness_connections
         if introduce.death_line:
-            return "this node keeps no death lines" if lines is None else lines.why_not(carrier, introduce)
-        return self._sidecars.why_not(carrier, introduce)
+            return (
+                "this node keeps no liveness connections"
+                if connections is None
+                else connections.why_refused(carrier, introduce)
+            )
+        return self._sidecars.why_refused(carrier, introduce)
 
     def _decline(self, dialer: AnsweringHandshake, reason: str) -> None:
         self.candidate_refused(dialer.carrier.peer.address, reason)
         dialer.decline(reason)
 
-    def _judge(self, dialer: AnsweringHandshake, introduce: Introduce) -> None:
+    def _decide(self, dialer: AnsweringHandshake, introduce: Introduce) -> None:
         with self._peers.changed:
             if self._peers.closed:
                 return  # its carrier is about to be aborted
@@ -258,12 +252,12 @@ class PeerAcceptor:
                 pair = self._peers.replace(pair, introduce.number)
             outcome = DialDecision.SUPERSEDED if pair is None else pair.state.introduced(dialer)
         if stale is not None:
-            stale.lose("it connected anew, so frames of the old connection may be lost")
+            stale.lose("it reconnected; frames on the old connection may be lost")
         if pair is not None:
             self.answer(pair, dialer, outcome)
 
     def answer(self, pair: PeerEntry, dialer: AnsweringHandshake, outcome: DialDecision) -> None:
-        """Tell a dialer what becomes of it. Any thread."""
+        """Answer a dialer. Any thread."""
         if outcome is DialDecision.WELCOME:
             self._welcome(dialer)
         elif outcome is DialDecision.SUPERSEDED and pair.link.failure is not None:
@@ -297,8 +291,8 @@ class PeerAcceptor:
         pair.link.frame_arrived(carrier, frame, body)
 
     def _confirmed_sidecar(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """It may be here before the link is: another connection, on which the dialer has gone on as well."""
-        self._arrived(carrier)
+        # A bulk channel may be confirmed before its link, which is another connection.
+        self._remove_arrival(carrier)
         with self._peers.changed:
             pair = self._peers.of_carrier(carrier)
         if pair is None:

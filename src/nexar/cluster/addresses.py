@@ -1,12 +1,8 @@
-"""Where this node can be reached, as it tells the others: a choice among the addresses of the system. Pure.
+"""The addresses that a node advertises, and the order in which it dials those of a peer. Pure.
 
-The others cannot try everything, and some of what an interface says is useless or worse: so the most promising come
-first and there are at most MAX_ADDRESSES. The order: addresses of ordinary interfaces; of bridges to containers and
-virtual machines, which exist on every host with the same numbers; IPv4 link-local ones; and last loopback, which only
-peers on this host use (see dial_order). IPv6 link-local addresses are left out: they mean nothing without the name of
-an interface, and that differs from host to host. The seed adds what it has seen of a node, which is known to work.
-
-Which of a peer's addresses to dial, and in which order. Pure.
+At most MAX_ADDRESSES are advertised, best first: ordinary interfaces; bridges to containers and virtual machines, which
+have the same numbers on every host; IPv4 link-local; loopback, for peers on this host. IPv6 link-local addresses need
+an interface name, which differs between hosts, so they are omitted.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 MAX_ADDRESSES: Final = 16
-"""Enough for any host, few enough for the one small message in which a stranger introduces itself."""
+"""Enough for any host, and few enough for the small message that an unauthenticated peer may send."""
 _HOST_AND_PORT: Final = ("quic", "tls")
 _BRIDGE: Final = re.compile(
     r"(docker|br-|virbr|veth|vnet|cni|cali|cilium|flannel|podman|lxcbr|lxdbr|weave|kube|nerdctl|vmnet|vboxnet)"
@@ -42,17 +38,16 @@ _BRIDGE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One network interface of this host."""
+    """A network interface of this host."""
 
     name: str
-    addresses: tuple[IpInterface, ...]
-    """Each with the network it is in."""
+    addresses: tuple[IpInterface, ...]  # each with its network
     mtu_bytes: int
     up: bool = True
 
     @property
     def is_bridge(self) -> bool:
-        """It leads to containers or virtual machines of this host, by its name."""
+        """Whether it leads to containers or virtual machines of this host, by its name."""
         return _BRIDGE.match(self.name) is not None
 
 
@@ -64,11 +59,10 @@ def candidate_addresses(
     iface: str | None = None,
     advertise: str | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Scheme → addresses to tell the others, host:port, the most promising first; the same for each scheme.
+    """Scheme → host:port addresses to advertise, best first; the same for every scheme.
 
-    `listening` is what we listen on, as `listen` returned it; `iface` and `advertise` the settings of that name. What
-    is to be advertised is all that is, except loopback. ConfigError for an `iface` that selects nothing, or an
-    `advertise` that is no address.
+    `listening` comes from `listen`. The setting `advertise` replaces all addresses except loopback. Raises ConfigError
+    if `iface` selects nothing or `advertise` is invalid.
     """
     host, port = parse_address(listening)
     bound = _number(host)
@@ -86,31 +80,31 @@ def candidate_addresses(
 
 
 def own_networks(interfaces: Iterable[Interface]) -> list[Network]:
-    """The networks this host is on, and which say something: a bridge has the same numbers on every host."""
+    """Without bridges, which have the same numbers on every host."""
     attached = [address for each in interfaces if each.up and not each.is_bridge for address in each.addresses]
     return list(dict.fromkeys(address.network for address in attached if not _is_local(address.ip)))
 
 
 def own_ip_addresses(interfaces: Iterable[Interface]) -> frozenset[IpAddress]:
-    """Every address of this host."""
+    """All addresses of this host."""
     return frozenset(address.ip for each in interfaces for address in each.addresses)
 
 
 def add_seen_address(addresses: Mapping[str, tuple[str, ...]], seen: str) -> dict[str, tuple[str, ...]]:
-    """The addresses that a node told, and the one from which the seed saw it coming, at the port it told.
+    """Add the address from which the seed saw a node connect to those it advertised.
 
-    One of its own that was seen goes first. One that is none of its own is that of a router on the way, and leads to it
-    only if somebody arranged it: worth a try behind those that are. Loopback and the like say nothing to others.
+    An advertised one moves to the front. Any other one belongs to a router that may forward the port, so it comes last,
+    before loopback. Loopback and link-local ones are ignored.
     """
     host = host_of(seen)
     number = None if host is None else _number(host)
     if number is None or _is_local(number) or number.is_unspecified:
         return dict(addresses)
-    return {scheme: _put(told, str(number)) for scheme, told in addresses.items()}
+    return {scheme: _insert_seen(advertised, str(number)) for scheme, advertised in addresses.items()}
 
 
 def check_advertised(addresses: Mapping[str, tuple[str, ...]]) -> None:
-    """UsageError if an address that a node told cannot be parsed. Schemes of other transports have their own form."""
+    """Raises UsageError for an invalid address. Schemes of other packages have their own form."""
     for scheme in _HOST_AND_PORT:
         for address in addresses.get(scheme, ()):
             try:
@@ -119,29 +113,29 @@ def check_advertised(addresses: Mapping[str, tuple[str, ...]]) -> None:
                 raise UsageError(f"its {scheme} address {error}") from None
 
 
-def _put(told: tuple[str, ...], host: str) -> tuple[str, ...]:
-    port = next((parse_address(address)[1] for address in told if host_of(address) is not None), None)
+def _insert_seen(advertised: tuple[str, ...], host: str) -> tuple[str, ...]:
+    port = next((parse_address(address)[1] for address in advertised if host_of(address) is not None), None)
     if port is None:
-        return told
+        return advertised
     seen = format_address(host, port)
-    if seen in told:
-        return (seen, *(address for address in told if address != seen))
-    loopback = tuple(address for address in told if is_loopback(address))
-    return (*(address for address in told if address not in loopback), seen, *loopback)
+    if seen in advertised:
+        return (seen, *(address for address in advertised if address != seen))
+    loopback = tuple(address for address in advertised if is_loopback(address))
+    return (*(address for address in advertised if address not in loopback), seen, *loopback)
 
 
 def _ordinary(interfaces: Sequence[Interface], iface: str | None, bound: IpAddress | None) -> list[IpAddress]:
-    usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_heard(bound, address.ip)]
-    return [number for _, number in sorted(usable, key=lambda entry: _unpromising(*entry))]
+    usable = [(each, address.ip) for each, address in _select(interfaces, iface) if _is_reachable(bound, address.ip)]
+    return [number for _, number in sorted(usable, key=lambda entry: _objections(*entry))]
 
 
-def _unpromising(interface: Interface, number: IpAddress) -> tuple[bool, bool, bool]:
-    """What speaks against it, the gravest first. IPv4 goes before IPv6 because more networks really carry it."""
+def _objections(interface: Interface, number: IpAddress) -> tuple[bool, bool, bool]:
+    # The strongest objection comes first. More networks carry IPv4 than IPv6.
     return number.is_link_local, interface.is_bridge, number.version == 6
 
 
-def _is_heard(bound: IpAddress | None, number: IpAddress) -> bool:
-    """Whether a peer elsewhere can send to `number`, and who is bound there receives it."""
+def _is_reachable(bound: IpAddress | None, number: IpAddress) -> bool:
+    """Whether remote peers can send to `number` and a socket bound to `bound` receives it."""
     if number.is_loopback or number.is_unspecified or number.is_multicast:
         return False
     if number.version == 6:
@@ -151,8 +145,8 @@ def _is_heard(bound: IpAddress | None, number: IpAddress) -> bool:
 
 def _loopback(interfaces: Iterable[Interface], iface: str | None, bound: IpAddress | None) -> list[IpAddress]:
     found = [address.ip for each in interfaces if each.up and iface != f"^{each.name}" for address in each.addresses]
-    heard = [number for number in found if bound is None or bound.version >= number.version]
-    return sorted({number for number in heard if number.is_loopback}, key=lambda number: number.version)
+    reachable = [number for number in found if bound is None or bound.version >= number.version]
+    return sorted({number for number in reachable if number.is_loopback}, key=lambda number: number.version)
 
 
 def _select(interfaces: Sequence[Interface], iface: str | None) -> list[tuple[Interface, IpInterface]]:
@@ -184,7 +178,6 @@ def _describe(interface: Interface) -> str:
 
 
 def _advertised(text: str, port: int) -> str:
-    """`text` with our port, unless it brings its own."""
     number = _number(text.removeprefix("[").removesuffix("]"))
     if number is not None:
         return _dialable(text, str(number), port)
@@ -195,12 +188,11 @@ def _advertised(text: str, port: int) -> str:
 
 
 def _dialable(text: str, host: str, port: int) -> str:
-    """ConfigError for an address that nobody can dial, wherever it is."""
     number = _number(host)
     if not host or not port:
-        raise _wrong_advertise(text, "it names no host" if not host else "nobody can connect to port 0")
+        raise _wrong_advertise(text, "it names no host" if not host else "port 0 cannot be dialed")
     if number is not None and (number.is_unspecified or number.is_multicast):
-        raise _wrong_advertise(text, f"nobody can connect to {number}")
+        raise _wrong_advertise(text, f"{number} cannot be dialed")
     if number is None and not re.search(r"[^0-9.]", host):
         raise _wrong_advertise(text, f"{host} is no IPv4 address")
     return format_address(host, port)
@@ -229,8 +221,7 @@ def _is_local(number: IpAddress) -> bool:
     return number.is_loopback or number.is_link_local
 
 
-_ONE_HOST: Final = "shm"
-"""The scheme that leads nowhere beyond this host."""
+_ONE_HOST: Final = "shm"  # reaches only this host
 
 
 def dial_order(
@@ -241,12 +232,11 @@ def dial_order(
     networks: Sequence[Network] = (),
     own: Collection[IpAddress] = (),
 ) -> dict[str, tuple[str, ...]]:
-    """Scheme → its addresses worth dialing, the most promising first; schemes in the order of `schemes`, without those
-    that have none. See transport.address.order_candidates for the order of addresses.
+    """Scheme → addresses worth dialing, best first, in the order of `schemes`, without empty ones.
 
-    `networks` and `own` are the networks and the addresses of this host. On another host an address of ours is another
-    node's, or leads back to us: it is left out, like loopback. But a peer that has no other address than ours shares
-    our network whatever its host is called, and is dialed like a peer on this host, if not through memory.
+    `networks` and `own` are those of this host. On another host, our addresses belong to other nodes or lead to us:
+    they are omitted, like loopback. A peer with no other address shares our network whatever its host id: it is dialed
+    like one on this host, but not through shared memory.
     """
     usable = [scheme for scheme in schemes if same_host or scheme != _ONE_HOST]
     offered = [AddressCandidate(scheme, address) for scheme in usable for address in addresses.get(scheme, ())]

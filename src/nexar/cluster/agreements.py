@@ -1,13 +1,11 @@
-"""Values that some members agree on by ballot, whatever happens to the others: the shell of `decisions.agreement`.
+"""Runs the Paxos instances of `comm.agree()`; `decisions.paxos` decides.
 
-Each instance is a conversation of its own, known by (communicator, generation, sequence). Who is asked for its vote
-gives it, whether or not it has a proposal itself; so a majority that is alive is enough, and who comes late is told
-what was chosen.
+An instance is (communicator, generation, sequence). Nodes vote whether or not they have proposed, so a live majority
+suffices. Late proposers receive the chosen value.
 
-Law: who has forgotten how it voted in an instance does not vote in it again, or a late proposer could have another
-value chosen. Only so many instances are remembered, and only so many bytes of what was chosen; of those before them,
-nothing is said any more. Who speaks of what is to come, far ahead of all that was brought or chosen here, makes nobody
-forget anything: few such instances are opened, and none very far away.
+Law: a node that has forgotten its vote never votes in that instance again; otherwise a late proposer could get a second
+value chosen. Old instances are forgotten. Messages about future ones displace none: few are opened, and only up to a
+fixed distance.
 """
 
 from __future__ import annotations
@@ -30,20 +28,16 @@ from nexar.types import AwaitedPeer, NodeId
 from nexar.wire.control import Instance, Suspect
 
 VoterGroup: TypeAlias = tuple[int, int]
-"""Those who agree with one another: one generation of one communicator."""
+"""One generation of one communicator."""
 
-_KEPT: Final = 1024
-"""Instances, and communicators that are over here, that are remembered: the newest."""
-_AHEAD: Final = 256
-"""Instances of one communicator that others have opened, and that are above all that were brought or chosen here."""
-_FURTHEST: Final = 1 << 16
-"""Sequences that the others may be ahead."""
-_KEPT_BYTES: Final = 32 << 20
-"""Of values that were chosen: the newest."""
+_MAX_KEPT: Final = 1024  # newest instances, and newest ended communicators, that are remembered
+_MAX_AHEAD: Final = 256  # instances of one communicator that peers may open ahead of all local ones
+_MAX_DISTANCE: Final = 1 << 16  # sequence numbers that peers may be ahead
+_MAX_KEPT_BYTES: Final = 32 << 20  # bytes of chosen values; the newest are kept
 
 
 class AgreedValue(Operation):
-    """Done when the value of an instance is chosen."""
+    """Completes when the value of an instance is chosen."""
 
     __slots__ = ("_value", "instance")
 
@@ -54,74 +48,71 @@ class AgreedValue(Operation):
 
     @property
     def name(self) -> str:
-        """As errors call it."""
         return f"agree #{self.instance[2]}"
 
     def awaited(self) -> AwaitedPeer:
-        """A majority of the voters."""
         return AwaitedPeer(missing="the vote of a majority")
 
     def cancel(self) -> None:
-        """The ballot goes on: who waits no longer changes nothing for the others."""
+        """The ballot continues for the other voters."""
 
     def settle(self, value: bytes) -> None:
-        """It was chosen. Under the node's lock."""
+        """Under the node's lock."""
         self._value = value
         self.finish()
 
     def value(self) -> bytes:
-        """What was chosen."""
         return self._value
 
 
 class ProgressLock(Protocol):
-    """What is asked of a Progress."""
+    """The used part of Progress."""
 
     @property
     def lock(self) -> threading.Lock:
-        """The node's."""
+        """The node's lock."""
 
     def wake(self) -> None:
-        """See Progress."""
+        """Wake the driver."""
 
 
 class Agreements:
-    """Of one node. Any thread. Close it before the mesh."""
+    """The agreements of one node. Any thread. Close it before the mesh."""
 
-    def __init__(self, me: NodeId, progress: ProgressLock, say: Callable[[NodeId, MembershipMessage], None]) -> None:
-        """`progress` is the node's; `say` must not block, and what it says may be lost."""
+    def __init__(self, me: NodeId, progress: ProgressLock, send: Callable[[NodeId, MembershipMessage], None]) -> None:
+        """`send` must not block and may lose messages."""
         self._me = me
         self._progress = progress
-        self._say = say
-        self._lock = threading.Lock()  # over everything below
+        self._send = send
+        self._lock = threading.Lock()  # guards everything below
         self._voters: dict[VoterGroup, frozenset[NodeId]] = {}
-        self._over: OrderedDict[VoterGroup, None] = OrderedDict()  # here; others of their voters may still be at it
+        self._over: OrderedDict[VoterGroup, None] = OrderedDict()  # ended here; other voters may still be running them
         self._agreements: OrderedDict[Instance, Agreement] = OrderedDict()
-        self._sizes: OrderedDict[Instance, int] = OrderedDict()  # bytes of what was chosen, in the order of choice
-        self._bytes = 0  # all of these
-        self._forgotten: dict[VoterGroup, int] = {}  # the highest sequence that was an agreement here and is none now
-        self._reached: dict[VoterGroup, int] = {}  # the highest sequence that was brought or chosen here
+        self._sizes: OrderedDict[Instance, int] = OrderedDict()  # bytes of chosen values, in order of choice
+        self._bytes = 0  # sum of `_sizes`
+        self._forgotten: dict[VoterGroup, int] = {}  # highest sequence that was forgotten
+        self._reached: dict[VoterGroup, int] = {}  # highest sequence that was proposed or chosen here
         self._waiting: dict[Instance, list[AgreedValue]] = {}
-        self._gone: dict[NodeId, str] = {}  # voters that were removed from the world, and why
-        self._missed: dict[NodeId, str] = {}  # voters that this node has lost, and why
-        self._end: NexarError | None = None  # of all of them, for good
+        self._gone: dict[NodeId, str] = {}  # voters removed from the cluster, and why
+        self._missed: dict[NodeId, str] = {}  # voters this node has lost, and why
+        self._end: NexarError | None = None  # ends all instances permanently
         self._timer = TimerThread(self._on_timer)
 
     def know(self, communicator: int, generation: int, voters: frozenset[NodeId]) -> None:
-        """From now on this node votes on what these members agree on."""
+        """Vote in this generation from now on."""
         with self._lock:
             self._voters[communicator, generation] = voters
 
     def end(self, communicator: int, generation: int) -> None:
-        """It is over here. Others may need this node's vote a while longer, and have it."""
+        """This generation ended here. The node still votes for the others, until newer ones displace it."""
         with self._lock:
             if (communicator, generation) in self._voters:
                 self._over[communicator, generation] = None
-            while len(self._over) > _KEPT:
+            while len(self._over) > _MAX_KEPT:
                 self._forget_all_of(self._over.popitem(last=False)[0])
 
     def end_all(self, error: NexarError) -> None:
-        """This node takes no part in anything any more: whoever waits raises this, at once."""
+        """Pending and later proposals raise `error`."""
         with self._lock:
             self._end = error
             waiting = [agreed for each in self._waiting.values() for agreed in each]
@@ -131,32 +122,29 @@ class Agreements:
         with self._progress.lock:
             for agreed in waiting:
                 agreed.finish(copy(error))
-        self._progress.wake()  # who waits may lead, and sleep
+        self._progress.wake()  # the waiter may be the driver, and asleep
 
     def lose(self, departures: Iterable[Departure]) -> None:
-        """These were removed from the world, and their votes do not come any more. Where too few voters are left for a
-        majority, whoever waits raises PeerLost at once: the generation is over, or needs a successor without them.
+        """These voters were removed. Without a majority, pending proposals raise PeerLost at once: the generation is
+        over or needs a successor.
         """
         with self._lock:
             for each in departures:
                 self._missed.pop(each.node, None)
                 if self._votes(each.node):
                     self._gone[each.node] = each.cause
-            waiting = self._take_vain()
+            waiting = self._take_hopeless()
         self._fail(waiting)
 
     def miss(self, node: NodeId, cause: str) -> None:
-        """This node has lost a voter, and nobody removes it from the world until a user asks for that. As `lose`, until
-        it is found.
-        """
+        """Like `lose`, until `find`, for a lost voter that stays a member until a user removes it."""
         with self._lock:
             if self._votes(node):
                 self._missed[node] = cause
-            waiting = self._take_vain()
+            waiting = self._take_hopeless()
         self._fail(waiting)
 
     def find(self, node: NodeId) -> None:
-        """A voter that this node had lost is there again."""
         with self._lock:
             self._missed.pop(node, None)
 
@@ -164,33 +152,33 @@ class Agreements:
         """Under the lock."""
         return any(node in voters for voters in self._voters.values())
 
-    def _take_vain(self) -> list[tuple[AgreedValue, PeerLost]]:
-        """Who waits for what is not chosen any more, and why. Under the lock."""
-        vain = [instance for instance in self._waiting if self._is_vain(instance)]
-        return [(agreed, self._lost(instance)) for instance in vain for agreed in self._waiting.pop(instance)]
+    def _take_hopeless(self) -> list[tuple[AgreedValue, PeerLost]]:
+        """Remove and return pending proposals that cannot succeed, with their errors. Under the lock."""
+        hopeless = [instance for instance in self._waiting if self._is_hopeless(instance)]
+        return [(agreed, self._lost_error(instance)) for instance in hopeless for agreed in self._waiting.pop(instance)]
 
     def _fail(self, waiting: list[tuple[AgreedValue, PeerLost]]) -> None:
         with self._progress.lock:
             for agreed, error in waiting:
                 agreed.finish(error)
         if waiting:
-            self._progress.wake()  # who waits may lead, and sleep
+            self._progress.wake()  # the waiter may be the driver, and asleep
 
-    def _is_vain(self, instance: Instance) -> bool:
-        """Whether too few voters are left, and nothing was chosen before. Under the lock."""
+    def _is_hopeless(self, instance: Instance) -> bool:
+        """Whether no majority is left and nothing was chosen. Under the lock."""
         voters, agreement = self._voters.get(instance[:2], frozenset()), self._agreements.get(instance)
         is_chosen = agreement is not None and agreement.chosen is not None
         return not is_chosen and len(voters - self._gone.keys() - self._missed.keys()) < majority(voters)
 
-    def _lost(self, instance: Instance) -> PeerLost:
-        """Names the voter of this instance that went last. Under the lock."""
+    def _lost_error(self, instance: Instance) -> PeerLost:
+        """An error that names the voter lost last. Under the lock."""
         causes = {**self._gone, **self._missed}
         node = next(node for node in reversed(causes) if node in self._voters[instance[:2]])
         return PeerLost(node=node, cause=causes[node], operation=f"agree #{instance[2]}")
 
     def propose(self, instance: Instance, value: bytes) -> AgreedValue:
-        """Bring a value; the operation gives the one that is chosen, perhaps another's. UsageError: what was chosen is
-        not remembered any more. PeerLost: too few voters are left. Raises what ended all of them.
+        """Propose a value. The operation returns the chosen one. Raises UsageError if that is forgotten, PeerLost
+        without a majority, or the error of `end_all`.
         """
         now = time.monotonic()
         agreed = AgreedValue(self._progress.lock, instance)
@@ -203,19 +191,19 @@ class Agreements:
                     f"agree #{instance[2]} of communicator {instance[0]} comes too late: the others are far "
                     "ahead, and what was chosen is forgotten; call agree() on all ranks, as often on each"
                 )
-            if self._is_vain(instance):
-                raise self._lost(instance)
+            if self._is_hopeless(instance):
+                raise self._lost_error(instance)
             self._reached[instance[:2]] = max(instance[2], self._reached.get(instance[:2], 0))
             self._waiting.setdefault(instance, []).append(agreed)
             messages = agreement.propose(value, now)
             due = agreement.due(now)
-        self._spread(messages)
+        self._send_all(messages)
         self._settle(instance)
         self._timer.wake_by(due)
         return agreed
 
     def hear(self, sender: NodeId, message: MembershipMessage) -> None:
-        """A word about an instance. One of a communicator that is not known here is dropped: it will be repeated."""
+        """Messages about unknown communicators are dropped; senders repeat them."""
         if isinstance(message, Suspect):
             return
         now = time.monotonic()
@@ -225,64 +213,63 @@ class Agreements:
                 return
             messages = agreement.receive(sender, message, now)
             due = agreement.due(now)
-        self._spread(messages)
+        self._send_all(messages)
         self._settle(message.instance)
         self._timer.wake_by(due)
 
     def missing(self, instance: Instance) -> list[NodeId]:
-        """Whose vote is still missing."""
         with self._lock:
             agreement = self._agreements.get(instance)
             return [] if agreement is None else list(agreement.missing())
 
     def _agreement(self, instance: Instance) -> Agreement | None:
-        """Under the lock. None: the communicator is not known, or the instance not any more."""
-        found, conference = self._agreements.get(instance), instance[:2]
-        voters = self._voters.get(conference)
-        if found is not None or voters is None or instance[2] <= self._forgotten.get(conference, -1):
+        """None if unknown or forgotten. Under the lock."""
+        found, group = self._agreements.get(instance), instance[:2]
+        voters = self._voters.get(group)
+        if found is not None or voters is None or instance[2] <= self._forgotten.get(group, -1):
             return found
         made = Agreement(instance, self._me, voters, random=Random(hash((self._me, instance))))
         self._agreements[instance] = made
-        while len(self._agreements) > _KEPT:
+        while len(self._agreements) > _MAX_KEPT:
             self._forget(self._oldest())
         return made
 
     def _oldest(self) -> Instance:
-        """The one to forget. Not one to come: nobody here could bring a value to those before it any more."""
+        # Not a future one: no local proposal could follow for the instances before it.
         known = (each for each in self._agreements if each[2] <= self._reached.get(each[:2], 0))
         return next(known, next(iter(self._agreements)))
 
     def _is_too_far(self, instance: Instance) -> bool:
-        """Whether nothing is heard of it yet: it will be repeated. Under the lock."""
-        conference, sequence = instance[:2], instance[2]
-        reached = self._reached.get(conference, 0)
+        """Whether to drop a message for now; the sender repeats it. Under the lock."""
+        group, sequence = instance[:2], instance[2]
+        reached = self._reached.get(group, 0)
         if instance in self._agreements or sequence <= reached + 1:
             return False
-        ahead = sum(each[:2] == conference and each[2] > reached + 1 for each in self._agreements)
-        return sequence > reached + _FURTHEST or ahead >= _AHEAD
+        ahead = sum(each[:2] == group and each[2] > reached + 1 for each in self._agreements)
+        return sequence > reached + _MAX_DISTANCE or ahead >= _MAX_AHEAD
 
     def _forget(self, instance: Instance) -> None:
         """Under the lock."""
         del self._agreements[instance]
         self._bytes -= self._sizes.pop(instance, 0)
         self._waiting.pop(instance, None)
-        conference, sequence = instance[:2], instance[2]
-        self._forgotten[conference] = max(sequence, self._forgotten.get(conference, -1))
+        group, sequence = instance[:2], instance[2]
+        self._forgotten[group] = max(sequence, self._forgotten.get(group, -1))
 
-    def _forget_all_of(self, conference: VoterGroup) -> None:
-        """Under the lock. Without its voters there is no vote any more."""
-        for instance in [each for each in self._agreements if each[:2] == conference]:
+    def _forget_all_of(self, group: VoterGroup) -> None:
+        """Under the lock."""
+        for instance in [each for each in self._agreements if each[:2] == group]:
             self._forget(instance)
-        self._forgotten.pop(conference, None)
-        self._reached.pop(conference, None)
-        del self._voters[conference]
+        self._forgotten.pop(group, None)
+        self._reached.pop(group, None)
+        del self._voters[group]
         known = {node for voters in self._voters.values() for node in voters}
         self._gone = {node: cause for node, cause in self._gone.items() if node in known}
         self._missed = {node: cause for node, cause in self._missed.items() if node in known}
 
-    def _spread(self, messages: Iterable[SendMessage]) -> None:
+    def _send_all(self, messages: Iterable[SendMessage]) -> None:
         for each in messages:
-            self._say(each.node, each.message)
+            self._send(each.node, each.message)
 
     def _settle(self, instance: Instance) -> None:
         with self._lock:
@@ -296,20 +283,20 @@ class Agreements:
             with self._progress.lock:
                 for agreed in waiting:
                     agreed.settle(chosen)
-            self._progress.wake()  # who waits may lead, and sleep
+            self._progress.wake()  # the waiter may be the driver, and asleep
 
     def _reach(self, instance: Instance) -> None:
-        """Others have come so far, if it is no lie: then it is not far. Under the lock."""
+        """Follow the others by at most _MAX_AHEAD, since a peer may lie. Under the lock."""
         reached = self._reached.get(instance[:2], 0)
-        if reached < instance[2] <= reached + _AHEAD:
+        if reached < instance[2] <= reached + _MAX_AHEAD:
             self._reached[instance[:2]] = instance[2]
 
     def _remember(self, instance: Instance, size: int) -> None:
-        """Under the lock. This one at least: who comes a little late gets the same answer."""
+        """Keep at least this one for slightly late proposers. Under the lock."""
         if instance not in self._sizes:
             self._sizes[instance] = size
             self._bytes += size
-        while self._bytes > _KEPT_BYTES and len(self._sizes) > 1:
+        while self._bytes > _MAX_KEPT_BYTES and len(self._sizes) > 1:
             self._forget(next(iter(self._sizes)))
 
     def _on_timer(self, now: float) -> float | None:
@@ -320,7 +307,7 @@ class Agreements:
                 if due is not None and due <= now:
                     messages += agreement.tick(now)
             dues = [due for each in self._agreements.values() if (due := each.due(now)) is not None]
-        self._spread(messages)
+        self._send_all(messages)
         return min(dues, default=None)
 
     def close(self) -> None:

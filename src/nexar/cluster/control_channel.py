@@ -1,4 +1,4 @@
-"""Control messages of all links find the room they are meant for."""
+"""Dispatches control messages of all links by type."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ ControlHandler: TypeAlias = Callable[[Link, Message], None]
 
 
 class ControlChannel:
-    """Of one node. Rooms connect before the node knows its membership; what nobody is connected for goes to `rest`."""
+    """One per node. Handlers are connected before the membership is known."""
 
     def __init__(self) -> None:
-        self._handlers: dict[type[Message], ControlHandler] = {}  # written before anybody can speak
-        self.rest: ControlHandler | None = None
-        """Gets what nobody else is connected for; None: it is dropped."""
-        self.on_lost: Callable[[Link, NexarError], None] | None = None
-        """Told of links that ended without this side's will."""
+        self._handlers: dict[type[Message], ControlHandler] = {}  # written before the first message can arrive
+        self.rest: ControlHandler | None = None  # for all other messages; None drops them
+        self.on_lost: Callable[[Link, NexarError], None] | None = None  # receives links that failed
 
     def connect(self, handler: ControlHandler, *kinds: type[Message]) -> None:
-        """This handler gets messages of these kinds, on the driving thread; it must not block."""
+        """The driver calls the handler, which must not block."""
         for kind in kinds:
             self._handlers[kind] = handler
 
     def control(self, link: Link, message: Message) -> None:
-        """A link has heard a control message. The driving thread, without the node's lock."""
+        """Called by the driver without the node's lock."""
         handler = self._handlers.get(type(message), self.rest)
         if handler is not None:
             handler(link, message)
 
     def lost(self, link: Link, error: NexarError) -> None:
-        """A link is lost. The driving thread, without the node's lock."""
+        """Called by the driver without the node's lock."""
         if self.on_lost is not None:
             self.on_lost(link, error)

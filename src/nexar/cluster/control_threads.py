@@ -1,16 +1,4 @@
-"""Calling back whoever dials for a node that closes: their waits end at once, not at their deadlines.
-
-A thread that does at its time what is due, and sleeps until then.
-
-What was decided, done in the order of the decisions, one thing at a time, by whichever thread finds nobody doing it.
-
-So no thread waits for another one's I/O, nobody hears of a decision before the one that was made earlier, and what a
-message brings about is done by the thread that heard it: there is no hop to another one.
-
-Words for members that this node has no link to yet: who carries them dials first, and that takes a while.
-
-One thread at most is on the way to each member, and not many at once, however much there is to say.
-"""
+"""Cancellation, timers, ordered execution of decisions, and background sending."""
 
 from __future__ import annotations
 
@@ -29,27 +17,26 @@ from nexar.wire.control import Message
 
 
 class DialCancelled(Exception):
-    """This node is closing, so nobody goes on dialing for it."""
+    """The node closes, so its dials end."""
 
     def __init__(self) -> None:
         super().__init__("this node is closed")
 
 
 class CancelToken:
-    """Made once, for good. Every method may be called from any thread."""
+    """Cancels dials and waits, permanently. Any thread."""
 
     def __init__(self) -> None:
         self._made = threading.Event()
         self._lock = threading.Lock()
-        self._wakes: dict[object, Callable[[], None]] = {}  # under the lock
+        self._wakes: dict[object, Callable[[], None]] = {}  # guarded by the lock
 
     @property
     def made(self) -> bool:
-        """Whether the node is closing."""
         return self._made.is_set()
 
     def make(self) -> None:
-        """End every wait, now and later. Idempotent."""
+        """End every current and later wait. Idempotent."""
         with self._lock:
             self._made.set()
             wakes = list(self._wakes.values())
@@ -58,7 +45,7 @@ class CancelToken:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """`wake`, which must not block, is called if the recall is made inside the block, or was made before it."""
+        """Call `wake`, which must not block, when cancelled before or inside the block."""
         key = object()
         with self._lock:
             self._wakes[key] = wake
@@ -72,7 +59,7 @@ class CancelToken:
                 del self._wakes[key]
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Recalled at once when it is made."""
+        """Sleep. Raises DialCancelled when cancelled."""
         if self._made.wait(seconds):
             raise DialCancelled
 
@@ -81,20 +68,18 @@ _LONGEST_SLEEP: Final = 3600.0
 
 
 class TimerThread:
-    """Calls `ring(now)` at the times it was told of, in a thread of its own, never two calls at once. `ring` returns
-    when it wants to be called next, None: when told. Close it.
-    """
+    """Calls `ring(now)` at requested times in its own thread. `ring` returns its next time or None. Close it."""
 
     def __init__(self, ring: Callable[[float], float | None]) -> None:
-        """Without a thread until it is told of a time."""
+        """The thread starts with the first `wake_by`."""
         self._ring = ring
         self._condition = threading.Condition()
-        self._due: float | None = None  # under the condition
-        self._closed = False  # under the condition
-        self._thread: threading.Thread | None = None  # under the condition
+        self._due: float | None = None  # guarded by the condition
+        self._closed = False  # guarded by the condition
+        self._thread: threading.Thread | None = None  # guarded by the condition
 
     def wake_by(self, due: float | None) -> None:
-        """Ring at this time (time.monotonic), if it is earlier than what is due already. Any thread."""
+        """Ring at this time (time.monotonic) or earlier. Any thread."""
         if due is None:
             return
         with self._condition:
@@ -104,7 +89,7 @@ class TimerThread:
                 self._condition.notify()
 
     def close(self) -> None:
-        """Returns when the thread has ended; not callable from it. Idempotent."""
+        """Joins the thread. Idempotent."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -123,12 +108,12 @@ class TimerThread:
             self.wake_by(self._ring(time.monotonic()))
 
     def _wait(self) -> bool:
-        """Until something is due; False: closed."""
+        """False when closed."""
         with self._condition:
             while not self._closed:
                 left = _LONGEST_SLEEP if self._due is None else self._due - time.monotonic()
                 if left <= 0:
-                    self._due = None  # from here on a new time is a new call
+                    self._due = None  # a time set from now on causes another call
                     return True
                 self._condition.wait(min(left, _LONGEST_SLEEP))
             return False
@@ -138,21 +123,22 @@ Item = TypeVar("Item")
 
 
 class SerialQueue(Generic[Item]):
-    """Of one machine. What `do` adds in its turn is done after what is there already."""
+    """Executes decisions in order, in any thread that finds no other thread executing.
+
+    So no thread waits for another thread's I/O. `do` may add items.
+    """
 
     def __init__(self, do: Callable[[Item], None]) -> None:
         self._do = do
         self._waiting: deque[Item] = deque()
-        self._running = threading.Lock()  # held by who does them, without waiting for it
+        self._running = threading.Lock()  # held by the executing thread; never waited for
 
     def add(self, errands: Iterable[Item]) -> None:
-        """In this order. Under the lock that the decisions are made under, so that theirs is kept; `run` follows."""
+        """Call it under the lock that orders the decisions, then `run` without it."""
         self._waiting.extend(errands)
 
     def run(self) -> None:
-        """Do what is to be done, unless another thread is at it; it then does this too. Without the lock. Raises what
-        `do` raises; the rest waits for the next run.
-        """
+        """Execute all items unless another thread does. Raises what `do` raises; the rest waits for the next run."""
         while self._waiting and self._running.acquire(blocking=False):
             try:
                 while self._waiting:
@@ -164,21 +150,22 @@ class SerialQueue(Generic[Item]):
 _log = logging.getLogger(__name__)
 
 MAX_SENDER_THREADS: Final = 16
-"""Threads."""
-MAX_QUEUED_MESSAGES: Final = 64
-"""That wait for one member: the newest. Whoever needs an answer asks again."""
-_DIAL_TIMEOUT: Final = 1.0  # seconds for a dial
+MAX_QUEUED_MESSAGES: Final = 64  # per member; the newest are kept, and senders that need an answer ask again
+_DIAL_TIMEOUT: Final = 1.0  # seconds
 
 
 class LinkProvider(Protocol):
-    """What is asked of a mesh."""
+    """The used part of Mesh."""
 
     def link(self, node: NodeId, deadline: float) -> Link:
-        """See Mesh."""
+        """Like Mesh.link."""
 
 
 class BackgroundSender:
-    """Of one node. Any thread. Its threads end by themselves, soon after the node's dials have been recalled."""
+    """Sends messages to members that must be dialed first. Any thread.
+
+    A member has at most one sending thread, the node MAX_SENDER_THREADS. They end after the node's dials are cancelled.
+    """
 
     def __init__(
         self,
@@ -187,19 +174,17 @@ class BackgroundSender:
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`aside` runs something in a thread of its own. `own_delay`: seconds by which a dial has more time, because
-        this node runs slowly.
-        """
+        """`own_delay` extends dials when this node is slow."""
         self._own_delay = own_delay
         self._links = links
         self._run_in_thread = run_in_thread
-        self._lock = threading.Lock()  # over everything below
-        self._words: dict[NodeId, deque[Message]] = {}  # of each member that a courier is, or will be, on the way to
-        self._waiting: deque[NodeId] = deque()  # for a courier
-        self._busy = 0  # couriers
+        self._lock = threading.Lock()  # guards everything below
+        self._words: dict[NodeId, deque[Message]] = {}  # of each member that has, or waits for, a thread
+        self._waiting: deque[NodeId] = deque()  # for a thread
+        self._busy = 0  # threads
 
     def send(self, node: NodeId, message: Message) -> None:
-        """It may be lost. Never blocks."""
+        """The message may be lost. Never blocks."""
         with self._lock:
             messages = self._words.get(node)
             if messages is not None:
@@ -234,17 +219,17 @@ class BackgroundSender:
                 del self._words[node]
             if not isinstance(error, NexarError):
                 raise
-            _log.debug("not said to node %x: %s", node, error)
+            _log.debug("message to node %x lost: %s", node, error)
 
     def _fail(self) -> None:
-        """One courier fewer. If it was the last, nobody comes for those who wait: what they were to hear is lost."""
+        """Without a thread left, queued messages are lost."""
         with self._lock:
             self._busy -= 1
             while not self._busy and self._waiting:
                 self._words.pop(self._waiting.popleft(), None)
 
     def _next(self) -> NodeId | None:
-        """Whom to go to; None: nobody waits, and this courier is free."""
+        """None ends this thread."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -252,7 +237,6 @@ class BackgroundSender:
             return None
 
     def _take(self, node: NodeId) -> Message | None:
-        """The next word for it; None: there is none, and the next one goes by the link, or with another courier."""
         with self._lock:
             messages = self._words[node]
             if messages:

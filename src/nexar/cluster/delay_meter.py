@@ -1,4 +1,4 @@
-"""Measures how much slower this process runs than it would on an idle machine: see `decisions.own_delay`."""
+"""Measures how much slower this process runs than on an idle machine."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _NANOSECOND: Final = 1e-9
 
 
 class DelayMeter:
-    """Of one node. Any thread. It measures whenever it is told of a timer, or `sample`d."""
+    """One per node; `timer_ran` and `sample` measure. Any thread."""
 
     def __init__(self, longest: float) -> None:
-        """`longest`: seconds that the delay has at most."""
+        """`longest` limits the delay."""
         self._lock = threading.Lock()
-        self._delay = OwnDelay(longest)  # under the lock
+        self._delay = OwnDelay(longest)  # guarded by the lock
         self._seconds = 0.0
-        with self._lock:  # from the beginning: what starting the process took is a measurement already
+        with self._lock:  # starting the process counts as the first measurement
             self._delay.threads_used(0.0, 0.0, time.monotonic() - time.process_time() - _waited())
         self.sample()
 
     @property
     def seconds(self) -> float:
-        """By which deadlines for peers extend now."""
+        """Extension of deadlines for peers."""
         return self._seconds
 
     def timer_ran(self, due: float, now: float) -> None:
-        """A timer that was set to `due` has run at `now` (time.monotonic)."""
+        """A timer due at `due` ran at `now` (time.monotonic)."""
         with self._lock:
             self._delay.timer_ran(due, now)
         self.sample()
 
     def sample(self) -> None:
-        """Look how long this process's threads have waited for a CPU."""
+        """Read how long threads of this process have waited for a CPU."""
         now, cpu, waited = time.monotonic(), time.process_time(), _waited()
         with self._lock:
             self._delay.threads_used(cpu, waited, now)
@@ -45,7 +45,7 @@ class DelayMeter:
 
 
 def _waited() -> float:
-    """Seconds that the threads of this process were ready to run and had no CPU; 0 where the system does not say."""
+    """Seconds that threads were runnable without a CPU; 0 if unknown."""
     return sum(_waited_by(task) for task in _tasks()) * _NANOSECOND
 
 
@@ -57,7 +57,7 @@ def _tasks() -> list[Path]:
 
 
 def _waited_by(task: Path) -> int:
-    """The second of three numbers; 0 for a thread that has just ended."""
+    # The second of three numbers; 0 for a thread that has just ended.
     try:
         return int((task / "schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):

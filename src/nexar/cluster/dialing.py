@@ -1,9 +1,7 @@
-"""Dialing a node on several transports side by side: the preferred one first, the next when that takes its time.
+"""Dials a node on several transports with staggered starts; the first connection wins.
 
-Which transport gets through is not known beforehand (a firewall drops UDP without a word), and waiting for one to give
-up before trying the next would make every first contact slow. So the next scheme starts when the one before it has
-failed, or has not come through within a while; the first that succeeds wins, and whatever the others still bring is
-thrown away. Addresses of one scheme are raced by its transport.
+Which one works is unknown in advance (firewalls drop UDP silently), and waiting for a timeout would be slow. So the
+next scheme starts when the previous one has failed or is late. Transports race the addresses of a scheme.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from nexar.cluster.control_threads import CancelToken, DialCancelled
 from nexar.transport.base import Carrier, ConnectRefused, Expected, Transport
 
 STAGGER: Final = 1.0
-"""Seconds that the preferred transport has for itself: several round trips around the earth, or a busy machine."""
+"""Seconds before the second scheme starts: several of the longest round trips, or a busy machine."""
 
 
 class Dialer:
-    """Dials for one node. Its threads are its own: `close` it after the transports, which ends their dials."""
+    """Dials for one node in its own threads. Close it after the transports, whose end ends the dials."""
 
     def __init__(
         self,
@@ -31,13 +29,13 @@ class Dialer:
         *,
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`own_delay`: seconds by which the preferred transport has more time, because this process runs slowly."""
+        """`own_delay` extends the stagger when this process is slow."""
         self._own_delay = own_delay
         self._transports = transports
         self._cancel_token = cancel_token
         self._stagger = stagger
         self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()  # under the lock; each takes itself out when it ends
+        self._threads: set[threading.Thread] = set()  # guarded by the lock; each thread removes itself when it ends
 
     def dial(
         self,
@@ -47,10 +45,11 @@ class Dialer:
         cancel_token: CancelToken | None = None,
         failed: Callable[[str], None] | None = None,
     ) -> Carrier:
-        """A carrier of the first scheme that gets through; those that come first in `addresses` are preferred. `failed`
-        is told why one of them did not, while others may still get through; by another thread, and must not block.
-        ConnectRefused with every reason, TimeoutError at the deadline (time.monotonic), Recalled when the node
-        closes, or when `recall`, that of this dial, is made. May run in several threads at once.
+        """Return a carrier of the first scheme that connects; `addresses` is in order of preference. Blocks; any
+        thread.
+
+        Raises ConnectRefused with all reasons, TimeoutError at the deadline (time.monotonic), DialCancelled. `failed`
+        receives the reason of a failed scheme from another thread; it must not block.
         """
         schemes = [scheme for scheme in addresses if addresses[scheme] and scheme in self._transports]
         if not schemes:
@@ -83,14 +82,14 @@ class Dialer:
     def _attempt(self, race: _SchemeRace, scheme: str, address: str, expected: Expected, deadline: float) -> None:
         try:
             race.succeeded(self._transports[scheme].connect(address, expected, deadline))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that dials
+        except Exception as error:  # noqa: BLE001 - the dialing thread raises it
             race.failed(scheme, error)
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
     def run_in_thread(self, task: Callable[[], None]) -> None:
-        """Run it in a thread of its own, for nobody who waits. It must end when the node closes, and raise nothing."""
+        """The task must end when the node closes, and must not raise."""
 
         def run() -> None:
             try:
@@ -103,15 +102,12 @@ class Dialer:
         self._run(thread)
 
     def _run(self, thread: threading.Thread) -> None:
-        """Start it, in one step with knowing it: who closes can join only what was started. It cannot take itself out
-        before it is in.
-        """
+        # In one step: `close` joins registered threads, and a thread removes itself only after it was added.
         with self._lock:
             thread.start()
             self._threads.add(thread)
 
     def close(self) -> None:
-        """Wait for the threads. The transports are closed by now, so every dial has ended or is about to."""
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
@@ -119,11 +115,11 @@ class Dialer:
 
 
 class _SchemeRace:
-    """What several attempts at one peer have come to."""
+    """The attempts of one dial."""
 
     def __init__(self, on_failure: Callable[[str], None] | None) -> None:
         self._on_failure = on_failure
-        self._condition = threading.Condition()  # over everything below
+        self._condition = threading.Condition()  # guards everything below
         self._entered: list[str] = []
         self._failures: dict[str, Exception] = {}
         self._winner: Carrier | None = None
@@ -141,7 +137,7 @@ class _SchemeRace:
                 self._winner = carrier
                 self._condition.notify_all()
         if late:
-            carrier.abort("another way was quicker")
+            carrier.abort("another transport connected first")
 
     def failed(self, scheme: str, error: Exception) -> None:
         if self._on_failure is not None:
@@ -151,13 +147,12 @@ class _SchemeRace:
             self._condition.notify_all()
 
     def cancel_token(self) -> None:
-        """Whoever waits for the result waits no longer."""
         with self._condition:
             self._cancelled = True
             self._condition.notify_all()
 
     def is_settled(self, until: float) -> bool:
-        """Wait until somebody won (True), all that started have failed, or the time is up; or nobody asks any more."""
+        """Wait until an attempt won, all failed, or `until`. True if one won or the dial is cancelled."""
         with self._condition:
             self._condition.wait_for(
                 lambda: self._settled() or len(self._failures) == len(self._entered), until - time.monotonic()
@@ -168,7 +163,7 @@ class _SchemeRace:
         return self._winner is not None or self._cancelled
 
     def result(self, deadline: float) -> Carrier:
-        """The winner, or the reasons why there is none. From now on nobody can win any more."""
+        """The winner, or raises the reasons. Later successes are aborted."""
         with self._condition:
             self._over = True
             winner, self._winner = self._winner, None
@@ -181,16 +176,16 @@ class _SchemeRace:
         raise _explain(failures, late=time.monotonic() >= deadline)
 
     def give_up(self) -> None:
-        """Nobody wants a result any more. Idempotent, and without effect on one that was given."""
+        """Abort a winner that `result` has not returned. Idempotent."""
         with self._condition:
             self._over = True
             winner, self._winner = self._winner, None
         if winner is not None:
-            winner.abort("nobody waits for this connection any more")
+            winner.abort("this connection is no longer needed")
 
 
 def _explain(failures: Mapping[str, Exception], *, late: bool) -> Exception:
-    """One error for all: what is not the network's fault as it is, else the reasons side by side."""
+    """An error that is not an OSError as it is, else all reasons."""
     for error in failures.values():
         if not isinstance(error, OSError):
             return error

@@ -1,9 +1,8 @@
-"""Notices that members are gone: lost links, ended death lines, silence, their own goodbye, the word of a launcher.
+"""Finds lost members from hints: lost links, ended liveness connections, silence, goodbyes, launcher reports.
 
-Each is a hint, and each hint is looked into at once, aside: who answers is not gone, whatever broke. Not more than
-`MOST_PROBES` at a time: in a starved cluster each probe takes CPU from those whose answers are awaited.
-A member that lives and to which the link is lost is dialed anew; only if that fails too, it is lost to this node. What
-the cluster makes of it, the others decide too: see recovery.
+A hint is no proof: it starts a probe, and a member that answers is not lost. At most MAX_PROBES run at a time, since
+in a cluster short of CPU each one delays the answers it waits for. A live member without a link is dialed again; only
+if that fails, this node reports a loss. The members decide together.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ NoticedState: TypeAlias = Literal["lost", "stuck", "left", "back"]
 LEFT: Final = "it left"
 _RAISED: Final = "it raised an exception and left:\n"
 _LONGEST_DIAL: Final = 5.0
-MOST_PROBES: Final = 8
-"""Threads that look into hints; more hints wait for one of them."""
+MAX_PROBES: Final = 8  # threads; further probes wait for one
 
 
 class FailureMonitor:
-    """Of one node. Any thread. Its threads end with the node's dialer."""
+    """One per node. Any thread. Its threads end with the node's dialer."""
 
     def __init__(
         self,
@@ -53,9 +51,8 @@ class FailureMonitor:
         known: Callable[[NodeId], PeerLiveness | None],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`tell` is recovery's; `noticed` hears of everything that is worth an event: node, state, cause. `known` is
-        what the heartbeat knows of a node; None: it does not watch it. `own_delay`: seconds by which everybody has more
-        time to answer, because this node runs slowly.
+        """`tell` receives findings, `noticed` events for users (node, state, cause). `known` is the heartbeat's
+        knowledge; None if it does not watch the node. `own_delay` extends deadlines when this node is slow.
         """
         self._known = known
         self._own_delay = own_delay
@@ -66,66 +63,63 @@ class FailureMonitor:
         self._noticed = noticed
         self._timeout = min(1.0, node.config.heartbeat_timeout / 2)
         self._hung_after = node.config.stuck_timeout - min(node.config.heartbeat_timeout, node.config.stuck_timeout / 2)
-        """Seconds without a beat after which it is agreed that a node hangs: not all notice at the same moment."""
-        self._closed = False  # written by who closes
+        """Seconds without a beat after which this node agrees that a node hangs: less than stuck_timeout, since members
+        do not notice at the same moment."""
+        self._closed = False  # written by `close`
         self._lock = threading.Lock()
-        self._examined: set[NodeId] = set()  # under the lock: those that are looked into now
-        self._lost: set[NodeId] = set()  # found to be gone, and not found again; under the lock
-        self._goodbyes: dict[NodeId, Goodbye] = {}  # said by members that are about to end their link; under the lock
-        self._asked: set[NodeId] = set()  # under the lock: those that a Probed is to be told of
-        self._waiting: deque[Callable[[], None]] = deque()  # for a thread; under the lock
-        self._busy = 0  # threads; under the lock
-        self._words: dict[NodeId, str] = {}  # of launchers and of the seed, about how a member ended; under the lock
+        self._probed: set[NodeId] = set()  # being probed after a hint; guarded by the lock
+        self._lost: set[NodeId] = set()  # lost and not found again; guarded by the lock
+        self._goodbyes: dict[NodeId, Goodbye] = {}  # from members about to end their link; guarded by the lock
+        self._asked: set[NodeId] = set()  # awaiting a ProbeFinished; guarded by the lock
+        self._waiting: deque[Callable[[], None]] = deque()  # tasks waiting for a thread; guarded by the lock
+        self._busy = 0  # threads; guarded by the lock
+        self._death_reports: dict[NodeId, str] = {}  # causes of death from launchers and the seed; guarded by the lock
 
     # -- hints -----------------------------------------------------------------------------------------------
 
     def goodbye_received(self, link: Link, message: Message) -> None:
-        """A member leaves. One that raised is gone at once; one that simply closes still reads what is sent to it."""
+        """After an exception the member is lost at once; otherwise it reads until its link ends."""
         assert isinstance(message, Goodbye)
         with self._lock:
             self._goodbyes[link.peer] = message
         if message.traceback is not None:
-            self._left(link.peer, message)
+            self._report_left(link.peer, message)
 
     def link_lost(self, link: Link, error: NexarError) -> None:
-        """A link ended without this side's will."""
         with self._lock:
             goodbye = self._goodbyes.get(link.peer)
             known = link.peer in self._lost
         if known:
-            return  # that is why its link ended
+            return  # the loss of the member ended its link
         if goodbye is not None:
-            self._left(link.peer, goodbye)
+            self._report_left(link.peer, goodbye)
         else:
             self._investigate(link.peer, _cause(error))
 
     def has_left(self, node: NodeId) -> bool:
-        """Whether it needs nothing any more: it has said goodbye, or is found to be gone."""
         with self._lock:
             return node in self._goodbyes or node in self._lost
 
     def is_investigating(self, nodes: Iterable[NodeId]) -> bool:
-        """Whether one of them is just being looked into."""
         with self._lock:
-            return not self._examined.isdisjoint(nodes)
+            return not self._probed.isdisjoint(nodes)
 
     def cut_off(self, node: NodeId, cause: str) -> None:
-        """No way is left to a member over others: perhaps because it is gone itself. Never blocks."""
+        """No relay route is left, perhaps because the member is gone. Never blocks."""
         self._investigate(node, cause)
 
     def liveness_ended(self, node: NodeId, cause: str) -> None:
-        """A death line is gone."""
         self._investigate(node, cause)
 
     def report_dead(self, node: NodeId, cause: str) -> None:
-        """A launcher, or the seed, has seen a member's end."""
+        """By a launcher or the seed."""
         if not cause.startswith(SEED_CONNECTION_BROKE):
             with self._lock:
-                self._words[node] = cause
+                self._death_reports[node] = cause
         self._investigate(node, cause)
 
     def found(self, finding: LivenessReport) -> None:
-        """The heartbeat's findings: silence is a loss, whatever the link looks like; who is stuck is reported."""
+        """Silence is a loss even if the link looks healthy; a stuck member is only noticed."""
         if finding.is_loss:
             self._lose(finding.node, finding.cause)
         elif finding.state == "stuck":
@@ -135,7 +129,7 @@ class FailureMonitor:
             self._noticed(finding.node, "back", finding.cause)
 
     def missed(self, node: NodeId, cause: str) -> None:
-        """Somebody here needs a member that is gone: it does not matter that it left of its own will."""
+        """A local operation needs the member, so even a willing departure is a loss."""
         with self._lock:
             gone = node in self._goodbyes
         if gone:
@@ -144,14 +138,14 @@ class FailureMonitor:
             self._investigate(node, cause)
 
     def joiner_missed(self, joiner: Member) -> None:
-        """The seed does not hear any more of somebody that wanted to join. It was no member, so nobody is told; but
-        who hands it the state is not to wait until QUIC misses it. Never blocks.
+        """The seed lost a joiner. No event follows, but the node that sends it the state must not wait until QUIC times
+        out. Never blocks.
         """
         self._test_link(joiner, self._timeout)
 
     def doubted(self, node: NodeId) -> None:
-        """Others bring word that a member speaks over them, as if the connection to it were lost. If it is, its link
-        is lost here too, before the member gives up; for it waits no longer than this node would. Never blocks.
+        """A relay delivers frames of a direct neighbour. If the connection is broken, lose the link before the
+        neighbour gives up, which waits no longer than this node would. Never blocks.
         """
         member = self._mesh.directory.find(node)
         if member is not None:
@@ -168,17 +162,16 @@ class FailureMonitor:
             link.lose(cause)
 
     def adopt(self, membership: Membership) -> None:
-        """Who is no member any more is forgotten."""
         with self._lock:
             self._lost = {node for node in self._lost if membership.rank_of(node) is not None}
-            for known in (self._goodbyes, self._words):
+            for known in (self._goodbyes, self._death_reports):
                 for node in [each for each in known if membership.rank_of(each) is None]:
                     known.pop(node)
 
-    # -- looking into them ---------------------------------------------------------------------------------
+    # -- probes --------------------------------------------------------------------------------------------
 
     def probe(self, node: NodeId) -> None:
-        """Find out whether a member can be reached, and tell by Probed. Never blocks."""
+        """Report ProbeFinished later. Never blocks."""
         with self._lock:
             if self._closed or node in self._asked:
                 return
@@ -186,45 +179,45 @@ class FailureMonitor:
         self._run_in_thread(lambda: self._answer(node))
 
     def _answer(self, node: NodeId) -> None:
-        """What is asked from the moment at which the answer is told, or at which there is none, wants another one."""
+        # The mark goes before the report, so that a later request gets a new probe.
         try:
-            cause = self._cause_of(node, self._look_once_more)
+            cause = self._cause_of(node, self._examine_again)
         finally:
             with self._lock:
                 self._asked.discard(node)
         self._tell(ProbeFinished(node, cause))
 
     def close(self) -> None:
-        """Nothing is looked into any more. Idempotent."""
+        """Idempotent."""
         self._closed = True
 
     def _run_in_thread(self, task: Callable[[], None]) -> None:
-        """Do it in one of a few threads. Never blocks."""
+        """Never blocks."""
         with self._lock:
             self._waiting.append(task)
-            if self._busy == MOST_PROBES:
+            if self._busy == MAX_PROBES:
                 return
             self._busy += 1
         try:
-            self._node.dialer.run_in_thread(self._work)
-        except BaseException:  # no thread could be started: the others, if there are some, do what waits
+            self._node.dialer.run_in_thread(self._run_tasks)
+        except BaseException:  # no thread could be started; running threads still take the task
             with self._lock:
                 self._busy -= 1
             raise
 
-    def _work(self) -> None:
-        """Law: what a task raises ends neither this thread nor the tasks that wait for it."""
+    def _run_tasks(self) -> None:
+        # Law: an exception of a task ends neither this thread nor the waiting tasks.
         while (task := self._next()) is not None:
             try:
                 task()
             except DialCancelled:
-                continue  # this node closes: nobody waits for what the task would have found
-            except Exception:  # noqa: BLE001  # the boundary of the thread: whatever it is, the log has the traceback
+                continue  # the node closes: the result is not needed
+            except Exception:  # noqa: BLE001  # thread boundary: the log has the traceback
                 if not self._closed:
-                    _log.exception("a task of the failure monitor raised; the monitor goes on")
+                    _log.exception("a task of the failure monitor raised; the monitor continues")
 
     def _next(self) -> Callable[[], None] | None:
-        """None: nothing is left, and this thread is free. What a closed node wanted to know nobody asks any more."""
+        """None ends this thread."""
         with self._lock:
             if self._waiting and not self._closed:
                 return self._waiting.popleft()
@@ -232,26 +225,26 @@ class FailureMonitor:
             return None
 
     def _investigate(self, node: NodeId, hint: str) -> None:
-        """Not into this node itself: others may have lost it, and it knows better."""
+        # Hints about this node itself are ignored.
         if self._closed or node == self._node.id or self._mesh.directory.find(node) is None:
             return
         with self._lock:
-            if node in self._examined:
+            if node in self._probed:
                 return
-            self._examined.add(node)
-        self._run_in_thread(lambda: self._follow(node, hint))
+            self._probed.add(node)
+        self._run_in_thread(lambda: self._run_probe(node, hint))
 
-    def _follow(self, node: NodeId, hint: str) -> None:
-        """It counts as looked into until what was found is told: whoever waits for that finds it then."""
+    def _run_probe(self, node: NodeId, hint: str) -> None:
+        # The mark stays until the report, so that a thread that waits for it finds the result.
         try:
             self._conclude(node, hint, self._cause_of(node, self._examine))
         finally:
             with self._lock:
-                self._examined.discard(node)
+                self._probed.discard(node)
 
     def _cause_of(self, node: NodeId, look: Callable[[NodeId], str | None]) -> str | None:
-        """What `look` returns. If it raises, that is why this node cannot reach the member; the log has the traceback.
-        A member is removed only if others cannot reach it either.
+        """The result of `look`. An exception counts as unreachable and is logged: a member is removed only if others
+        cannot reach it either.
         """
         try:
             return look(node)
@@ -268,23 +261,23 @@ class FailureMonitor:
         with self._lock:
             goodbye = self._goodbyes.get(node)
         if cause is not None and goodbye is not None:
-            self._left(node, goodbye)  # whatever else hints at it: it has left, as it said
+            self._report_left(node, goodbye)  # it left as it said, whatever the hint was
         elif cause is not None:
-            self._lose(node, self._words.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
+            self._lose(node, self._death_reports.get(node) or (f"{hint}; {cause}" if hint != cause else cause))
 
-    def _look_once_more(self, node: NodeId) -> str | None:
-        """As `_examine`; but whom this node has lost, and is asked about again, others may reach: then only the way
-        between the two is broken, and what they say to each other goes over others from now on.
+    def _examine_again(self, node: NodeId) -> str | None:
+        """Like `_examine`, but also over relays for a lost member: if others reach it, only this connection
+        is broken.
         """
         with self._lock:
             lost = node in self._lost
-        if not lost or not self._answers_over_others(node):
+        if not lost or not self._answers_over_relays(node):
             return self._examine(node)
         self._find(node, severed=True)
-        self._noticed(node, "back", "it is reached over other nodes now")
+        self._noticed(node, "back", "it is reachable over other nodes")
         return None
 
-    def _answers_over_others(self, node: NodeId) -> bool:
+    def _answers_over_relays(self, node: NodeId) -> bool:
         member = self._mesh.directory.find(node)
         try:
             link = self._mesh.relay_routes.detour(node)
@@ -299,10 +292,10 @@ class FailureMonitor:
         return cause is None
 
     def _examine(self, node: NodeId) -> str | None:
-        """Why it cannot be reached; None: it can, on the link that it has or on a new one. Blocks."""
+        """The reason why the member is unreachable; None if it is reachable, on its link or a new one. Blocks."""
         member = self._mesh.directory.find(node)
         if member is None:
-            return "it is no member any more"
+            return "it is no longer a member"
         link, known = self._mesh.links().get(node), self._known(node)
         delay = self._own_delay()
         if known is not None and known.beat_age >= self._hung_after + delay:
@@ -319,20 +312,20 @@ class FailureMonitor:
         )
         ended = cause is not None and cause.startswith(ENDED)
         if cause is not None and not ended and link is not None and is_relayed(link.schemes):
-            return self._dial(node, severed=False)  # perhaps it is who is between us that does not answer
+            return self._dial(node, severed=False)  # perhaps only the relay does not answer
         if cause is not None or (link is not None and link.failure is None):
             return cause
         return self._dial(node, severed=link is not None)
 
     def _patience(self, known: PeerLiveness | None) -> float:
-        """Seconds that a process which exists has beyond the usual time: together they are the silence after which
-        its watchers give it up. Silence before the question counts.
+        """Extra seconds for a process that exists: in total the silence after which its watchers report it. Earlier
+        silence counts.
         """
         silence = 0.0 if known is None else known.age
         return max(0.0, self._node.config.heartbeat_timeout - self._timeout - silence)
 
     def _dial(self, node: NodeId, *, severed: bool) -> str | None:
-        """`severed`: there was a link, and what was under way on it may be lost."""
+        """`severed`: data on the previous link may be lost."""
         dial = self._mesh.relink if severed else self._mesh.dial
         try:
             longest = min(_LONGEST_DIAL, self._node.config.heartbeat_timeout) + self._own_delay()
@@ -341,7 +334,7 @@ class FailureMonitor:
             return _cause(error)
         if severed:
             self._find(node, severed=True)
-            self._noticed(node, "back", "its link was lost and made anew")
+            self._noticed(node, "back", "its link was lost and replaced")
         return None
 
     def _find(self, node: NodeId, *, severed: bool = False) -> None:
@@ -349,19 +342,17 @@ class FailureMonitor:
             self._lost.discard(node)
         self._tell(PeerReachable(node, severed))
 
-    def _left(self, node: NodeId, goodbye: Goodbye) -> None:
+    def _report_left(self, node: NodeId, goodbye: Goodbye) -> None:
         if goodbye.traceback is None:
             self._noticed(node, "left", goodbye.reason or LEFT)
             self._tell(PeerLossFound(node, goodbye.reason or LEFT, willing=True))
         else:
             room = MAX_CAUSE_CHARACTERS - len(_RAISED)
-            self._lose(node, _RAISED + goodbye.traceback[-room:])  # its last lines say most
+            self._lose(node, _RAISED + goodbye.traceback[-room:])  # the last lines say most
 
     def _lose(self, node: NodeId, cause: str) -> None:
-        """Everything that waits for it ends now: QUIC would not say for a long time that nobody is there. Hints follow
-        one another, of its link, its line, its launcher: users hear of one loss once, and of nobody's who has been
-        removed meanwhile.
-        """
+        # QUIC would take long to time out, so the link ends now. Users are notified once per loss, and never of removed
+        # members.
         if self._mesh.directory.find(node) is None:
             return
         with self._lock:

@@ -1,23 +1,13 @@
-"""The first words on a connection between two members: which place each holds, and in which membership.
+"""The introduction on a new connection between two members, and the dials that perform it.
 
     dialer                                   answerer
     Introduce(rank, epoch) ────────────────→  checks the pin, the rank and the epoch
           ←──────────────────────────────── Introduced(rank, epoch), or Declined
     anything else ─────────────────────────→  now it is a link here too
 
-Law: the answerer makes a link of the connection when it has said Introduced and the dialer says anything more, and
-says nothing else itself before that; the dialer makes a link of it when it hears Introduced. Lanes are not ordered
-among one another, so this way no frame of a link can come before the link. Who goes on without having been welcomed
-broke the protocol: a connection that was declined never becomes a link.
-
-Who the other one is, the handshake of the transport has proven; what it claims here is compared with the membership.
-
-One dial of one member, by the thread that wants the link: connect, introduce ourselves, share memory if possible.
-
-Sidecars of the links of one node: opened in the background by who dialed the link, taken by who was dialed.
-
-A sidecar is dialed like a link and introduces itself like one, so it is held to the same certificate, pin, rank and
-epoch; its introduction says that it is one. It is never worth waiting for, and its failure harms nobody.
+Law: the dialer makes a link when it receives Introduced; the answerer when it has sent Introduced and receives another
+frame, sending nothing else before. Lanes are not ordered among one another, so this way no frame of a link precedes the
+link. A declined connection never becomes a link.
 """
 
 from __future__ import annotations
@@ -51,77 +41,76 @@ _CONTROL: Final = int(FrameKind.CONTROL)
 
 
 def send_control(carrier: Carrier, message: Message) -> None:
-    """Send a control message on a connection that is no link yet. Raises CarrierLost."""
+    """For a connection that is not a link yet. Raises CarrierLost."""
     body = encode_message(message)
     carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
 
 
 def send_declined(carrier: Carrier, reason: str, *, superseded: bool = False, expelled: int = 0) -> None:
-    """Say why not, and close politely: the other side reads it, then closes too."""
+    """Send the reason and finish the connection."""
     try:
         send_control(carrier, Declined(reason=reason, superseded=superseded, expelled=expelled))
         carrier.finish()
     except CarrierLost:
-        return  # it is gone already: nobody to tell
+        return  # the peer is gone
 
 
 class DialingHandshake:
-    """The dialer's sink until the answer is here. `answered` gets the answer, or why there is none; once, on the
-    driving thread, from inside the sink call: there a link may take the carrier over.
+    """The dialer's sink until the answer. The driver calls `answered` once, inside the sink call, where a link may take
+    the carrier over.
     """
 
     def __init__(self, carrier: Carrier, introduce: Introduce, answered: OnAnswered) -> None:
         self._answered = answered
-        self._done = False  # the driving thread writes
+        self._done = False  # written by the driver
         carrier.attach(self)
         send_control(carrier, introduce)
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """See Sink."""
         answer = _read(frame, body)
         try:
             if isinstance(answer, (Introduced, Declined)):
-                self._tell(carrier, answer)
+                self._answer_once(carrier, answer)
             else:
-                self._tell(carrier, CarrierLost("misbehaved", f"it answered an introduction with {_name(answer)}"))
-        except Exception as fault:  # noqa: BLE001 - the boundary of what an answer can do here
-            carrier.abort(log_unhandled(_who(carrier), fault))
+                self._answer_once(
+                    carrier, CarrierLost("misbehaved", f"it answered an introduction with {_type_name(answer)}")
+                )
+        except Exception as fault:  # noqa: BLE001 - an answer must not raise into the transport
+            carrier.abort(log_unhandled(_describe(carrier), fault))
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """See Sink. None is expected."""
+        """Not expected."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink."""
-        self._tell(carrier, CarrierLost("peer", "it closed the connection"))
+        self._answer_once(carrier, CarrierLost("peer", "it closed the connection"))
         try:
             carrier.finish()
         except CarrierLost:
-            return  # it ended by itself
+            return  # already ended
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """See Sink."""
-        self._tell(carrier, error)
+        self._answer_once(carrier, error)
 
-    def _tell(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
+    def _answer_once(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
         if not self._done:
             self._done = True
             self._answered(carrier, answer)
 
 
 class _Stage(Enum):
-    """How far an answerer is."""
+    """State of the answerer."""
 
-    NEW = "new"  # nothing was said
-    JUDGED = "judged"  # the introduction is here, its answer is not said yet
-    WELCOME = "welcome"  # Introduced was said
+    NEW = "new"  # nothing received
+    JUDGED = "judged"  # introduction received, not answered
+    WELCOME = "welcome"  # Introduced sent
     OVER = "over"  # declined, handed over or ended
 
 
 class AnsweringHandshake:
-    """The answerer's sink until the connection is a link, or nothing. `introduced` is called with the first word;
-    then, at once or later and from any thread, `welcome` or `decline` says the answer. `confirmed` is called when a
-    dialer that was welcomed goes on: it must hand the carrier over, and gets the frame for the new sink. If it never
-    comes to that, `ended` is called.
+    """The answerer's sink until the connection is a link or ends.
+
+    `introduced` receives the introduction; `welcome` or `decline`, from any thread, answers it once. When a welcomed
+    dialer continues, `confirmed` receives the frame and must hand the carrier over; otherwise `ended` is called.
     """
 
     def __init__(
@@ -136,29 +125,26 @@ class AnsweringHandshake:
         self._confirmed = confirmed
         self._ended = ended
         self.is_sidecar = False
-        """What it has introduced itself as."""
-        self._stage = _Stage.NEW  # the driving thread writes; from JUDGED on who answers, once
+        self._stage = _Stage.NEW  # written by the driver; from JUDGED on by the answering thread, once
         carrier.attach(self)
 
     def welcome(self, answer: Introduced) -> None:
-        """The dialer is who the membership says."""
-        self._stage = _Stage.WELCOME  # before it is said: what follows may come at once
+        self._stage = _Stage.WELCOME  # first, because the next frame may arrive at once
         try:
             send_control(self.carrier, answer)
         except CarrierLost:
-            return  # the sink hears of it
+            return  # the sink is notified
 
     def decline(self, reason: str, *, superseded: bool = False, expelled: int = 0) -> None:
-        """It is not, or its dial is not wanted. The carrier ends when the dialer has closed its side."""
+        """The carrier ends when the dialer closes its side."""
         self._stage = _Stage.OVER
         send_declined(self.carrier, reason, superseded=superseded, expelled=expelled)
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """See Sink."""
         try:
             self._take(frame, body)
-        except Exception as fault:  # noqa: BLE001 - the boundary of what a dialer's frame can do here
-            self._end(log_unhandled(_who(carrier), fault))
+        except Exception as fault:  # noqa: BLE001 - a dialer's frame must not raise into the transport
+            self._end(log_unhandled(_describe(carrier), fault))
 
     def _take(self, frame: Frame, body: memoryview) -> None:
         if self._stage is _Stage.NEW:
@@ -167,26 +153,24 @@ class AnsweringHandshake:
             self._stage = _Stage.OVER
             self._confirmed(self, frame, body)
         else:
-            self._end("you went on without having been welcomed")
+            self._end("you sent data before the introduction was accepted")
 
     def _read_introduction(self, frame: Frame, body: memoryview) -> None:
         message = _read(frame, body)
         if not isinstance(message, Introduce):
-            self._end(f"you said {_name(message)} before introducing yourself")
+            self._end(f"you sent {_type_name(message)} before an introduction")
             return
         self.is_sidecar = message.sidecar
         self._stage = _Stage.JUDGED
         self._introduced(self, message)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """See Sink. None is expected."""
+        """Not expected."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink. It has read that it was declined, or changed its mind."""
         self._end("you closed the connection before it was a link")
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """See Sink. Nothing depended on it yet."""
         self._stage = _Stage.OVER
         self._ended(self)
 
@@ -210,11 +194,11 @@ def _read(frame: Frame, body: memoryview) -> Message | Unknown | None:
         return None
 
 
-def _who(carrier: Carrier) -> str:
+def _describe(carrier: Carrier) -> str:
     return describe_peer(None, carrier.peer.node, carrier.peer.address)
 
 
-def _name(message: Message | Unknown | None) -> str:
+def _type_name(message: Message | Unknown | None) -> str:
     return "nonsense" if message is None or isinstance(message, Unknown) else type(message).__name__
 
 
@@ -222,15 +206,15 @@ _log = logging.getLogger(__name__)
 
 
 IntroductionCheck: TypeAlias = Callable[[NodeId, Introduced], str | None]
-"""What is wrong with what a node says of itself; None: nothing."""
+"""Returns the reason to reject an introduction; None accepts it."""
 
 
 class PeerDialFailed(Exception):
-    """It came to nothing. The text is a cause, fit for a PeerLost."""
+    """Its text is a cause for PeerLost."""
 
 
 class NoLongerMember(PeerDialFailed):
-    """It says that this node is no member any more."""
+    """The peer says that this node was removed."""
 
     def __init__(self, epoch: int, reason: str) -> None:
         super().__init__(f"it went on without this node in epoch {epoch}: {reason}")
@@ -239,34 +223,31 @@ class NoLongerMember(PeerDialFailed):
 
 
 class DialSuperseded(Exception):
-    """Nothing is wrong: the peer's own dial to us has won, and is about to be a link."""
+    """The peer's own dial won."""
 
 
 class PeerDial:
-    """`run` it once. The link has its carriers when it returns."""
+    """Dials a member: connect, introduce, share memory. Call `run` once."""
 
     def __init__(
         self, node: Node, member: Member, link: Link, introduce: Introduce, why_not_accepted: IntroductionCheck
     ) -> None:
-        """`fault_of` says what is wrong with what the member claims."""
         self._node = node
         self._member = member
         self._link = link
         self._introduce = introduce
-        self._fault_of = why_not_accepted
-        self._lock = threading.Lock()  # over the next two
-        self._over = False  # from now on no answer is taken
-        self.opened = False
-        """The link has a carrier."""
-        self.cancel_token = CancelToken()
-        """Make it when nobody wants this link any more: the dial ends at once."""
+        self._why_not_accepted = why_not_accepted
+        self._lock = threading.Lock()  # guards the next two
+        self._over = False  # answers are ignored from now on
+        self.opened = False  # the link has a carrier
+        self.cancel_token = CancelToken()  # ends the dial when its link is not wanted
         self._answered = threading.Event()
-        self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driving thread, once
+        self._answer: Introduced | Declined | CarrierLost | None = None  # written by the driver, once
 
     def run(self, deadline: float, connect_by: float | None = None) -> None:
-        """Raises DialFailed or Superseded. Whatever it raises: the carrier is the link's (`opened`), or it is gone.
+        """Blocks. Raises PeerDialFailed or DialSuperseded. The link then owns the carrier (`opened`) or it is aborted.
 
-        `connect_by`: until then the connection must be there, if that is before the deadline of the answer.
+        `connect_by`: an earlier deadline for the connection.
         """
         carrier = self._connect(deadline if connect_by is None else min(connect_by, deadline))
         try:
@@ -277,30 +258,29 @@ class PeerDial:
         if not self.opened:
             raise self._explain(self._answer)
         if isinstance(self._answer, Introduced):
-            self._go_on(self._answer, deadline)
+            self._after_open(self._answer, deadline)
 
     @property
     def sidecar(self) -> str:
-        """The scheme of the sidecar that the peer takes; empty: none, or no answer."""
+        """The bulk channel scheme of the peer; may be empty."""
         return self._answer.sidecar if isinstance(self._answer, Introduced) else ""
 
     @property
-    def broke(self) -> bool:
-        """It came to nothing although the peer was reached: it has ended the connection."""
+    def broken_by_peer(self) -> bool:
         return isinstance(self._answer, CarrierLost)
 
     def _end(self, carrier: Carrier) -> None:
         with self._lock:
             self._over = True
         if not self.opened:
-            # Whoever said no may not close its side: what was said is here, so this side waits for nothing.
+            # A peer that declined may not close its side. Its answer has arrived, so nothing is lost.
             carrier.abort("the introduction came to nothing")
 
     def _explain(self, answer: Introduced | Declined | CarrierLost | None) -> PeerDialFailed | DialSuperseded:
         if answer is None:
             return PeerDialFailed(self._cancelled() or f"it accepted the connection and did not answer{IF_SLOW}")
         if isinstance(answer, Introduced):
-            return PeerDialFailed(self._fault_of(self._member.node, answer) or "it answered too late")
+            return PeerDialFailed(self._why_not_accepted(self._member.node, answer) or "it answered too late")
         if isinstance(answer, Declined) and answer.expelled:
             return NoLongerMember(answer.expelled, brief(answer.reason))
         if isinstance(answer, Declined):
@@ -309,91 +289,88 @@ class PeerDial:
 
     def _connect(self, deadline: float) -> Carrier:
         try:
-            carrier = self._reach(deadline)
+            carrier = self._connect_carrier(deadline)
             DialingHandshake(carrier, self._introduce, self._take)
         except (ConnectRefused, CarrierLost) as error:
             raise PeerDialFailed(f"cannot connect: {error.reason}") from error
         except TimeoutError as error:
             raise PeerDialFailed(f"cannot connect: {error}") from error
-        except DialCancelled as recalled:
-            raise PeerDialFailed(self._cancelled() or str(recalled)) from recalled
+        except DialCancelled as cancelled:
+            raise PeerDialFailed(self._cancelled() or str(cancelled)) from cancelled
         return carrier
 
     def _cancelled(self) -> str | None:
-        """Why nobody wants the link any more; None: somebody does."""
         if self._node.cancel_token.made:
             return str(DialCancelled())
-        return "it is no member any more" if self.cancel_token.made else None
+        return "it is no longer a member" if self.cancel_token.made else None
 
-    def _reach(self, deadline: float) -> Carrier:
-        """Connect. ConnectRefused, TimeoutError, Recalled."""
+    def _connect_carrier(self, deadline: float) -> Carrier:
+        """Raises ConnectRefused, TimeoutError, DialCancelled."""
         expected = Expected(self._member.node, self._member.fingerprint)
-        return self._node.dialer.dial(self._node.ways_to(self._member), expected, deadline, self.cancel_token)
+        return self._node.dialer.dial(self._node.dial_addresses(self._member), expected, deadline, self.cancel_token)
 
     def _adopt(self, carrier: Carrier) -> None:
-        """The peer is who it should be."""
         self._link.adopt(carrier)
 
-    def _go_on(self, answer: Introduced, deadline: float) -> None:
-        """The link has its carrier."""
+    def _after_open(self, answer: Introduced, deadline: float) -> None:
         self._share_memory(answer.shared_memory, deadline)
 
     def _take(self, carrier: Carrier, answer: Introduced | Declined | CarrierLost) -> None:
-        """The driving thread, inside the sink: here the link takes over, or nobody does."""
-        with self._lock:  # in one step with the end of the dial: a carrier is never both the link's and aborted
+        """Called by the driver, inside the sink call."""
+        with self._lock:  # atomic with the end of the dial: a carrier is never both adopted and aborted
             if self._over:
                 return
             self._answer = answer
-            if isinstance(answer, Introduced) and self._fault_of(self._member.node, answer) is None:
+            if isinstance(answer, Introduced) and self._why_not_accepted(self._member.node, answer) is None:
                 self._adopt(carrier)
                 self.opened = True
         self._answered.set()
 
     def _share_memory(self, address: str, deadline: float) -> None:
-        """One more carrier, the fastest, if it can be had. An offer of a member that is not on this host is not
-        followed: it can only lead to a process that is somebody else's.
-        """
+        # An offer from another host could only lead to a process of another user.
         if not address or self._member.host != self._node.host:
             return
         try:
             self._link.adopt(self._node.connect_memory(address, self._member.node, deadline))
         except OSError as error:
             node = format_node(self._member.node)
-            _log.info("no shared memory with node %s, the network serves instead: %s", node, error)
+            _log.info("no shared memory with node %s, using the network: %s", node, error)
 
 
 _LONGEST_DIAL: Final = 10.0
 
 
 class SidecarDial(PeerDial):
-    """One dial of a member to which there is a link. `run` it once."""
+    """Dials the bulk channel of a link. Call `run` once."""
 
-    def _reach(self, deadline: float) -> Carrier:
+    def _connect_carrier(self, deadline: float) -> Carrier:
         return self._node.connect_sidecar(self._member, deadline)
 
     def _adopt(self, carrier: Carrier) -> None:
         self._link.sidecar.adopt(carrier)
 
-    def _go_on(self, answer: Introduced, deadline: float) -> None:
-        """There is nothing more to open."""
+    def _after_open(self, answer: Introduced, deadline: float) -> None:
+        """Nothing more to open."""
 
 
 class SidecarDialer:
-    """Any thread."""
+    """Opens bulk channels in the background, on the side that dialed the link. Any thread.
+
+    They pass the same checks as links. Their failure is harmless.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._complained = False  # a second warning says nothing new; two threads at once may both give one
+        self._warned = False  # warned once; two threads may both warn
 
     @property
     def offered(self) -> str:
-        """What the peer of a link is told."""
         return self._node.sidecar or ""
 
     def open(
         self, member: Member, link: Link, introduce: Introduce, offered: str, why_not_accepted: IntroductionCheck
     ) -> None:
-        """The sidecar of a link that we dialed, if both ends want the same one and it is of use there. Never blocks."""
+        """Open the bulk channel of a dialed link, if both ends use the same scheme. Never blocks."""
         if self.offered == offered and takes_bulk_channel(self._node.sidecar, link.schemes):
             dial = SidecarDial(self._node, member, link, replace(introduce, sidecar=True), why_not_accepted)
             self._node.dialer.run_in_thread(partial(self._run, dial, link))
@@ -402,19 +379,19 @@ class SidecarDialer:
         try:
             dial.run(time.monotonic() + _LONGEST_DIAL)
         except (PeerDialFailed, DialSuperseded) as failed:
-            if not self._node.cancel_token.made and link.failure is None:  # else nobody has any use for it now
+            if not self._node.cancel_token.made and link.failure is None:  # otherwise it is not needed
                 link.sidecar.could_not_be_opened()
-                self._complain(link, failed, dial)
+                self._warn(link, failed, dial)
 
-    def _complain(self, link: Link, why: Exception, dial: SidecarDial) -> None:
-        """Once as a warning. That the peer ended the connection is hardly worth one: most likely it closes."""
-        level = logging.INFO if dial.broke else logging.DEBUG if self._complained else logging.WARNING
-        self._complained = self._complained or not dial.broke
+    def _warn(self, link: Link, why: Exception, dial: SidecarDial) -> None:
+        # One warning is enough. A peer that ended the connection most likely closes.
+        level = logging.INFO if dial.broken_by_peer else logging.DEBUG if self._warned else logging.WARNING
+        self._warned = self._warned or not dial.broken_by_peer
         node = format_node(link.peer)
-        _log.log(level, "no bulk sidecar to node %s, the mesh connection serves alone: %s", node, why)
+        _log.log(level, "no bulk sidecar to node %s, using the mesh connection only: %s", node, why)
 
-    def why_not(self, carrier: Carrier, introduce: Introduce) -> str | None:
-        """Why a connection that introduces itself so is not wanted; None if it is."""
+    def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
+        """The reason to refuse it, or None."""
         if introduce.sidecar and carrier.scheme != self._node.sidecar:
             return f"this node takes {self._node.sidecar or 'no'} sidecars, not {carrier.scheme}"
         if not introduce.sidecar and carrier.scheme == "tcp":

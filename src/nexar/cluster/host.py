@@ -1,11 +1,7 @@
-"""Which processes are on one host: those with the same host id.
+"""The host id and the network interfaces of this host.
 
-Ranks of one host are neighbours, try shared memory, and dial one another on loopback. So two processes are on one host
-if they could do that: same running kernel, same host name, same network namespace. A container with a network of its
-own is a host of its own; `NEXAR_HOST_ID` says otherwise where that is wrong. Whether memory can really be shared is
-found out by sharing some, not here.
-
-Reads the network interfaces of this host.
+Ranks with the same host id try shared memory and loopback. So a host is one running kernel, host name and network
+namespace; `NEXAR_HOST_ID` overrides this.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ _BYTES: Final = 6
 
 
 def host_id(config: Config) -> str:
-    """The setting, or twelve hexadecimal digits: the same for every process of this host until it boots again."""
+    """The setting, or twelve hexadecimal digits that stay until a reboot."""
     if config.host_id is not None:
         return config.host_id
     facts = (_boot(), socket.gethostname(), _network_namespace())
@@ -34,7 +30,7 @@ def host_id(config: Config) -> str:
 
 
 def _boot() -> str:
-    return _BOOT.read_text().strip() if _BOOT.exists() else ""  # other systems: the name must do
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""  # other systems use the host name only
 
 
 def _network_namespace() -> str:
@@ -42,14 +38,14 @@ def _network_namespace() -> str:
 
 
 def read_interfaces() -> tuple[Interface, ...]:
-    """All of them, also those that are down or have no address, in the order of the system."""
+    """All of them, in the order of the system."""
     import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - only who forms a cluster pays for it
 
     states = psutil.net_if_stats()
     return tuple(
         Interface(name, _attached(entries), states[name].mtu, states[name].isup)
         for name, entries in psutil.net_if_addrs().items()
-        if name in states  # gone between the two looks
+        if name in states  # removed between the two calls
     )
 
 
@@ -58,7 +54,7 @@ def _attached(entries: list[Any]) -> tuple[IpInterface, ...]:
 
 
 def _parse(entry: Any) -> IpInterface:
-    number = ipaddress.ip_address(entry.address.partition("%")[0])  # without the interface, which we know
+    number = ipaddress.ip_address(entry.address.partition("%")[0])  # without the interface name
     if entry.netmask is None:
         return ipaddress.ip_interface(number)
     ones = int(ipaddress.ip_address(entry.netmask)).bit_count()  # both families write the mask as an address

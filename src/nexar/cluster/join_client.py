@@ -1,11 +1,6 @@
-"""The join line, on the side of the node that joins: the carrier to the seed, and what is said on it.
+"""Joining: the connection to the seed, and the client that retries until it is admitted or refused.
 
-It stays open as long as the node is part of the cluster, so that the seed knows who is there, and certificates are
-renewed over it. Nobody else is ever spoken to here, and nothing but join messages.
-
-Knocks at the seed's door until it is opened, refused for good, or the time is up.
-
-Who comes after the cluster has formed is let in too, where it is elastic, and then waits for its members to take it.
+The connection stays open while the node is in the cluster: it shows that the node is alive, and renews certificates.
 """
 
 from __future__ import annotations
@@ -70,17 +65,17 @@ from nexar.wire.join import (
 )
 
 _CONTROL: Final = int(FrameKind.CONTROL)
-_MOST_WAITING: Final = 512  # messages that nobody has taken: who listens takes them at once
+_MAX_UNREAD: Final = 512  # unread messages; a reader takes them at once
 _Expected = TypeVar("_Expected")
 _Received: TypeAlias = JoinMessage | NexarError | ConnectionError
 
 
 class SeedConnectionLost(ConnectionError):
-    """The line to the seed is gone, or what comes over it makes no sense."""
+    """The connection is lost, or carries nonsense."""
 
 
 class NotTheSeed(ConnectionError):
-    """Who answers at `address`, the seed's, does not know the secret."""
+    """The process at the seed's address does not know the secret."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(reason)
@@ -88,8 +83,8 @@ class NotTheSeed(ConnectionError):
 
 
 class RefusedBySeed(ConnectionError):
-    """The seed said no. `reason` is the seed's; `expelled`: the epoch since which this node is no member; 0: it was
-    none, or left; `nobody_left`: every member has left or died.
+    """`expelled`: the epoch that removed this node, 0 if it was no member or left. `nobody_left`: every member has left
+    or died.
     """
 
     def __init__(self, reason: str, expelled: int = 0, *, nobody_left: bool = False) -> None:
@@ -100,132 +95,127 @@ class RefusedBySeed(ConnectionError):
 
 
 class JoinConnection:
-    """One carrier to the seed. A `Sink`; messages wait until `receive` takes them. Close it, or `leave`."""
+    """The `Sink` of a connection to the seed; messages wait for `receive`. Close it, or `leave`."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
-        self._received: queue.SimpleQueue[_Received] = queue.SimpleQueue()  # put by the driving thread
-        self.epoch = 0
-        """Of the membership that the seed told on this line; 0: none yet. Written by who receives."""
+        self._received: queue.SimpleQueue[_Received] = queue.SimpleQueue()  # filled by the driver
+        self.epoch = 0  # of the membership received on this connection; 0 before; written by the receiver
         carrier.attach(self)
 
     @property
     def address(self) -> str:
-        """Where the seed was reached."""
         return self._carrier.peer.address
 
     @property
     def scheme(self) -> str:
-        """How."""
         return self._carrier.scheme
 
     def send(self, message: JoinMessage) -> None:
-        """Raises LineLost."""
+        """Raises SeedConnectionLost."""
         self._send(encode_join(message))
 
     @property
     def unread_bytes(self) -> int:
-        """What was sent and not yet taken by the system. LineLost."""
+        """Raises SeedConnectionLost."""
         try:
             return self._carrier.queued_bytes(Lane.CONTROL)
         except CarrierLost as loss:
-            raise SeedConnectionLost(f"the line to the seed is gone: {loss.reason}") from loss
+            raise SeedConnectionLost(f"connection to the seed lost: {loss.reason}") from loss
 
     def receive(self, deadline: float) -> JoinMessage:
-        """The next message. LineLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline (inf: none)."""
+        """The next message. Raises SeedConnectionLost, VersionMismatch, RefusedBySeed; TimeoutError at the deadline."""
         try:
             left = max(0.0, deadline - time.monotonic())
             received = self._received.get(timeout=min(left, threading.TIMEOUT_MAX))
         except queue.Empty:
-            raise TimeoutError(f"no word from the seed at {self.address}") from None
+            raise TimeoutError(f"no answer from the seed at {self.address}") from None
         if isinstance(received, Exception):
-            self._received.put(received)  # it stays the last word
+            self._received.put(received)  # later calls raise it too
             raise received
         if isinstance(received, JoinRefusedMessage):
             raise RefusedBySeed(received.reason, received.expelled, nobody_left=received.nobody_left)
         return received
 
     def expect(self, kind: type[_Expected], deadline: float) -> _Expected:
-        """The next message, which must be of this kind: as `receive`."""
+        """Like `receive`, for a message of this kind."""
         message = self.receive(deadline)
         if not isinstance(message, kind):
-            raise SeedConnectionLost(f"the seed said {type(message).__name__} where {kind.__name__} was due")
+            raise SeedConnectionLost(f"the seed sent {type(message).__name__} instead of {kind.__name__}")
         return message
 
     def prove_each_other(
         self, invitation: Invitation, node: NodeId, role: Role, capabilities: frozenset[str], deadline: float
     ) -> bytes:
-        """Say hello, check the seed's proof, and return ours. Impostor before anything was said that depends on the
-        secret; what else goes wrong as `receive`.
+        """Send the hello, check the seed's proof, return ours. Raises NotTheSeed before sending anything that depends
+        on the secret; other errors as `receive`.
         """
         nonce = make_nonce()
         assert role != "seed"
         self._send(encode_hello(Hello(node=node, role=role, capabilities=capabilities, nonce=nonce)))
         challenge = self.expect(Challenge, deadline)
-        certificate = self._carrier.peer.certificate or b"\0"  # a carrier without one proves nothing, and cannot match
+        certificate = self._carrier.peer.certificate or b"\0"  # without a certificate no proof can match
         if not proves(challenge.proof, invitation.secret, "seed", nonce, challenge.nonce, certificate):
             self.close("you do not know the secret")
             raise NotTheSeed(
                 self.address,
-                f"whoever answers at {self.address} cannot prove that it knows the secret: the ticket or token belongs "
-                "to another cluster, or somebody stands between this node and the seed",
+                f"the process at {self.address} cannot prove that it knows the secret: the ticket or token belongs "
+                "to another cluster, or the connection is intercepted",
             )
         self._carrier.admit()
         return prove(invitation.secret, role, nonce, challenge.nonce, certificate)
 
     def leave(self, reason: str = "") -> None:
-        """Tell the seed, politely; do not wait for it."""
+        """Does not wait."""
         try:
             self.send(Leave(reason=reason))
             self._carrier.finish()
         except (SeedConnectionLost, CarrierLost):
-            return  # the seed is gone already: nobody to tell
+            return  # the seed is gone
 
     def interrupt(self) -> None:
-        """End a `receive` that waits, with LineLost; also the next one. The line itself stays."""
+        """End the current or next `receive` with SeedConnectionLost."""
         self._received.put(SeedConnectionLost("this side stopped listening"))
 
     def close(self, reason: str) -> None:
-        """Now. Idempotent."""
+        """Idempotent."""
         self._carrier.abort(reason)
 
     def _send(self, body: bytes) -> None:
         try:
             self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
         except CarrierLost as loss:
-            raise SeedConnectionLost(f"the line to the seed is gone: {loss.reason}") from loss
+            raise SeedConnectionLost(f"connection to the seed lost: {loss.reason}") from loss
 
-    # -- Sink: the driving thread ------------------------------------------------------------------------
+    # -- Sink: called by the driver ----------------------------------------------------------------------
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """See Sink."""
         if frame.kind != _CONTROL:
-            self._end(SeedConnectionLost(f"the seed sent a frame of kind {frame.kind} on the join line"))
+            self._end(SeedConnectionLost(f"the seed sent a frame of kind {frame.kind} on the join connection"))
             return
-        if self._received.qsize() >= _MOST_WAITING:
-            self._end(SeedConnectionLost("the seed says more than anybody asked for"))
+        if self._received.qsize() >= _MAX_UNREAD:
+            self._end(SeedConnectionLost("the seed sent too many messages"))
             return
         try:
             self._received.put(decode_join(body, MAX_JOIN_BYTES))
         except VersionMismatch as mismatch:
             self._end(VersionMismatch(ours=mismatch.ours, theirs=mismatch.theirs, peer=f"the seed at {self.address}"))
         except HandshakeError as error:
-            self._end(SeedConnectionLost(f"the seed is not understood: {error}"))
+            self._end(SeedConnectionLost(f"invalid message from the seed: {error}"))
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """See Sink. None is ever expected here."""
+        """Not expected."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink. Finish too, so that the seed need not wait for us."""
-        self._received.put(SeedConnectionLost("the seed closed the line"))
+        # Finish too, so that the seed does not wait.
+        self._received.put(SeedConnectionLost("the seed closed the connection"))
         try:
             carrier.finish()
         except CarrierLost:
-            return  # it has ended by itself
+            return  # already ended
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """See Sink."""
-        self._received.put(SeedConnectionLost(f"the line to the seed is gone: {error.reason}"))
+        self._received.put(SeedConnectionLost(f"connection to the seed lost: {error.reason}"))
 
     def _end(self, error: NexarError | ConnectionError) -> None:
         self._received.put(error)
@@ -235,47 +225,41 @@ class JoinConnection:
 _log = logging.getLogger(__name__)
 
 GRACE: Final = 5.0
-"""Seconds beyond the formation timeout, and beyond what a slow seed adds to it: by then the seed, whose clock began
-earlier, has said who is missing."""
+"""Seconds beyond the formation timeout, and beyond what a slow seed adds: by then the seed, whose clock started
+earlier, has reported the missing ranks."""
 _LONGEST_ATTEMPT: Final = 10.0
 
-_Entered = TypeVar("_Entered")
+_Result = TypeVar("_Result")
 _Answer = TypeVar("_Answer", Welcome, StatusPageReply)
 Ask: TypeAlias = Callable[[bytes], "JoinRequest | ReserveRanks"]
-"""What to ask for, given the proof that goes with it."""
+"""Makes the request from the proof."""
 OnCurrent: TypeAlias = Callable[[Membership], None]
-"""Told, by the thread that joins, whom it will join as soon as they take it: at first and again at each change."""
+"""Receives the membership to join, and every change of it, in the joining thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRequest:
-    """What a candidate brings along."""
+    """A joiner's request."""
 
-    rank: Rank | None = None
-    """That its environment gave it; None: any."""
+    rank: Rank | None = None  # from its environment; None for any
     launcher: NodeId = UNKNOWN_NODE
-    epoch: int = 0
-    """Of the membership that it is in already; 0: of none."""
-    size: int = 0
-    """Of the world, as its environment says; 0: its environment does not say."""
-    confirms: bool = False
-    """It will tell the seed when it is connected to the other members of the first membership."""
+    epoch: int = 0  # of its current membership; 0 if none
+    size: int = 0  # of the world, from its environment; 0 if unknown
+    confirms: bool = False  # it will report when it is connected to the first membership
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedCluster:
-    """A candidate that is in."""
+    """A node that joined."""
 
-    line: JoinConnection
+    connection: JoinConnection
     welcome: Welcome
-    membership: Membership
-    """The first that it is in; if it came `again`, a later one perhaps."""
-    again: bool = False
-    """It had to knock again, and was a member already."""
+    membership: Membership  # the first one it is in; a later one if `again`
+    again: bool = False  # it had to reconnect and was a member already
 
 
 def patience(timeout: float) -> float:
-    """Seconds beyond the formation timeout that a node waits for the seed's answer."""
+    """Seconds beyond the formation timeout for the seed's answer."""
     return GRACE + longest_extension(timeout)
 
 
@@ -294,9 +278,8 @@ class JoinClient:
         tell: Tell | None = None,
         tells_for_host: bool = True,
     ) -> None:
-        """`timeout`: until the cluster has formed; `join_timeout`: until one that has formed takes us, 0: no limit.
-        `clock`: seconds since 1970. `tell` shows the user what is waited for. `tells_for_host`: this process also
-        tells what all processes of its host wait for, such as a seed that does not answer.
+        """`timeout` limits the formation, `join_timeout` the wait for a formed cluster (0: no limit). `clock`: seconds
+        since 1970. `tell` shows waits to the user; `tells_for_host`: also those shared by all processes of this host.
         """
         self._node = node
         self._invitation = invitation
@@ -306,71 +289,66 @@ class JoinClient:
         self._clock = clock
         self._tell = tell
         self._tell_for_host = tell if tells_for_host else None
-        self._last_failure = "no answer yet"  # why the attempt before came to nothing
+        self._last_failure = "no answer yet"  # of the last attempt
         self.attempts = 0
 
-    def join(self, place: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
-        """Become a member. JoinRefused, SeedUnreachable, FormationTimeout, VersionMismatch; all within the timeout,
-        and `patience` for the seed's own word if we are in and others are not. Recalled when the node closes meanwhile.
+    def join(self, request: RankRequest, on_current: OnCurrent | None = None) -> JoinedCluster:
+        """Become a member; retries while the seed is away. Raises JoinRefused, SeedUnreachable, FormationTimeout or
+        VersionMismatch within the timeout (plus `patience` once admitted); DialCancelled.
 
-        Where the cluster has formed and takes us later, `on_current` is told whom we will join; OperationTimeout if
-        that takes longer than `join_timeout`. A seed that goes away meanwhile is knocked at again.
+        In a formed cluster, `on_current` receives the membership to join; OperationTimeout after `join_timeout`.
         """
         deadline = time.monotonic() + self._timeout
         cause: SeedConnectionLost | None = None
         while True:
-            line, welcome = self._enter("candidate", lambda proof: self._apply(proof, place), deadline, cause)
+            connection, welcome = self._enter(
+                "candidate", lambda proof: self._join_request(proof, request), deadline, cause
+            )
             try:
-                joined = self._complete(line, welcome, deadline, on_current or _ignore_membership)
+                joined = self._complete(connection, welcome, deadline, on_current or _ignore_membership)
                 return replace(joined, again=joined.again and cause is not None)
-            except SeedConnectionLost as lost:  # the seed may come back: knock again
-                _log.info("%s; knocking again", lost)
+            except SeedConnectionLost as lost:  # the seed may come back
+                _log.info("%s; reconnecting", lost)
                 cause = lost
-                if line.epoch:  # it was in, so its time for coming in begins anew
+                if connection.epoch:  # it was admitted, so the timeout starts again
                     deadline = time.monotonic() + self._timeout
 
-    def rejoin(self, place: RankRequest) -> JoinedCluster:
-        """One attempt to be known again to a seed that was gone. As `join`, or why it came to nothing: an OSError.
-
-        LineLost also if the seed takes us for somebody new: others know more, and tell it.
+    def rejoin(self, request: RankRequest) -> JoinedCluster:
+        """Reconnect once. Errors as `join`, or OSError; SeedConnectionLost also if the seed does not know this member
+        yet, until others tell it.
         """
         deadline = time.monotonic() + self._timeout
-        ask = partial(self._apply, place=place)
-        line, welcome = self._attempt(lambda: self._knock("candidate", ask, deadline))
-        return self._complete(line, welcome, deadline, _taken_for_another)
+        ask = partial(self._join_request, request=request)
+        connection, welcome = self._attempt(lambda: self._connect("candidate", ask, deadline))
+        return self._complete(connection, welcome, deadline, _not_known_yet)
 
     def enter(self, role: Role, ask: Ask) -> tuple[JoinConnection, Welcome]:
-        """Knock until the seed has said welcome, and take the certificate it gives. Errors as for `join`."""
+        """Connect until admitted; install the certificate. Errors as `join`."""
         return self._enter(role, ask, time.monotonic() + self._timeout)
 
     def enter_again(self, role: Role, ask: Ask) -> JoinConnection:
-        """One attempt, at a seed that was gone. Errors as for `rejoin`."""
+        """Reconnect once. Errors as `rejoin`."""
         deadline = time.monotonic() + self._timeout
-        return self._attempt(lambda: self._knock(role, ask, deadline))[0]
+        return self._attempt(lambda: self._connect(role, ask, deadline))[0]
 
     def watch(self) -> tuple[JoinConnection, StatusPageReply]:
-        """Knock until the seed shows its board, to whoever knows the secret; nothing else is wanted of it, and no
-        certificate given. Errors as for `join`.
-        """
+        """Connect until the seed shows its status board. Errors as `join`."""
         deadline = time.monotonic() + self._timeout
-        return self._persist(lambda until: self._attempt(lambda: self._connect_to_observe(until)), deadline)
+        return self._retry(lambda until: self._attempt(lambda: self._connect_to_observe(until)), deadline)
 
     def _enter(
         self, role: Role, ask: Ask, deadline: float, cause: Exception | None = None
     ) -> tuple[JoinConnection, Welcome]:
-        """`cause`: why it was not enough to have entered before."""
-        return self._persist(lambda until: self._attempt(lambda: self._knock(role, ask, until)), deadline, cause)
+        return self._retry(lambda until: self._attempt(lambda: self._connect(role, ask, until)), deadline, cause)
 
-    def _persist(
-        self, attempt: Callable[[float], _Entered], deadline: float, cause: Exception | None = None
-    ) -> _Entered:
+    def _retry(self, attempt: Callable[[float], _Result], deadline: float, cause: Exception | None = None) -> _Result:
         with WaitNotice(self._tell_for_host, lambda: self._no_seed(deadline)):
             while self.attempts == 0 or time.monotonic() < deadline:
                 self._node.cancel_token.pause(self._pause(deadline))
                 try:
                     return attempt(min(deadline, time.monotonic() + _LONGEST_ATTEMPT))
                 except TimeoutError as failed:
-                    cause = cause or failed  # the last attempt has little time: the one before knew more
+                    cause = cause or failed  # the last attempt has little time; the one before knew more
                 except (ConnectRefused, SeedConnectionLost) as failed:
                     cause = failed
                 self._last_failure = _text(cause)
@@ -383,11 +361,11 @@ class JoinClient:
         where = ", ".join(self._invitation.addresses)
         return f"no seed answers at {where}: {self._last_failure}{seconds_left(deadline)}"
 
-    def _attempt(self, knock: Callable[[], _Entered]) -> _Entered:
-        """What another attempt would not change is raised as the user reads it; the rest is an OSError."""
+    def _attempt(self, connect: Callable[[], _Result]) -> _Result:
+        """Raises final errors for users, others as OSError."""
         self.attempts += 1
         try:
-            return knock()
+            return connect()
         except RefusedBySeed as refused:
             address = ", ".join(self._invitation.addresses)
             raise _join_refused(refused, address) from refused
@@ -407,7 +385,6 @@ class JoinClient:
         )
 
     def _not_the_seed(self, cause: Exception, address: str) -> SeedUnreachable:
-        """Somebody answered, at once, and it is not the seed we were invited by."""
         remedy = "take the ticket, or the token and the address, of the seed that runs now"
         return SeedUnreachable(
             addresses=self._invitation.addresses,
@@ -418,119 +395,117 @@ class JoinClient:
             credential="token" if self._invitation.fingerprint is None else "ticket",
         )
 
-    def _knock(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinConnection, Welcome]:
-        line, welcome = self._greet(role, ask, Welcome, deadline)
+    def _connect(self, role: Role, ask: Ask, deadline: float) -> tuple[JoinConnection, Welcome]:
+        connection, welcome = self._authenticate(role, ask, Welcome, deadline)
         try:
             take_certificate(self._node, welcome.cluster, welcome.certificate, welcome.authority)
         except BaseException:
-            line.close("giving up")
+            connection.close("giving up")
             raise
-        return line, welcome
+        return connection, welcome
 
     def _connect_to_observe(self, deadline: float) -> tuple[JoinConnection, StatusPageReply]:
-        return self._greet("onlooker", WatchStatus, StatusPageReply, deadline)
+        return self._authenticate("onlooker", WatchStatus, StatusPageReply, deadline)
 
-    def _greet(
+    def _authenticate(
         self, role: Role, ask: Callable[[bytes], JoinMessage], answer: type[_Answer], deadline: float
     ) -> tuple[JoinConnection, _Answer]:
-        """Until the seed has given this answer."""
         invitation, node = self._invitation, self._node
         expected = Expected(UNKNOWN_NODE, invitation.fingerprint, anonymous=True)
-        line = JoinConnection(node.dialer.dial(self._addresses(), expected, deadline, failed=self._note_failure))
+        connection = JoinConnection(node.dialer.dial(self._addresses(), expected, deadline, failed=self._note_failure))
         try:
-            with node.cancel_token.waking(line.interrupt):
-                proof = line.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
-                line.send(ask(proof))
-                return line, line.expect(answer, deadline)
+            with node.cancel_token.waking(connection.interrupt):
+                proof = connection.prove_each_other(invitation, node.id, role, node.capabilities, deadline)
+                connection.send(ask(proof))
+                return connection, connection.expect(answer, deadline)
         except BaseException:
-            line.close("giving up")
+            connection.close("giving up")
             raise
 
     def _addresses(self) -> Mapping[str, tuple[str, ...]]:
-        """TLS first. The seed must know who has died before it commits, and the system closes the TCP connections of a
-        process that is killed, where QUIC falls silent and is missed only half a minute later.
-        """
+        # TLS first: the seed must notice deaths before it commits. The system closes TCP connections of a killed
+        # process at once; QUIC times out after half a minute.
         schemes = sorted(self._node.network_schemes, key=lambda scheme: scheme != "tls")
         return dict.fromkeys(schemes, self._invitation.addresses)
 
-    def _apply(self, proof: bytes, place: RankRequest) -> JoinRequest:
+    def _join_request(self, proof: bytes, request: RankRequest) -> JoinRequest:
         node = self._node
         return JoinRequest(
             proof=proof,
             request=make_request(node.id, node.key),
             host=node.host,
             addresses=node.addresses(),
-            rank=place.rank,
-            launcher=place.launcher,
-            epoch=place.epoch,
-            size=place.size,
+            rank=request.rank,
+            launcher=request.launcher,
+            epoch=request.epoch,
+            size=request.size,
             clock=self._clock(),
             settings=agreed_settings(node.config),
-            confirms=place.confirms,
+            confirms=request.confirms,
         )
 
     def _complete(
-        self, line: JoinConnection, welcome: Welcome, deadline: float, on_current: OnCurrent
+        self, connection: JoinConnection, welcome: Welcome, deadline: float, on_current: OnCurrent
     ) -> JoinedCluster:
         try:
-            with self._node.cancel_token.waking(line.interrupt):
-                with suppress(
-                    SeedConnectionLost
-                ):  # what the seed said before it closed the line has come, and is heard below
-                    line.send(Ready())
-                return self._await_membership(line, welcome, deadline + patience(self._timeout), on_current)
+            with self._node.cancel_token.waking(connection.interrupt):
+                with suppress(SeedConnectionLost):  # messages that the seed sent before it closed are read below
+                    connection.send(Ready())
+                return self._await_membership(connection, welcome, deadline + patience(self._timeout), on_current)
         except BaseException:
-            line.close("giving up")
+            connection.close("giving up")
             raise
 
     def _await_membership(
-        self, line: JoinConnection, welcome: Welcome, deadline: float, on_current: OnCurrent
+        self, connection: JoinConnection, welcome: Welcome, deadline: float, on_current: OnCurrent
     ) -> JoinedCluster:
-        """Who is a member already is not told first whom it will join."""
+        # A member receives Committed without Current.
         began, at_once = time.monotonic(), True
         notices = NoticeTimes(began)
         while True:
-            message = self._await_word(line, welcome, deadline, notices)
+            message = self._next_message(connection, welcome, deadline, notices)
             match message:
                 case Committed():
-                    return JoinedCluster(line, welcome, _read_membership(line, message), again=at_once)
+                    return JoinedCluster(connection, welcome, _read_membership(connection, message), again=at_once)
                 case Current():
                     at_once = False
-                    on_current(_read_membership(line, message))
+                    on_current(_read_membership(connection, message))
                     deadline = began + self._join_timeout
                 case FormationFailed():
                     raise formation_error(message)
                 case _:
-                    raise SeedConnectionLost(f"the seed said {type(message).__name__} where the membership was due")
+                    raise SeedConnectionLost(f"the seed sent {type(message).__name__} instead of the membership")
 
-    def _await_word(self, line: JoinConnection, welcome: Welcome, deadline: float, notices: NoticeTimes) -> JoinMessage:
-        """The next message about the membership. Meanwhile the user is told who is missing."""
+    def _next_message(
+        self, connection: JoinConnection, welcome: Welcome, deadline: float, notices: NoticeTimes
+    ) -> JoinMessage:
+        """The next message about the membership. Shows missing ranks meanwhile."""
         while True:
             try:
-                message = line.receive(deadline if self._tell is None else min(deadline, notices.next))
+                message = connection.receive(deadline if self._tell is None else min(deadline, notices.next))
             except TimeoutError as late:
                 if time.monotonic() >= deadline:
-                    raise self._too_late(line, welcome) from late
-                self._ask_who_is_missing(line, deadline)
+                    raise self._too_late(connection, welcome) from late
+                self._ask_who_is_missing(connection, deadline)
                 notices.advance(time.monotonic())
                 continue
             except RefusedBySeed as refused:
-                raise _join_refused(refused, line.address) from refused
+                raise _join_refused(refused, connection.address) from refused
             if not isinstance(message, FormationProgress):
                 return message
             if self._tell is not None and message.reports:
                 # The seed gives up earlier, unless it runs slowly.
                 self._tell(_missing(message) + seconds_left(deadline - patience(self._timeout)))
 
-    def _ask_who_is_missing(self, line: JoinConnection, deadline: float) -> None:
-        """Of the seed, while the cluster forms. The members of one that has formed decide by themselves."""
-        if not line.epoch:
-            line.send(FormationQuery())
+    def _ask_who_is_missing(self, connection: JoinConnection, deadline: float) -> None:
+        # The members of a formed cluster decide themselves.
+        if not connection.epoch:
+            connection.send(FormationQuery())
         elif self._tell is not None:
             self._tell(f"waiting for a checkpoint of the members, which lets this node in{seconds_left(deadline)}")
 
-    def _too_late(self, line: JoinConnection, welcome: Welcome) -> FormationTimeout | OperationTimeout:
-        if not line.epoch:
+    def _too_late(self, connection: JoinConnection, welcome: Welcome) -> FormationTimeout | OperationTimeout:
+        if not connection.epoch:
             return FormationTimeout(
                 joined=["this node"],
                 expected=welcome.size,
@@ -542,7 +517,7 @@ class JoinClient:
 
 
 def formation_error(failed: FormationFailed) -> FormationTimeout:
-    """What `init()` raises when the seed says that the cluster did not form."""
+    """The error for a failed formation."""
     return FormationTimeout(
         joined=failed.joined,
         expected=failed.expected,
@@ -559,7 +534,6 @@ def _join_refused(refused: RefusedBySeed, address: str) -> JoinRefused:
 
 
 def _missing(progress: FormationProgress) -> str:
-    """Whom a formation waits for, and whom the seed has refused meanwhile."""
     count = progress.expected - progress.joined
     named = f": {list_ranks(progress.missing)}" if progress.missing else ""
     more = ", …" if 0 < len(progress.missing) < count else ""
@@ -570,26 +544,24 @@ def _missing(progress: FormationProgress) -> str:
 
 
 def _ignore_membership(_: Membership) -> None:
-    """Nobody wants to know whom it will join."""
+    """Ignored."""
 
 
-def _taken_for_another(_: Membership) -> None:
+def _not_known_yet(_: Membership) -> None:
     raise SeedConnectionLost("the seed does not know this node as a member yet")
 
 
-def _read_membership(line: JoinConnection, message: Committed | Current) -> Membership:
+def _read_membership(connection: JoinConnection, message: Committed | Current) -> Membership:
     try:
         membership = Membership.decode(message.membership)
     except MembershipError as error:
-        raise SeedConnectionLost(f"the seed sent a membership that is none: {error}") from error
-    line.epoch = membership.epoch
+        raise SeedConnectionLost(f"the seed sent an invalid membership: {error}") from error
+    connection.epoch = membership.epoch
     return membership
 
 
 def take_certificate(node: Node, cluster: str, certificate: bytes, authority: bytes) -> tuple[datetime, datetime]:
-    """Let the node show the certificate that the seed gave, and believe its authority (both PEM). Returns from when and
-    until when it is valid. LineLost if they are no such thing.
-    """
+    """Install certificate and authority (PEM). Returns the validity. Raises SeedConnectionLost if they are unusable."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         node.certify(make_credentials(node.id, cluster, node.key, loaded), Trust(authority))

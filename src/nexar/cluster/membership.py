@@ -1,21 +1,14 @@
-"""The membership: who is in the cluster at one epoch, in order of rank. The value that everything agrees on.
+"""The membership at one epoch, and the change that leads to the next. Pure and immutable.
 
-Pure and immutable: a change makes another membership with a higher epoch. A member's rank is its index, so ranks are
-dense by construction. Each member's public key is pinned by its fingerprint: two nodes that hold the same membership
-can tell each other from everybody else, without a seed. Attendants (launchers, the seed) are pinned too, but hold no
-rank: they may speak to members about the cluster, and are not part of what it computes.
-
-Encoding is canonical: equal memberships have equal bytes.
-
-What turns one membership into the next: the value that members agree on. Pure.
-
-It says what changes, not what stays, so it is small however large the world is, and it means something only to who has
-the membership before it. Ranks stay dense: who stays keeps its order, who joins is appended, in the order given.
+Ranks are indices, so they are dense. Keys are pinned by fingerprint, so members recognise each other without the seed.
+Launchers and the seed are pinned too but hold no rank.
 
 Laws:
-- Applied to one and the same membership, a change gives one and the same membership, everywhere. Encoding is canonical.
-- What comes after a communicator follows from the changes alone (`following`), so all its members come to the same
-  answer, whenever they look. Votes follow the world; communicators follow what concerns them.
+
+- Encodings are canonical: equal values have equal bytes.
+- A change holds differences only, whatever the size of the world. Applied to equal memberships it gives equal ones.
+  Remaining members keep their order; joiners are appended.
+- The next generation of a communicator follows from the changes alone, so all its members compute the same one.
 """
 
 from __future__ import annotations
@@ -36,45 +29,37 @@ from nexar.wire.hello import MAX_CAPABILITIES
 from nexar.wire.join import MAX_JOIN_BYTES, Addresses, Host, check_node, count_addresses
 from nexar.wire.text import foreign_lines
 
-MAX_MEMBERSHIP_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)
-"""So that the join message that carries it is not too large."""
+MAX_MEMBERSHIP_BYTES: Final = MAX_JOIN_BYTES - (1 << 10)  # fits into a join message
 
-MAX_MEMBERS: Final = 4096
-"""As many find room in one message with a description of about 190 bytes each."""
-_ATTENDANT_BYTES: Final = 64
-"""More than one takes: two numbers of the encoding, a node id, a fingerprint."""
-_REST_BYTES: Final = 512
-"""More than the other fields take: names, cluster, epoch, seed."""
+MAX_MEMBERS: Final = 4096  # they fit into one message at about 190 bytes each
+_ATTENDANT_BYTES: Final = 64  # upper bound: two encoded numbers, a node id, a fingerprint
+_REST_BYTES: Final = 512  # upper bound of the other fields
 
 
 class MembershipError(ValueError):
-    """What was given, or read, cannot be a membership."""
+    """Not a valid membership."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One place of the cluster: who has it, how to reach them, how to know them."""
+    """A member: node, addresses and key."""
 
     node: NodeId
-    host: Host
-    """Members with the same host id run on the same machine."""
-    fingerprint: bytes
-    """SHA-256 of the public key: what every handshake with this node is checked against."""
-    addresses: Addresses
-    """By transport, the best first."""
+    host: Host  # equal on one machine
+    fingerprint: bytes  # SHA-256 of the public key, checked in every handshake
+    addresses: Addresses  # by scheme, best first
     capabilities: frozenset[str] = frozenset()
-    launcher: NodeId = 0
-    """The attendant that started it; 0: nobody here."""
+    launcher: NodeId = 0  # that started it; 0 if none
 
 
 class PinnedNode(msgspec.Struct, frozen=True, array_like=True):
-    """A node that is known to the cluster and holds no rank."""
+    """A known node without a rank."""
 
     node: NodeId
     fingerprint: bytes
 
 
 class _Encoded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form on the wire and on disk. Fields may be added with a default; names are never reused."""
+    """The form on wire and disk. New fields need a default; names are never reused."""
 
     cluster: Annotated[str, Meta(min_length=1, max_length=64)]
     epoch: Annotated[int, Meta(ge=1)]
@@ -90,14 +75,12 @@ _member_decoder: Final = msgspec.msgpack.Decoder(Member)
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The cluster at one epoch. MembershipError if the parts contradict one another."""
+    """Raises MembershipError if its parts are inconsistent."""
 
     cluster: str
     epoch: int
-    members: tuple[Member, ...]
-    """The index is the rank."""
-    attendants: tuple[PinnedNode, ...] = ()
-    """The launchers."""
+    members: tuple[Member, ...]  # index = rank
+    attendants: tuple[PinnedNode, ...] = ()  # launchers
     seed: PinnedNode | None = None
     _ranks: dict[NodeId, Rank] = field(init=False, repr=False, compare=False)
     _pins: dict[NodeId, bytes] = field(init=False, repr=False, compare=False)
@@ -105,18 +88,17 @@ class Membership:
     _local_ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check, and build once what is asked for all the time."""
         for member in self.members:
             _check_member(member)
         object.__setattr__(self, "_ranks", {member.node: rank for rank, member in enumerate(self.members)})
-        object.__setattr__(self, "_pins", _pins(self._everybody()))
+        object.__setattr__(self, "_pins", _pins(self._all_nodes()))
         on_host, local_ranks = _hosts(self.members)
         object.__setattr__(self, "_on_host", on_host)
         object.__setattr__(self, "_local_ranks", local_ranks)
         if self.epoch < 1 or not self.members:
             raise MembershipError(f"a membership of {self.size} members at epoch {self.epoch}; both start at 1")
 
-    def _everybody(self) -> Iterable[Member | PinnedNode]:
+    def _all_nodes(self) -> Iterable[Member | PinnedNode]:
         yield from self.members
         yield from self.attendants
         if self.seed is not None:
@@ -124,43 +106,42 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
         return len(self.members)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Host ids, in the order of their first rank."""
+        """Host ids in order of their first rank."""
         return tuple(self._on_host)
 
     def member(self, rank: Rank) -> Member:
-        """Who has this rank. IndexError if nobody does."""
+        """Raises IndexError for an unused rank."""
         if not 0 <= rank < self.size:
             raise IndexError(f"rank {rank} is not in 0..{self.size - 1}")
         return self.members[rank]
 
     def rank_of(self, node: NodeId) -> Rank | None:
-        """The rank of a node; None if it is no member."""
+        """None if it is not a member."""
         return self._ranks.get(node)
 
     def pin(self, node: NodeId) -> bytes | None:
-        """The fingerprint that this node's key must have, member or attendant; None: the node is not to be let in."""
+        """The required fingerprint of a member, launcher or seed, or None."""
         return self._pins.get(node)
 
     def ranks_on(self, host: str) -> tuple[Rank, ...]:
-        """The ranks of one host, ascending; none for a host that is not here."""
+        """In ascending order; empty for an unknown host."""
         return self._on_host.get(host, ())
 
     def local_rank(self, rank: Rank) -> int:
-        """The place of a rank among those of its host. IndexError if nobody has that rank."""
+        """Index among the ranks of its host. Raises IndexError."""
         self.member(rank)
         return self._local_ranks[rank]
 
     def local_size(self, rank: Rank) -> int:
-        """How many ranks share the host of this one, itself included. IndexError if nobody has that rank."""
+        """Raises IndexError."""
         return len(self._on_host[self.member(rank).host])
 
     def encode(self) -> bytes:
-        """Canonical bytes, for the wire and for the disk. MembershipError if no join message could carry them."""
+        """Canonical. Raises MembershipError if it exceeds a join message."""
         parts = _Encoded(self.cluster, self.epoch, self.members, self.attendants, self.seed)
         data = _encoder.encode(parts)
         if len(data) > MAX_MEMBERSHIP_BYTES:
@@ -172,7 +153,7 @@ class Membership:
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> Membership:
-        """The membership that `encode` wrote. MembershipError for anything else."""
+        """Raises MembershipError."""
         if len(data) > MAX_MEMBERSHIP_BYTES:
             raise MembershipError(f"a membership of {len(data)} bytes; allowed are {MAX_MEMBERSHIP_BYTES}")
         try:
@@ -189,7 +170,7 @@ def encode_member(member: Member) -> bytes:
 
 
 def decode_member(data: bytes) -> Member:
-    """The member that `encode_member` wrote. MembershipError for anything else."""
+    """Raises MembershipError."""
     try:
         member = _member_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -201,9 +182,7 @@ def decode_member(data: bytes) -> Member:
 
 
 def check_addresses(members: Iterable[Member]) -> None:
-    """MembershipError if one of them has an address that nobody can dial. Asked of members that come from a message;
-    those of a membership that was checked need no second look.
-    """
+    """Raises MembershipError for an undialable address. Only members from messages need this check."""
     for member in members:
         try:
             check_advertised(member.addresses)
@@ -212,19 +191,19 @@ def check_addresses(members: Iterable[Member]) -> None:
 
 
 def check_size(membership: Membership) -> None:
-    """MembershipError if it has more members than a cluster may have, or more bytes than a join message carries."""
+    """Raises MembershipError for too many members or bytes."""
     if membership.size > MAX_MEMBERS:
         raise MembershipError(f"a membership of {membership.size} members; allowed are {MAX_MEMBERS}")
     membership.encode()
 
 
 def share_bytes(member: Member) -> int:
-    """What this member adds to the size of an encoded membership."""
+    """Bytes that this member adds to an encoded membership."""
     return len(encode_member(member))
 
 
 def allowed_share_bytes(size: int) -> int:
-    """The most a member may add in a world of this size, so that there is room for all, and for as many attendants."""
+    """Bytes per member so that all fit, with as many launchers."""
     return (MAX_MEMBERSHIP_BYTES - _REST_BYTES) // size - _ATTENDANT_BYTES
 
 
@@ -233,15 +212,15 @@ def _check_member(member: Member) -> None:
         count_addresses(member.addresses)
         check_node(member.launcher or 1)
     except ValueError as error:
-        raise MembershipError(f"a member in disorder: {error}") from None
+        raise MembershipError(f"invalid member: {error}") from None
     if len(member.capabilities) > MAX_CAPABILITIES:
         raise MembershipError(f"a member with {len(member.capabilities)} capabilities; allowed: {MAX_CAPABILITIES}")
 
 
-def _pins(everybody: Iterable[Member | PinnedNode]) -> dict[NodeId, bytes]:
-    """Fingerprints by node: each node once, each with a whole fingerprint."""
+def _pins(nodes_with_keys: Iterable[Member | PinnedNode]) -> dict[NodeId, bytes]:
+    """Raises MembershipError for duplicates and wrong lengths."""
     pins: dict[NodeId, bytes] = {}
-    for present in everybody:
+    for present in nodes_with_keys:
         try:
             node = check_node(present.node)
         except ValueError as error:
@@ -255,7 +234,7 @@ def _pins(everybody: Iterable[Member | PinnedNode]) -> dict[NodeId, bytes]:
 
 
 def _hosts(members: Iterable[Member]) -> tuple[dict[str, tuple[Rank, ...]], tuple[int, ...]]:
-    """The ranks of each host, hosts in order of their first rank; and the local rank of each rank."""
+    """The ranks of each host, and the local rank of each rank."""
     on_host: dict[str, list[Rank]] = {}
     local_ranks = []
     for rank, member in enumerate(members):
@@ -265,74 +244,64 @@ def _hosts(members: Iterable[Member]) -> tuple[dict[str, tuple[Rank, ...]], tupl
     return {host: tuple(ranks) for host, ranks in on_host.items()}, tuple(local_ranks)
 
 
-WORLD: Final = 0
-"""The id of a cluster's first communicator."""
+WORLD: Final = 0  # id of the first communicator
 
 
 class Departure(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody who is no longer here."""
+    """A removed member."""
 
     node: NodeId
-    cause: Cause
-    """Why, for people; with its traceback if it raised."""
-    willing: bool = False
-    """It asked for it."""
-    quiet: bool = False
-    """It had closed, and nobody needed it: communicators that have it go on, until somebody there does."""
+    cause: Cause  # for users; with the traceback if it raised
+    willing: bool = False  # it asked to leave
+    quiet: bool = False  # it had closed: communicators continue until one of their members needs it
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The step to one epoch from the one before."""
+    """The difference between two consecutive epochs."""
 
-    epoch: Annotated[int, Meta(ge=2)]
-    """Of the membership that it makes."""
+    epoch: Annotated[int, Meta(ge=2)]  # of the resulting membership
     left: Annotated[tuple[Departure, ...], Meta(max_length=MAX_MEMBERS)] = ()
     joined: Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)] = ()
     severed: tuple[tuple[NodeId, NodeId], ...] = ()
-    """Pairs, the lower node first, whose connection broke although both live: what was on it may be lost."""
-    renewed: tuple[int, ...] = ()
-    """Communicators that go on as they are, but with a successor."""
+    """Pairs, lower node first, of live members whose connection broke: data on it may be lost."""
+    renewed: tuple[int, ...] = ()  # communicators that get a successor with the same members
 
     def apply(self, membership: Membership) -> Membership:
-        """The next membership. MembershipError if this is no change of that one, if nobody would be left, or if the
-        result has more members or more bytes than a membership may have, or if a joiner cannot be dialed.
+        """Raises MembershipError if it does not fit this membership, leaves no member, exceeds a limit, or has an
+        undialable joiner.
         """
         if self.epoch != membership.epoch + 1:
             raise MembershipError(f"a change to epoch {self.epoch} of a membership of epoch {membership.epoch}")
         gone = self.gone
         if not gone <= {member.node for member in membership.members}:
-            raise MembershipError("a change that removes who is no member")
+            raise MembershipError("a change that removes a node that is not a member")
         stay = tuple(member for member in membership.members if member.node not in gone)
         after = Membership(membership.cluster, self.epoch, stay + self.joined, membership.attendants, membership.seed)
-        if self.joined:  # without joiners it only gets smaller
+        if self.joined:  # otherwise it only shrinks
             check_addresses(self.joined)
             check_size(after)
         return after
 
     @property
     def gone(self) -> frozenset[NodeId]:
-        """The nodes that left."""
         return frozenset(departure.node for departure in self.left)
 
     @property
     def ending_departures(self) -> frozenset[NodeId]:
-        """Those of them whose communicators end by it."""
+        """Nodes whose departure ends their communicators."""
         return frozenset(departure.node for departure in self.left if not departure.quiet)
 
     @property
     def quiet(self) -> frozenset[NodeId]:
-        """Those of them who had closed, and disturb nobody."""
         return self.gone - self.ending_departures
 
     @property
     def concerns_world(self) -> bool:
-        """Whether the world's communicator gets a successor by it: whoever comes, goes or is severed is a member there.
-        Not by who goes quietly, nor by what is renewed elsewhere.
-        """
+        # Quiet departures and renewals elsewhere give the world no successor.
         return bool(self.joined or self.severed or WORLD in self.renewed or self.ending_departures)
 
     def concerns(self, communicator: int, nodes: Sequence[NodeId] | frozenset[NodeId]) -> bool:
-        """Whether a communicator of these nodes gets a successor by it."""
+        """Whether a communicator of these nodes gets a successor."""
         if communicator == WORLD:
             return self.concerns_world
         members = frozenset(nodes)
@@ -343,19 +312,17 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def causes(self, membership: Membership) -> dict[Rank, str]:
-        """Why each is gone, by its rank in the membership before; those who held none there are left out. Fit to be
-        shown, whoever wrote it.
-        """
+        """Causes by previous rank, safe to print."""
         ranks = {departure.node: membership.rank_of(departure.node) for departure in self.left}
         return {rank: foreign_lines(each.cause) for each in self.left if (rank := ranks[each.node]) is not None}
 
     def encode(self) -> bytes:
-        """Canonical bytes: what a ballot carries."""
+        """Canonical."""
         return _change_encoder.encode(self)
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> Change:
-        """The change that `encode` wrote. MembershipError for anything else, and for more than a ballot can carry."""
+        """Raises MembershipError, also above the limit of a ballot."""
         if len(data) > MAX_VALUE_BYTES:
             raise MembershipError(f"a change of {len(data)} bytes; allowed are {MAX_VALUE_BYTES}")
         try:
@@ -367,14 +334,14 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 def next_generation(
     communicator: int, membership: Membership, world: Membership, changes: Sequence[Change]
 ) -> Membership | None:
-    """Who goes on after these changes, in order; None: they do not concern this communicator. `world` is what the last
-    of them made; older ones may be missing, if none of them concerned it.
+    """The next generation after these changes; None if they do not concern the communicator.
 
-    The epoch is that of the last change that concerns it, and it is without all who were gone by then, also those that
-    went quietly: so what does not concern it makes no difference to when somebody looks.
+    `world` is the result of the last change; older ones that do not concern it may be missing. The epoch is that of the
+    last one that concerns it. Members gone by then are left out, even quiet ones, so the result does not depend on when
+    it is computed.
     """
     members = kept = membership.members
-    epoch, later = membership.epoch, frozenset[NodeId]()  # who has gone since that epoch
+    epoch, later = membership.epoch, frozenset[NodeId]()  # departed since that epoch
     for change in changes:
         if change.epoch <= membership.epoch:
             continue

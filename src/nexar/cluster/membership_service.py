@@ -1,8 +1,7 @@
-"""From suspicions to the next membership: what `decisions.succession` decides is done here.
+"""Feeds events to MembershipMachine and performs its actions.
 
-Law: events are put to the machine one at a time, under the lock, and its actions are done one at a time, in that order,
-after the lock was released, by whichever thread finds nobody doing it. So nobody waits for another one's I/O, and a
-decision that comes with a message is carried out by the thread that heard it: there is no hop to another one.
+Law: the lock orders the events. Actions are performed in that order, without the lock, by any thread that finds no
+other thread performing. So no thread waits for another thread's I/O.
 """
 
 from __future__ import annotations
@@ -39,32 +38,32 @@ from nexar.wire.control import Chosen, Message
 
 _log = logging.getLogger(__name__)
 
-_LOOK_AGAIN: Final = 0.5  # seconds
-_NOTABLE: Final = 0.25  # seconds by which the own delay has changed when the machine is told
+_PROBE_INTERVAL: Final = 0.5  # seconds
+_MIN_DELAY_CHANGE: Final = 0.25  # seconds; smaller changes of the own delay are not reported to the machine
 MEMBERSHIP_MESSAGES: Final[tuple[type[Message], ...]] = get_args(MembershipMessage)
-"""The kinds of messages that are for the machine."""
+"""The message types of the machine."""
 
 
 class MembershipListener(Protocol):
-    """Who is told what becomes of the cluster. Called by whoever performs, one after the other; none may block."""
+    """Called one at a time; must not block."""
 
     def changes(self, change: Change, after: Membership) -> None:
-        """The next membership is chosen, and every link is still there: calls that the change ends are to end by it,
-        and not because of a link that it closes.
+        """The next membership is decided and links are still open: calls that it ends must end because of it, not
+        because of a closed link.
         """
 
     def changed(self, change: Change, after: Membership) -> None:
-        """The next membership is here; the mesh has it already."""
+        """The mesh has the next membership."""
 
     def stalled(self, stall: NoProgress) -> None:
-        """There is none, at least for now."""
+        """No decision for now."""
 
     def expelled(self, epoch: int, reason: str, *, willing: bool = False) -> None:
-        """The others went on without this node; `willing`: as it was agreed."""
+        """This node was removed; `willing`: as agreed."""
 
 
 class MembershipService:
-    """Of one node. Any thread. Close it before the mesh."""
+    """One per node. Any thread. Close it before the mesh."""
 
     def __init__(
         self,
@@ -77,8 +76,8 @@ class MembershipService:
         send_to_seed: Callable[[Message], bool],
         own_delay: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`probe` finds out whether a member can be reached, and puts a Probed. `tell_seed` must not block.
-        `own_delay`: seconds by which all deadlines extend, because this node runs slowly.
+        """`probe` puts ProbeFinished. `send_to_seed` must not block. `own_delay` extends deadlines when this node is
+        slow.
         """
         self._own_delay = own_delay
         self._node = node
@@ -89,64 +88,62 @@ class MembershipService:
         self._seed = None if membership.seed is None else membership.seed.node
         config = node.config
         self._lock = threading.Lock()
-        self._machine = MembershipMachine(  # under the lock
+        self._machine = MembershipMachine(  # guarded by the lock
             node.id,
             membership,
             recovery_timeout=config.recovery_timeout,
             probe_timeout=min(1.0, config.heartbeat_timeout / 2),
-            longest_probe=2 * config.heartbeat_timeout,  # a question, then a dial
+            longest_probe=2 * config.heartbeat_timeout,  # a ping, then a dial
             active=config.recovery_policy == "automatic",
             random=Random(node.id),
         )
         self._queue = SerialQueue(self._do)  # filled under the lock
         self._sender = BackgroundSender(mesh, node.dialer.run_in_thread, own_delay=own_delay)
-        self._delayed = 0.0  # as the machine was told last; under the lock
-        self._closed = False  # written by who closes
-        self._membership = membership  # by whoever performs: the one that was carried out
-        self._looked: dict[NodeId, float] = {}  # when members without a link were last looked for; any thread
+        self._reported_delay = 0.0  # last value reported to the machine; guarded by the lock
+        self._closed = False  # written by `close`
+        self._membership = membership  # the newest performed one; written by the performing thread
+        self._last_probes: dict[NodeId, float] = {}  # last probes of members without a link; any thread
         self._timer = TimerThread(self._on_timer)
 
     @property
     def membership(self) -> Membership:
-        """The newest that was carried out here."""
+        """The newest performed one."""
         return self._membership
 
     def suspects(self) -> dict[NodeId, str]:
-        """Members that this node cannot reach, and why."""
+        """With reasons."""
         with self._lock:
             return dict(self._machine.suspects())
 
     def missing(self) -> list[NodeId]:
-        """Whose votes are needed and have not come, and whom this node cannot reach."""
+        """Members that are unreachable or whose votes are missing."""
         with self._lock:
             return self._machine.missing()
 
     def put(self, event: MembershipInput) -> None:
-        """Tell the machine, and see that what follows from it is done."""
         if self._closed:
             return
         now = time.monotonic()
         with self._lock:
-            self._queue.add(self._tell_delay(now))
+            self._queue.add(self._update_delay(now))
             self._queue.add(self._machine.step(event, now))
             due = self._machine.due(now)
         self._queue.run()
         self._timer.wake_by(due)
 
-    def _tell_delay(self, now: float) -> list[MembershipAction]:
+    def _update_delay(self, now: float) -> list[MembershipAction]:
         """Under the lock."""
         seconds = self._own_delay()
-        if abs(seconds - self._delayed) < _NOTABLE:
+        if abs(seconds - self._reported_delay) < _MIN_DELAY_CHANGE:
             return []
-        self._delayed = seconds
+        self._reported_delay = seconds
         return self._machine.step(OwnDelayChanged(seconds), now)
 
     def heard(self, sender: NodeId, message: MembershipMessage) -> None:
-        """A word about who comes next."""
         self.put(MessageReceived(sender, message))
 
     def behind(self, sender: NodeId, epoch: int) -> None:
-        """This node is at an older epoch than we are: bring it up to date."""
+        """Send the changes since `epoch`."""
         with self._lock:
             news = self._machine.changes_since(epoch)
         for number, value in enumerate(news, epoch):
@@ -154,11 +151,11 @@ class MembershipService:
 
     def _on_timer(self, now: float) -> float | None:
         self.put(Tick())
-        self._timer.wake_by(self._mesh.let_go(now))
+        self._timer.wake_by(self._mesh.lose_overdue(now))
         with self._lock:
             return self._machine.due(now)
 
-    # -- doing ---------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------
 
     def _do(self, action: MembershipAction) -> None:
         match action:
@@ -176,46 +173,44 @@ class MembershipService:
                 assert_never(action)
 
     def say(self, node: NodeId, message: Message) -> None:
-        """It may be lost: whoever needs an answer asks again."""
+        """The message may be lost."""
         if node == self._seed:
             self._send_to_seed(message)
             return
         link = self._mesh.find(node)
         if link is None:
-            self._sender.send(node, message)  # control may dial anyone
+            self._sender.send(node, message)  # control messages may dial any member
         elif link.failure is not None:
-            self._look_again(node)
+            self._probe_again(node)
         else:
-            self._send(link, message)
+            self._send_on_link(link, message)
 
-    def _look_again(self, node: NodeId) -> None:
-        """Where the network is mended, there is a link when the word is repeated. Not for every word: each try costs a
-        thread, and just now it was found to be lost.
-        """
+    def _probe_again(self, node: NodeId) -> None:
+        # The network may have recovered. Each probe costs a thread, so the rate is limited.
         now = time.monotonic()
-        if now - self._looked.setdefault(node, now) >= _LOOK_AGAIN:
-            self._looked[node] = now
+        if now - self._last_probes.setdefault(node, now) >= _PROBE_INTERVAL:
+            self._last_probes[node] = now
             self._probe(node)
 
-    def _send(self, link: Link, message: Message) -> None:
+    def _send_on_link(self, link: Link, message: Message) -> None:
         try:
             link.send_control(message)
         except NexarError as error:
-            _log.debug("not said to node %x: %s", link.peer, error)
+            _log.debug("message to node %x lost: %s", link.peer, error)
 
     def _adopt(self, change: Change) -> None:
         before = self._membership
         after = change.apply(before)
         self._membership = after
-        for node in change.gone:  # while there is a link: who is only slow learns it from us
+        for node in change.gone:  # while links exist: a removed member that is only slow learns it here
             self.say(node, Chosen((0, before.epoch, 0), change.encode()))
-        self._looked.clear()
+        self._last_probes.clear()
         self._listener.changes(change, after)
         self._mesh.adopt(after, change)
-        self._timer.wake_by(self._mesh.let_go(time.monotonic()))
+        self._timer.wake_by(self._mesh.lose_overdue(time.monotonic()))
         self._listener.changed(change, after)
 
     def close(self) -> None:
-        """Nothing is decided here any more. Idempotent."""
+        """Idempotent."""
         self._closed = True
         self._timer.close()

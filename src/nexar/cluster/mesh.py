@@ -1,24 +1,11 @@
-"""My links to the other members: opened when first needed, or all at once where the world is small.
+"""The links of one node to the other members, opened on first use or, in a small world, all at once.
 
-When two members dial each other at the same moment, both keep the same connection: `decisions.pairing` has the law. If
-only one direction gets through, that one is used.
+A link belongs to a pair of nodes and may have several carriers. When two members dial each other, both keep the same
+connection (`decisions.peering`). Pairs number their links, so that a new dial after a loss that one side has not
+noticed differs from a crossing dial.
 
-A link belongs to a pair of nodes, whatever ranks they have; what connects it may be several carriers (the network's
-first, then shared memory, whose address is told to the peer over it). Node, key and rank of the other end are checked
-on both sides before a link is made: node and key by the transport's handshake and the membership's pin, the rank here.
-
-When a link is lost and both ends live, they may make another one: the pair counts its links, and the introduction says
-which one is meant. So a dial that answers a loss which the other side has not noticed is told from a dial that crossed
-the other side's own.
-
-Opens links when the first communicator is made, so that ranks that cannot connect are known before anybody computes.
-
-In a small world, and in a sparse topology, these are all links between neighbours. In a large full mesh a rank dials
-the ranks that it watches and waits for the ranks that watch it to dial.
-
-Law: in a large full mesh every rank is dialed by at least one other rank, and never dials that one itself meanwhile.
-So a rank that cannot be dialed is found, although it can dial the others. The cost per rank does not grow with the
-world.
+Law: in a large full mesh each rank dials the ranks it watches and is dialed by its watchers, never both ways. So a rank
+that cannot be dialed is found although it can dial. The cost per rank does not grow with the world.
 """
 
 from __future__ import annotations
@@ -49,22 +36,20 @@ from nexar.types import NodeId, Rank
 from nexar.wire.control import Introduced, Message
 
 _LONGEST_DIAL: Final = 10.0
-"""Seconds to connect, and for the lower node of two also to be answered. The higher one waits twice as long for its
-answer: the lower one gives none before its own dial ends, which hangs where the network lets only one direction
-through."""
+"""Seconds to connect, and for the lower node also to be answered. The higher one waits twice as long: the lower one
+answers only after its own dial ends, which hangs if the network passes one direction only."""
 
 
 class UnconnectedMember(NamedTuple):
-    """A member that a link was wanted to, and that this node is not connected to."""
+    """A wanted member without a connection."""
 
     rank: Rank | None
     address: str
-    cause: str
-    """Why the last dial failed; empty: none has."""
+    cause: str  # of the last failed dial; empty if none failed
 
 
 class Mesh:
-    """The links of one node. It is the `Acceptor` of the node's transports. Close it before the node."""
+    """The links of one node, and the `Acceptor` of its transports. Close it before the node."""
 
     def __init__(
         self,
@@ -74,40 +59,34 @@ class Mesh:
         on_refused: Callable[[str, str], None] | None = None,
         on_lost: Callable[[Link, NexarError], None] | None = None,
     ) -> None:
-        """`on_control` gets the control messages of links; by default those about communicators find them. `on_lost`
-        hears of links that ended without this side's will. Both run on the driving thread and must not block.
+        """`on_control` receives control messages, by default for communicators; `on_lost` failed links. The driver
+        calls both; they must not block.
         """
         self._node = node
         self.router: Final = Router(node.id, node.config, node.progress)
-        """Where its links meet the communicators."""
         self.on_expelled: Callable[[int, str], None] | None = None
-        """Told when a peer says that this node is no member any more: since which epoch, and why. Written before the
-        first membership."""
-        self.quiet_leavers: Final = QuietLeavers()
-        """Links to who has closed and is no member any more, until they end."""
+        """Called with epoch and reason when a peer says that this node was removed. Set before the first membership."""
+        self.quiet_leavers: Final = QuietLeavers()  # links to closed former members, until they end
         self._sidecars = SidecarDialer(node)
         self._on_lost = on_lost
         self._peers = PeerTable(self.router, on_control or self.router.notices.arrived, self._lost)
         self.relay_routes: Final = RelayRoutes(node, self._peers, self.router, self.dial)
-        """Who is whose neighbour, and how the others are reached."""
         self.acceptor: Final = PeerAcceptor(node, self._peers, self._sidecars, on_refused)
-        """Where the others' connections arrive."""
 
     @property
     def liveness_connections(self) -> LivenessTaker | None:
-        """Takes connections that carry nothing. Written before anybody can dial for one."""
+        """Set before a peer can dial for one."""
         return self.acceptor.liveness_connections
 
     @liveness_connections.setter
     def liveness_connections(self, taker: LivenessTaker) -> None:
         self.acceptor.liveness_connections = taker
 
-    # -- the membership --------------------------------------------------------------------------------
+    # -- membership ------------------------------------------------------------------------------------
 
     def adopt(self, membership: Membership, change: Change | None = None) -> None:
-        """From now on these are the members; `change` says why those of before are none any more. Links to them are
-        closed, but for those that lead to who has closed: what was sent there still arrives. Links that were lost may
-        be dialed anew. Connections that came before are looked at now. Never blocks.
+        """Use this membership; `change` says how members left. Links to removed members are closed, except to quiet
+        ones, whose data may still arrive. Lost links may be dialed again. Early connections are checked. Never blocks.
         """
         with self._peers.changed:
             old = self._peers.directory
@@ -117,32 +96,30 @@ class Mesh:
         self._node.expect_peers(membership.size)
         now, quiet = time.monotonic(), frozenset[NodeId]() if change is None else change.quiet
         for link in ended:
-            direct = link.peer in quiet and not is_relayed(link.schemes)  # over others all has arrived: see `settle`
+            direct = link.peer in quiet and not is_relayed(link.schemes)  # relayed data has all arrived (`settle`)
             if not (direct and self.quiet_leavers.keep(link, now)):
                 link.begin_close()
         self.relay_routes.adopt()
         for carrier in early:
             self.acceptor.receive(carrier, directory)
 
-    def let_go(self, now: float) -> float | None:
-        """Give up links to who closed long ago: whoever still waits for something from there is told. Returns when to
-        look again, None: nobody else is on its way out.
-        """
+    def lose_overdue(self, now: float) -> float | None:
+        """Lose links to nodes that closed LONGEST_CLOSE ago, so that calls end. Returns when to call again."""
         for link in self.quiet_leavers.overdue(now):
             link.lose(f"it closed {LONGEST_CLOSE:.0f} s ago, and nothing more came from it")
         return self.quiet_leavers.due()
 
     def expect(self, joiners: Iterable[Member]) -> None:
-        """These nodes may have a link too: they wait to become members."""
+        """Allow links to these joiners."""
         with self._peers.changed:
             self._peers.directory = self._peers.known().with_joiners(joiners)
 
-    # -- opening: any thread ---------------------------------------------------------------------------
+    # -- opening links: any thread ---------------------------------------------------------------------
 
     def link(self, node: NodeId, deadline: float) -> Link:
-        """The link to this node; opened if it is not open yet. PeerLost says why it cannot be."""
+        """The link to this node, opened if needed. Blocks. Raises PeerLost."""
         pair = self._peers.get(node)
-        if pair is not None and pair.state.open:  # the way of every message: without the lock
+        if pair is not None and pair.state.open:  # path of every message: without the lock
             return pair.link
         if pair is not None and pair.relayed:
             return pair.link
@@ -153,7 +130,7 @@ class Mesh:
         return self.dial(node, deadline)
 
     def dial(self, node: NodeId, deadline: float) -> Link:
-        """As `link`; but connected to this node itself, and not over others: neighbour or not."""
+        """Like `link`, but always direct."""
         with self._peers.changed:
             directory = self._peers.known()
             member = directory.find(node)
@@ -161,7 +138,7 @@ class Mesh:
                 raise PeerLost(node=node, cause=f"it is no member at epoch {directory.membership.epoch}")
             pair = self._peers.of(directory, member)
             failures = pair.state.failures
-        while (turn := self._turn(pair, failures, deadline)) is LinkTurn.DIAL:
+        while (turn := self._next_turn(pair, failures, deadline)) is LinkTurn.DIAL:
             self._dial(pair, member, deadline)
         if turn is LinkTurn.OPEN:
             return pair.link
@@ -169,9 +146,7 @@ class Mesh:
         raise PeerLost(rank=directory.rank_of(node), node=node, address=address_of(member), cause=cause)
 
     def relink(self, node: NodeId, deadline: float) -> Link:
-        """As `link`; but one that was lost is replaced, and one whose dial failed is dialed again. Where other nodes
-        have led to it so far, that is not counted on any more.
-        """
+        """Like `link`, but replaces a lost link, and a failed dial, by a direct connection."""
         with self._peers.changed:
             pair = self._peers.get(node)
             lost = pair is not None and pair.link.failure is not None and pair.is_open
@@ -180,22 +155,21 @@ class Mesh:
         return self.dial(node, deadline) if lost or self.relay_routes.wants(node) else self.link(node, deadline)
 
     def _lost(self, link: Link, error: NexarError) -> None:
-        """A link has ended without this side's will."""
         self.relay_routes.relay.lost(link)
         if self.quiet_leavers.forget(link):
             self._node.progress.run_soon(partial(_close, link))
         if self._on_lost is not None:
             self._on_lost(link, error)
 
-    def _turn(self, pair: PeerEntry, failures: int, deadline: float) -> LinkTurn:
-        """When nothing is under way any more. WAIT: but not any longer, it has failed since."""
+    def _next_turn(self, pair: PeerEntry, failures: int, deadline: float) -> LinkTurn:
+        """Wait until no dial is pending. WAIT: it failed or is late."""
         with self._peers.changed:
             self._peers.wait(lambda: not pair.state.pending, deadline)
             tried = pair.state.pending or pair.state.failures > failures
             return LinkTurn.WAIT if tried and not pair.state.open else pair.state.want()
 
     def is_open(self, node: NodeId, until: float) -> bool:
-        """Wait for the link without dialing; not any longer when the node closes."""
+        """Wait for the link without dialing. False at `until` or when the node closes."""
         cancel_token = self._node.cancel_token
         with self._peers.changed, cancel_token.waking(self._peers.wake):
             directory = self._peers.known()
@@ -210,18 +184,18 @@ class Mesh:
 
     def _dial(self, pair: PeerEntry, member: Member, deadline: float) -> None:
         introduce = replace(self._peers.known().introduction(), number=pair.number)
-        dial = PeerDial(self._node, member, pair.link, introduce, self._fault_of)
+        dial = PeerDial(self._node, member, pair.link, introduce, self._why_not_accepted)
         cause: str | None = "it was interrupted"
         with self._peers.changed:
             pair.cancel_token = dial.cancel_token
-            if self._peers.known().find(member.node) is None:  # since it was asked for
+            if self._peers.known().find(member.node) is None:  # removed meanwhile
                 dial.cancel_token.make()
         try:
             connect_by = time.monotonic() + _LONGEST_DIAL + self._node.delay_meter.seconds
             answer_by = connect_by if self._node.id < member.node else connect_by + _LONGEST_DIAL
             dial.run(min(deadline, answer_by), connect_by)
             cause = None
-            self._sidecars.open(member, pair.link, introduce, dial.sidecar, self._fault_of)
+            self._sidecars.open(member, pair.link, introduce, dial.sidecar, self._why_not_accepted)
         except DialSuperseded:
             cause = None
         except NoLongerMember as gone:
@@ -232,48 +206,45 @@ class Mesh:
         finally:
             with self._peers.changed:
                 pair.cancel_token = None
-                sentences = pair.state.dialed(opened=dial.opened, cause=None if dial.opened else cause)
+                answers = pair.state.dialed(opened=dial.opened, cause=None if dial.opened else cause)
                 self._peers.changed.notify_all()
-            for sentence in sentences:
-                self.acceptor.answer(pair, sentence.dialer, sentence.outcome)
+            for each in answers:
+                self.acceptor.answer(pair, each.dialer, each.outcome)
 
-    def _fault_of(self, node: NodeId, claim: Introduced) -> str | None:
-        """At the moment of the answer: the membership may have changed since the dial began."""
+    def _why_not_accepted(self, node: NodeId, claim: Introduced) -> str | None:
+        # The membership may have changed since the dial began.
         return self._peers.known().why_not_accepted(node, claim)
 
     def _expelled(self, gone: NoLongerMember) -> None:
         if self.on_expelled is not None:
             self.on_expelled(gone.epoch, gone.reason)
 
-    # -- Acceptor: the driving thread --------------------------------------------------------------------
+    # -- Acceptor: called by the driver ------------------------------------------------------------------
 
     def carrier_accepted(self, carrier: Carrier) -> None:
-        """See Acceptor."""
         self.acceptor.carrier_accepted(carrier)
 
     def candidate_refused(self, address: str, reason: str) -> None:
-        """See Acceptor."""
         self.acceptor.candidate_refused(address, reason)
 
-    # -- what there is -----------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------
 
     @property
     def directory(self) -> PeerDirectory:
-        """Whom this node may have links with. UsageError before it knows."""
+        """Raises UsageError before the membership is known."""
         return self._peers.known()
 
     def find(self, node: NodeId) -> Link | None:
-        """The link to this node, if it is, or was, open. Without the lock."""
+        """The link if it is or was open. Does not lock."""
         pair = self._peers.get(node)
         return pair.link if pair is not None and pair.is_open else None
 
     def links(self) -> dict[NodeId, Link]:
-        """Those that are, or were, open."""
         with self._peers.changed:
             return {pair.link.peer: pair.link for pair in self._peers.listed() if pair.is_open}
 
     def unconnected(self) -> list[UnconnectedMember]:
-        """Members that somebody here wanted a link to, and that have none yet. Waits for nobody."""
+        """Does not wait."""
         with self._peers.changed:
             directory, peers = self._peers.known(), [pair for pair in self._peers.listed() if not pair.is_open]
             found = [(directory.find(pair.link.peer), pair.state.cause or "") for pair in peers]
@@ -284,22 +255,20 @@ class Mesh:
         ]
 
     def settle(self, needless: Callable[[NodeId], bool]) -> None:
-        """Before it is closed, and while it may still dial: wait until all that was sent over others has arrived, and
-        what lies here for others has gone on. What is for who is `needless` need not arrive. Whoever does not answer
-        within `heartbeat_timeout` is not waited for any longer.
+        """Before `close`, wait until relayed data has arrived, except for `needless` nodes. Each peer has
+        `heartbeat_timeout` to answer.
         """
         try:
             self._node.progress.check()
         except NexarError:
-            return  # in a forked child, say: nothing goes out any more
+            return  # e.g. in a forked child: nothing can be sent
         self.relay_routes.settle(time.monotonic() + self._node.config.heartbeat_timeout, needless)
 
     def close(self) -> None:
-        """Every link politely, all at once: what was sent still arrives. Idempotent.
+        """Finish all links: sent data still arrives. Idempotent.
 
-        Those over other nodes come first, for the others are their way. Links are given up, and aborted, when nothing
-        was heard on any of them for `heartbeat_timeout`: who is silent for so long counts as dead anywhere. A peer that
-        is merely slow gets up to half a minute.
+        Relayed links come first, since they need the others. Links are aborted when all were silent for
+        `heartbeat_timeout`; a slow peer gets LONGEST_CLOSE.
         """
         with self._peers.changed:
             self._peers.closed = True
@@ -310,8 +279,8 @@ class Mesh:
         for carrier in arrivals:
             carrier.abort(CLOSED)
         close_timeout = self._node.config.heartbeat_timeout
-        over_others = [link for link in links if is_relayed(link.schemes)]
-        close_all(self._node.progress, over_others, close_timeout=close_timeout, longest=LONGEST_CLOSE)
+        relayed = [link for link in links if is_relayed(link.schemes)]
+        close_all(self._node.progress, relayed, close_timeout=close_timeout, longest=LONGEST_CLOSE)
         self.relay_routes.close()
         close_all(self._node.progress, links, close_timeout=close_timeout, longest=LONGEST_CLOSE)
 
@@ -321,18 +290,15 @@ def _close(link: Link) -> None:
 
 
 EAGER_WORLD: Final = 8
-"""Up to this size every link is opened at once; in larger worlds a link is opened when it is first used."""
+"""Up to this size all links are opened at once; in larger worlds on first use."""
 _HEAD_START: Final = 3.0
-"""Seconds that the lower rank has to open a link, before the higher one dials too; after a dial that failed, the lower
-one waits a little longer than that for the other's. In a large world, a dial that failed is repeated after that
-time."""
-_OPENERS: Final = 8  # links opened at the same time
+"""Seconds for the lower rank to open a link before the higher one dials too. After a failed dial the lower one waits
+twice as long for the other's. In a large world a failed dial is repeated after this time."""
+_MAX_OPENING: Final = 8  # at a time
 
 
 def open_first(mesh: Mesh, topology: str, deadline: float) -> None:
-    """The links that this node must have before it counts as connected. Raises the first failure, when all attempts
-    have ended. Blocks.
-    """
+    """Open the links that this node needs at first. Blocks. Raises the first failure after all attempts."""
     if topology != FULL_MESH or mesh.directory.membership.size <= EAGER_WORLD:
         open_all(mesh, deadline)
     else:
@@ -340,9 +306,7 @@ def open_first(mesh: Mesh, topology: str, deadline: float) -> None:
 
 
 def open_watching(mesh: Mesh, deadline: float) -> None:
-    """The links to the ranks that this one watches, which it dials, and to those that watch it, which dial it. Raises
-    the first failure, when all dials have ended.
-    """
+    """Dial the ranks that this one watches, wait for its watchers. Raises the first failure after all dials."""
     directory = mesh.directory
     members, mine, size = directory.membership.members, directory.rank, directory.membership.size
     dialed = watched(size, mine)
@@ -355,7 +319,7 @@ def open_watching(mesh: Mesh, deadline: float) -> None:
 
 
 def _dial(mesh: Mesh, node: NodeId, deadline: float) -> None:
-    """The other one does not dial: what keeps a single dial from getting through may be a burst of connections."""
+    # The peer does not dial, and a burst of connections may make one dial fail.
     try:
         mesh.relink(node, deadline)
     except PeerLost:
@@ -370,7 +334,7 @@ def _await(mesh: Mesh, rank: Rank, member: Member, deadline: float) -> None:
 
 
 def open_all(mesh: Mesh, deadline: float) -> None:
-    """Every link to a neighbour that is not open yet. Raises the first failure, when all have ended."""
+    """Open missing links to neighbours. Raises the first failure after all attempts."""
     directory = mesh.directory
     members, mine = directory.membership.members, directory.rank
     opened = {node for node in mesh.links() if mesh.relay_routes.link(node) is not None}
@@ -379,16 +343,14 @@ def open_all(mesh: Mesh, deadline: float) -> None:
     missing = [rank for rank in wanted if members[rank].node not in opened]
     if not missing:
         return
-    with ThreadPoolExecutor(min(_OPENERS, len(missing)), thread_name_prefix="nexar-open") as pool:
+    with ThreadPoolExecutor(min(_MAX_OPENING, len(missing)), thread_name_prefix="nexar-open") as pool:
         openings = [pool.submit(_open, mesh, members[rank].node, rank < mine, deadline) for rank in missing]
     for opening in openings:
         opening.result()
 
 
 def _open(mesh: Mesh, node: NodeId, lower: bool, deadline: float) -> None:
-    """The lower rank dials, so that a small world needs no second dial; where it does not get through, perhaps the
-    higher one does.
-    """
+    # The lower rank dials, which saves a second dial; if that fails, the higher one tries.
     if lower and mesh.is_open(node, min(deadline, time.monotonic() + _HEAD_START)):
         return
     try:

@@ -1,15 +1,11 @@
-"""A connection to an address, for no other purpose than to see whether anybody listens there.
+"""Probes whether a member is alive.
 
-Pings that are out, and who waits for their Pongs.
+Three sources are asked in parallel. The peer's *system* refuses TCP connections if the process has ended. Its *Python
+code* answers a Ping. Its *QUIC transport* acknowledges packets even while the Python code is stuck.
 
-Does a member live? Asked at once, wherever something hints that it does not.
-
-Three witnesses are heard side by side. Its *system* says by refusing connections that nobody listens there any more: so
-its process has ended. Its *Python code* answers a Ping on the link. Its *transport*, where that is QUIC, goes on
-acknowledging although its Python code is stuck: that is life too. A connection that its system takes does not prove
-life, for it does so for a stopped process as well; and for one that is just ending, so a connection that is reset at
-once is tried again. But such a process is not dead: it may get too little CPU to answer, so it has more time. What was
-on its way when it died may still come in: packets count only when they come again after a while.
+An accepted connection proves no life: the system also accepts for a stopped process, or one that is ending, so a
+connection that is reset at once is tried again. But such a process exists and may lack CPU, so it gets more time.
+Packets sent before a death may still arrive, so they count only if more follow.
 """
 
 from __future__ import annotations
@@ -35,26 +31,22 @@ from nexar.transport.address import parse_address
 from nexar.types import NodeId, format_seconds
 from nexar.wire.control import Message, Ping, Pong
 
-_AGAIN: Final = 5
-"""Connections that were taken and ended at once; more is no process that ends, but one that wants nobody."""
-_UNDER_WAY: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
+_MAX_TRIES: Final = 5
+"""Accepted connections that end at once; a process that is ending does not accept more."""
+_IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 
 
 class TcpProbe:
-    """A `with` block, over which `selector` calls its data (a function) when there is news. Never blocks, but for the
-    lookup of an address that is a name.
-    """
+    """A TCP connection attempt in a `with` block; `selector` data are its callbacks. Blocks only to resolve names."""
 
     def __init__(self, address: str, selector: selectors.BaseSelector) -> None:
         self.address: Final = address
         self._selector = selector
         self._socket: socket.socket | None = None
-        self._since: float | None = None  # when the connection was taken
+        self._since: float | None = None  # when it was accepted
         self._tries = 0
-        self.refused = False
-        """Nobody listens there."""
-        self.failed: str | None = None
-        """Why nothing came of it; None: something may, or has."""
+        self.refused = False  # no process listens
+        self.failed: str | None = None  # the reason; None while it may succeed
 
     def __enter__(self) -> Self:
         self._begin()
@@ -64,12 +56,10 @@ class TcpProbe:
         self._end()
 
     @property
-    def stands(self) -> bool:
-        """The connection was taken."""
+    def accepted(self) -> bool:
         return self._since is not None
 
-    def lasts(self, seconds: float) -> bool:
-        """It was taken so long ago, and has not ended."""
+    def open_for(self, seconds: float) -> bool:
         return self._since is not None and time.monotonic() - self._since >= seconds
 
     def _begin(self) -> None:
@@ -83,7 +73,7 @@ class TcpProbe:
         except OSError as error:
             self._fail(error.errno, str(error))
             return
-        if number in _UNDER_WAY:
+        if number in _IN_PROGRESS:
             self._selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
         else:
             self._fail(number, os.strerror(number))
@@ -100,12 +90,12 @@ class TcpProbe:
             self._selector.modify(self._socket, selectors.EVENT_READ, self._ended)
 
     def _ended(self) -> None:
-        """Nothing is ever said to us, so it was closed or reset; what was said is of no interest."""
+        # The peer never sends, so it has closed or reset the connection.
         self._end()
-        if self._tries < _AGAIN:
+        if self._tries < _MAX_TRIES:
             self._begin()
         else:
-            self._fail(None, "it takes connections and ends them")
+            self._fail(None, "it accepts connections and closes them")
 
     def _fail(self, number: int | None, reason: str) -> None:
         self._end()
@@ -121,45 +111,41 @@ class TcpProbe:
 
 
 def nobody_listens(addresses: Sequence[str], timeout: float) -> bool:
-    """Whether every one of them refuses TCP connections. False where one was taken, or is silent for so long."""
+    """Whether all addresses refuse TCP connections. False at the timeout."""
     deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        knocks = [stack.enter_context(TcpProbe(address, selector)) for address in addresses]
-        while not any(knock.stands for knock in knocks) and not all(knock.failed for knock in knocks):
+        probes = [stack.enter_context(TcpProbe(address, selector)) for address in addresses]
+        while not any(probe.accepted for probe in probes) and not all(probe.failed for probe in probes):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             for key, _ in selector.select(left):
                 key.data()
-        return all(knock.refused for knock in knocks)
+        return all(probe.refused for probe in probes)
 
 
 class PingTable:
-    """Of one node. Any thread."""
+    """Pings of one node and their waiters. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[NodeId, Callable[[], None]]] = {}  # under the lock
+        self._waiting: dict[int, tuple[NodeId, Callable[[], None]]] = {}  # guarded by the lock
 
     def expect(self, peer: NodeId, answered: Callable[[], None]) -> int:
-        """The number for a Ping to that peer. `answered` is called on the driving thread for each of its Pongs, until
-        it is forgotten, and must not block.
-        """
+        """A number for a Ping. The driver calls `answered` for each Pong until `forget`; it must not block."""
         with self._lock:
             number = next(self._numbers)
             self._waiting[number] = (peer, answered)
         return number
 
     def forget(self, number: int) -> None:
-        """Nobody waits for it any more: `answered` is not called again when this returns."""
+        """`answered` is not called afterwards."""
         with self._lock:
             self._waiting.pop(number, None)
 
     def arrived(self, link: Link, message: Message) -> None:
-        """A Ping is answered, a Pong told to who waits for it; one that nobody waits for, or of somebody else, is late
-        or forged, and means nothing. Other messages are none of its business.
-        """
+        # Pongs without a waiter, or from another peer, are late or forged.
         if isinstance(message, Ping):
             _answer(link, message)
         elif isinstance(message, Pong):
@@ -173,18 +159,16 @@ def _answer(link: Link, ping: Ping) -> None:
     try:
         link.send_control(Pong(ping.number))
     except NexarError:
-        return  # the link is gone, and whoever asked hears of that
+        return  # the link is lost; the sender notices
 
 
 __all__ = ["ENDED", "PingTable", "probe_peer"]
 
 ENDED: Final = "its process has ended"
-"""How a cause begins after which nothing more is to be tried."""
+"""Prefix of causes that are final."""
 
-_GLANCE: Final = 0.05
-"""Seconds between two looks at the packets, and between two Pings."""
-_MOMENT: Final = 0.02
-"""Seconds that a connection must last to be no farewell of a process that ends."""
+_COUNT_INTERVAL: Final = 0.05  # seconds between two packet counts, and between two Pings
+_MIN_OPEN_SECONDS: Final = 0.02  # seconds that a connection must last; shorter ones come from a process that is ending
 
 
 def probe_peer(
@@ -197,12 +181,11 @@ def probe_peer(
     packets: bool = True,
     patience: float = 0.0,
 ) -> str | None:
-    """Why this member cannot be reached; None: it lives, or nothing says that it does not. Returns at the deadline
-    (time.monotonic) at the latest, `patience` seconds later for a process that exists (its system takes connections,
-    or packets come), and at once when the node closes. Blocks; any thread but the driving one.
+    """The reason why the member is unreachable; None if nothing says so. Blocks; not in the driver.
 
-    `packets`: they are enough; else its Python code has to answer, for who cannot tell how long it has been stuck.
-    Where there is no link to ask on, a system that takes connections is the best answer: who wants more dials.
+    Returns by the deadline (time.monotonic), `patience` later for a process that exists, at once when the node closes.
+    Without `packets` the Python code must answer, for callers that cannot tell how long it has been stuck. Without a
+    link an accepted connection suffices: the caller may dial.
     """
     if link is not None and link.failure is not None:
         link = None
@@ -211,35 +194,33 @@ def probe_peer(
 
 
 class _PeerProbe:
-    """One question. A `with` block."""
-
     def __init__(self, node: Node, member: Member, link: Link | None, pings: PingTable, *, packets: bool) -> None:
         self._node = node
         self._packets = packets
         self._link = link
         self._pings = pings
-        self._addresses = node.ways_to(member).get("tls", ())  # those that lead to us are left out there
+        self._addresses = node.dial_addresses(member).get("tls", ())  # without addresses of this host
         self._peer = member.node
         self._begin = time.monotonic()
         self._stack = ExitStack()
         self._tcp_probes: list[TcpProbe] = []
-        self._answered = False  # written by the driving thread
+        self._answered = False  # written by the driver
         self._number = 0
-        self._heard: float | None = None  # at the last glance
+        self._received_bytes: float | None = None  # at the last count
         self._packets_came = False
-        self._glanced = self._begin
+        self._counted_at = self._begin
 
     def __enter__(self) -> Self:
         with self._stack as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
-            self._bell, self._ears = socket.socketpair()
-            for end in (self._bell, self._ears):
+            self._wake_sender, self._wake_receiver = socket.socketpair()
+            for end in (self._wake_sender, self._wake_receiver):
                 stack.enter_context(end)
                 end.setblocking(False)
-            self._selector.register(self._ears, selectors.EVENT_READ)
+            self._selector.register(self._wake_receiver, selectors.EVENT_READ)
             self._number = self._pings.expect(self._peer, self._pong)
             stack.callback(self._pings.forget, self._number)
-            stack.enter_context(self._node.cancel_token.waking(self._ring))
+            stack.enter_context(self._node.cancel_token.waking(self._wake))
             for address in self._addresses:
                 self._tcp_probes.append(stack.enter_context(TcpProbe(address, self._selector)))
             self._stack = stack.pop_all()
@@ -250,39 +231,37 @@ class _PeerProbe:
     ) -> None:
         self._stack.close()
 
-    # -- the driving thread, or who closes the node --------------------------------------------------------
+    # -- called by the driver, or by the thread that closes the node ---------------------------------------
 
     def _pong(self) -> None:
         self._answered = True
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         try:
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
         except OSError:
-            return  # it rings already, or nobody listens any more
+            return  # already pending, or closed
 
-    # -- who asks ------------------------------------------------------------------------------------------
+    # -- the probing thread --------------------------------------------------------------------------------
 
     def run(self, deadline: float, patience: float) -> str | None:
-        """The answer."""
         self._ask()
         while not self._lives():
             cause = self._cause()
             now = time.monotonic()
             left = deadline + (patience if self._exists else 0.0) - now
             if cause is not None or left <= 0:
-                return cause or self._silence(now)
-            self._wait(min(left, _MOMENT if self._link is None else _GLANCE))
+                return cause or self._describe_silence(now)
+            self._wait(min(left, _MIN_OPEN_SECONDS if self._link is None else _COUNT_INTERVAL))
         return None
 
     @property
     def _exists(self) -> bool:
-        """Whether something shows that there is a process, be it stopped, stuck or slow."""
-        return self._packets_came or any(knock.stands for knock in self._tcp_probes)
+        """Whether there is a process, even a stopped or stuck one."""
+        return self._packets_came or any(probe.accepted for probe in self._tcp_probes)
 
     def _ask(self) -> None:
-        """A link that was lost meanwhile is nobody to ask."""
         if self._link is not None:
             try:
                 self._link.send_control(Ping(self._number))
@@ -291,8 +270,8 @@ class _PeerProbe:
 
     def _wait(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, seconds)):
-            if key.fileobj is self._ears:
-                self._ears.recv(64)
+            if key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(64)
             else:
                 key.data()
 
@@ -300,35 +279,34 @@ class _PeerProbe:
         if self._answered or self._node.cancel_token.made:
             return True
         if self._link is None:
-            lasting = any(knock.lasts(_MOMENT) for knock in self._tcp_probes)
+            lasting = any(probe.open_for(_MIN_OPEN_SECONDS) for probe in self._tcp_probes)
             return lasting or not self._tcp_probes
         return self._shows_life(self._link)
 
     def _shows_life(self, link: Link) -> bool:
-        """Packets that came between two glances, the first of which is behind us."""
         now = time.monotonic()
-        if "quic" not in link.schemes or now < self._glanced + _GLANCE:
+        if "quic" not in link.schemes or now < self._counted_at + _COUNT_INTERVAL:
             return False
-        before, self._heard, self._glanced = self._heard, link.heard_bytes(), now
+        before, self._received_bytes, self._counted_at = self._received_bytes, link.heard_bytes(), now
         self._ask()
-        came = before is not None and self._heard != before and link.failure is None
+        came = before is not None and self._received_bytes != before and link.failure is None
         self._packets_came = self._packets_came or came
         return came and self._packets
 
     def _cause(self) -> str | None:
-        """Why it is gone, if that is certain by now."""
-        if not self._tcp_probes or not all(knock.failed for knock in self._tcp_probes):
+        """Why it is gone, if certain."""
+        if not self._tcp_probes or not all(probe.failed for probe in self._tcp_probes):
             return None
         where = ", ".join(self._addresses)
-        if all(knock.refused for knock in self._tcp_probes):
+        if all(probe.refused for probe in self._tcp_probes):
             return f"{ENDED} (connection refused at {where})"
         if self._link is not None:
             return None
-        reasons = "; ".join(f"{knock.address}: {knock.failed}" for knock in self._tcp_probes)
+        reasons = "; ".join(f"{probe.address}: {probe.failed}" for probe in self._tcp_probes)
         return f"it cannot be reached ({reasons})"
 
-    def _silence(self, now: float) -> str:
+    def _describe_silence(self, now: float) -> str:
         waited = f"no answer for {format_seconds(now - self._begin)}"
-        if any(knock.stands for knock in self._tcp_probes):
-            return f"{waited}, though its system takes connections: its process is stopped or stuck{IF_SLOW}"
+        if any(probe.accepted for probe in self._tcp_probes):
+            return f"{waited}, though its system accepts connections: its process is stopped or stuck{IF_SLOW}"
         return waited

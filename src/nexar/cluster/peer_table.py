@@ -1,11 +1,4 @@
-"""Links to nodes that have closed, and are members no longer: what they sent may still be on its way.
-
-Who closes waits until its peers have what it sent. The others go on without it meanwhile, as soon as most of them have
-seen it go. Whoever it reaches slowly must not lose what was promised to arrive: its link ends by itself, or when who
-closed would not wait any longer either.
-
-The peers of one node, each with the one link to it: what those who dial and those who are dialed share. No I/O.
-"""
+"""The peers of one node with their links, and links to members that have closed. No I/O."""
 
 from __future__ import annotations
 
@@ -27,65 +20,64 @@ from nexar.transport.base import Carrier
 from nexar.types import NodeId
 from nexar.wire.control import Message
 
-LONGEST_CLOSE: Final = 30.0
-"""Seconds that a node waits for its peers while it closes."""
+LONGEST_CLOSE: Final = 30.0  # seconds that a closing node waits for its peers
 
 
 class QuietLeavers:
-    """Of one mesh. Any thread."""
+    """Links to closed former members. Any thread.
+
+    A closing node waits until its peers have its data, but the members may continue earlier. So its links stay until
+    they end, or until it would not wait longer either.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: dict[Link, float] = {}  # under the lock
+        self._until: dict[Link, float] = {}  # guarded by the lock
 
     def keep(self, link: Link, now: float) -> bool:
-        """Let it end by itself. False: it has already."""
+        """Keep the link. False if it has ended."""
         with self._lock:
             self._until[link] = now + LONGEST_CLOSE
         if link.failure is None:
             return True
-        self.forget(link)  # whoever tells of its end may have been here before it was kept
+        self.forget(link)  # its end may have been reported before it was kept
         return False
 
     def forget(self, link: Link) -> bool:
-        """It has ended. Whether it was kept."""
         with self._lock:
             return self._until.pop(link, None) is not None
 
     def has(self, node: NodeId) -> bool:
-        """Whether something may still come from there."""
+        """Whether data may still arrive."""
         with self._lock:
             return any(link.peer == node for link in self._until)
 
     def due(self) -> float | None:
-        """When the next one has had its time; None: there is none."""
         with self._lock:
             return min(self._until.values(), default=None)
 
     def overdue(self, now: float) -> list[Link]:
-        """Those that have had their time."""
         with self._lock:
             return [link for link, until in self._until.items() if until <= now]
 
     def links(self) -> list[Link]:
-        """All that are kept."""
         with self._lock:
             return list(self._until)
 
 
 CLOSED: Final = "this node is closed"
 MAX_MISSED_LINKS: Final = 256
-"""So many links that came to nothing may have passed unnoticed at the other end."""
+"""Failed links that the other side may have missed."""
 _NUMBERS: Final = 1 << 32
 
 
 def next_number(number: int) -> int:
-    """Of the link that follows this one. They begin anew where the wire has no higher ones."""
+    """The number wraps around."""
     return (number + 1) % _NUMBERS
 
 
 def links_since(number: int, other: int) -> int:
-    """How many links after the `other` that of this number comes; beyond MOST_MISSED: it is an earlier one, or none."""
+    """How many links after `other` this is; above MAX_MISSED_LINKS it is earlier or invalid."""
     return (number - other) % _NUMBERS if 0 <= number < _NUMBERS else _NUMBERS
 
 
@@ -95,26 +87,21 @@ class PeerEntry:
 
     link: Link
     state: Pairing[AnsweringHandshake]
-    number: int = 1
-    """How many links the two have had, with this one."""
-    cancel_token: CancelToken | None = None
-    """Ends the dial that is under way. Written by who dials, under the lock."""
-    relay: RelayedCarrier | None = None
-    """What connects the two over other nodes, if anything ever did. Written once, under the lock."""
-    relayed: bool = False
-    """The link has it: written after that."""
+    number: int = 1  # of this link of the pair
+    cancel_token: CancelToken | None = None  # of the running dial; guarded by the lock
+    relay: RelayedCarrier | None = None  # the relayed carrier, if ever; written once under the lock
+    relayed: bool = False  # the link has adopted `relay`
 
     @property
     def is_open(self) -> bool:
-        """Whether the link is, or was, connected, in whatever way."""
+        """Whether the link is or was connected."""
         return self.state.open or self.relayed
 
 
 class PeerTable:
-    """By node. A pair is made when it is first asked for, and forgotten when the peer has no place any more.
+    """Peer entries, made on first use, removed with the member.
 
-    `changed` is the lock over all of it, and notified with each change. Methods are called under it, but for those that
-    say otherwise.
+    `changed` guards the table and is notified of changes. Callers hold it unless a method says otherwise.
     """
 
     def __init__(
@@ -123,45 +110,43 @@ class PeerTable:
         on_control: Callable[[Link, Message], None],
         on_lost: Callable[[Link, NexarError], None] | None,
     ) -> None:
-        """The callbacks are those of every link."""
         self._router = router
         self._on_control = on_control
         self._on_lost = on_lost
         self.changed: Final = threading.Condition()
-        self.closed = False
-        """Written once, under the lock."""
+        self.closed = False  # written once, under the lock
         self.directory: PeerDirectory | None = None
-        """Whom this node may have links with; None: it does not know yet. Replaced under the lock, read by anybody."""
+        """Nodes that may have links; None before the membership is known. Replaced under the lock, read without."""
         self._peers: dict[NodeId, PeerEntry] = {}
 
     def known(self) -> PeerDirectory:
-        """Whom this node may have links with. Also without the lock. UsageError before it knows."""
+        """Needs no lock. Raises UsageError before it is known."""
         if self.directory is None:
             raise UsageError("this node does not know its membership yet")
         return self.directory
 
     def check_open(self) -> None:
-        """UsageError once this node is closed."""
+        """Raises UsageError."""
         if self.closed:
             raise UsageError(f"{CLOSED}; make a new one with nexar.init()")
 
     def wait(self, true: Callable[[], bool], deadline: float) -> bool:
-        """Until it is, or the deadline. UsageError when this node is closed meanwhile."""
+        """Raises UsageError if the node closes."""
         self.changed.wait_for(lambda: true() or self.closed, max(0.0, deadline - time.monotonic()))
         self.check_open()
         return true()
 
     def wake(self) -> None:
-        """Let whoever waits look again. Also without the lock."""
+        """Needs no lock."""
         with self.changed:
             self.changed.notify_all()
 
     def get(self, node: NodeId) -> PeerEntry | None:
-        """If there is one. Also without the lock."""
+        """Needs no lock."""
         return self._peers.get(node)
 
     def of(self, directory: PeerDirectory, member: Member) -> PeerEntry:
-        """With this member. UsageError once this node is closed."""
+        """Made if needed. Raises UsageError if the node is closed."""
         self.check_open()
         pair = self._peers.get(member.node)
         if pair is None:
@@ -177,15 +162,13 @@ class PeerTable:
         return pair
 
     def of_carrier(self, carrier: Carrier) -> PeerEntry | None:
-        """With who dialed. None: this node is closed and there never was one, or the peer has no place any more."""
+        """None if the dialer is no member, or the node is closed."""
         node, directory = carrier.peer.node, self.known()
         pair, member = self._peers.get(node), directory.find(node)
         return pair if pair is not None or self.closed or member is None else self.of(directory, member)
 
     def replace(self, pair: PeerEntry, number: int) -> PeerEntry | None:
-        """The two begin anew, with their link of this number; None: the peer has no place any more. UsageError once
-        this node is closed.
-        """
+        """Start a link with this number; None if the peer is no member. Raises UsageError if the node is closed."""
         self.check_open()
         node, directory = pair.link.peer, self.known()
         del self._peers[node]
@@ -198,7 +181,7 @@ class PeerTable:
         return fresh
 
     def move(self, directory: PeerDirectory) -> list[Link]:
-        """The members have changed. Returns the links of those who have no place any more: they are to be closed."""
+        """Returns the links of removed members, for the caller to close."""
         self.directory = directory
         ended = []
         for node, pair in list(self._peers.items()):
@@ -213,10 +196,9 @@ class PeerTable:
         return ended
 
     def listed(self) -> list[PeerEntry]:
-        """All of them."""
         return list(self._peers.values())
 
 
 def address_of(member: Member) -> str | None:
-    """The most promising one: for people."""
-    return next((told[0] for told in member.addresses.values() if told), None)
+    """The best one, for messages."""
+    return next((advertised[0] for advertised in member.addresses.values() if advertised), None)

@@ -1,8 +1,7 @@
-"""Where a seed listens, and where others find it.
+"""The seed: admits nodes that know the secret, issues certificates, commits the first membership.
 
-The seed: opens the door of a cluster, admits those who know the secret, hands out identities and the first
-membership. It holds no rank and is never on the way of the data; when it is gone, what has formed goes on. Later it
-follows what the members choose, and is a witness of their choice when they are even in number.
+It holds no rank and carries no data; a formed cluster continues without it. It follows the members' decisions and votes
+when their number is even.
 """
 
 from __future__ import annotations
@@ -47,33 +46,28 @@ from nexar.types import whole
 from nexar.wire.join import MAX_JOIN_BYTES
 from nexar.wire.status import StatusPage
 
-_SILENCE: Final = 10.0
-"""Seconds after which a silent join line is lost. QUIC does not tell of a process that was killed: until then a
-candidate waits for a seed that is gone, and a seed counts a node that is. Who was only slow knocks again."""
-_SIGN_OF_LIFE: Final = 2.5
+_IDLE_TIMEOUT: Final = 10.0
+"""Seconds until a silent join connection is lost. QUIC does not report a killed process: until then a joiner waits for
+a dead seed, or the seed counts a dead node. A node that was only slow reconnects."""
+_KEEP_ALIVE_INTERVAL: Final = 2.5
 
-_MAX_STREAMS: Final = 16
-"""A join line takes a handful, and a stranger gets no more."""
-_LINES: Final = 4
-"""QUIC connections at once, for each that may be pending: they wait, say their last word, or are in their handshake."""
-_PACKET_BYTES: Final = 1200
-"""What every path carries. Larger ones would have to be looked for on each connection, those of strangers too."""
-_WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES
-"""What may wait to be read: the largest message, and the beginning of the next."""
+_MAX_STREAMS: Final = 16  # more than a join connection needs; limits unauthenticated peers
+_CONNECTIONS_PER_PENDING: Final = 4
+"""QUIC connections per pending one: waiting, finishing, or in their handshake."""
+_PACKET_BYTES: Final = 1200  # every path carries it; probing for more would cost a search per connection
+_WINDOW_BYTES: Final = 2 * MAX_JOIN_BYTES  # unread bytes: the largest message and the start of the next
 
 
 def open_seed_transports(
     config: Config, credentials: Credentials, trust: Trust, acceptor: Acceptor, *, size: int, listen: str | None = None
 ) -> Transports:
-    """Listen for join lines of a cluster of `size` members: over what is wanted, possible here, and leads anywhere. As
-    `open_transports`.
-    """
+    """Listen for join connections on all usable network schemes. Errors as `open_transports`."""
     schemes = [scheme for scheme in usable_schemes(config) if scheme in NETWORK]
     settings = {
-        "idle_timeout": _SILENCE,
-        "keep_alive_interval": _SIGN_OF_LIFE,
+        "idle_timeout": _IDLE_TIMEOUT,
+        "keep_alive_interval": _KEEP_ALIVE_INTERVAL,
         "max_streams": _MAX_STREAMS,
-        "max_connections": MAX_MEMBERS + _LINES * config.join_max_pending,
+        "max_connections": MAX_MEMBERS + _CONNECTIONS_PER_PENDING * config.join_max_pending,
         "peers": size,
         "stream_window_bytes": _WINDOW_BYTES,
         "handshake_budget": 2 * config.join_max_pending,
@@ -84,8 +78,8 @@ def open_seed_transports(
 
 
 def previous_listen_address(port: int, listen: str | None, config: Config) -> str | None:
-    """Where to listen, given the port of an earlier seed of this cluster (0: there was none). UsageError if another one
-    is asked for: tickets that are out name that port.
+    """The address to listen at, given the port of an earlier seed (0: none). Raises UsageError for another port: issued
+    tickets name that one.
     """
     if not port:
         return listen
@@ -100,9 +94,7 @@ def previous_listen_address(port: int, listen: str | None, config: Config) -> st
 
 
 def seed_addresses(config: Config, address: str) -> tuple[str, ...]:
-    """What others can dial to reach a seed that listens at `address`, the most promising first. Loopback leads anybody
-    else to themselves, so it is named only where there is nothing else. ConfigError as `candidate_addresses`.
-    """
+    """The addresses of this seed for others, best first; loopback only if alone. Raises ConfigError."""
     interfaces = read_interfaces()
     (found,) = candidate_addresses(
         interfaces, address, schemes=("any",), iface=config.iface, advertise=config.advertise
@@ -111,13 +103,13 @@ def seed_addresses(config: Config, address: str) -> tuple[str, ...]:
     return elsewhere or found or (format_address("127.0.0.1", parse_address(address)[1]),)
 
 
-_UNUSED_ADDRESS: Final = "localhost:1"  # a token is the same secret wherever the seed is
+_UNUSED_ADDRESS: Final = "localhost:1"  # a token is independent of the seed's address
 
 
 class SeedService:
-    """Open from its making on. Close it, or leave its `with` (or `async with`) block; not from inside `on_event`.
+    """A running seed. Close it, or leave its `with` (or `async with`) block; not from inside `on_event`.
 
-    The ticket is a secret: whoever has it can join. It is never logged.
+    The ticket is a secret that lets any node join. It is never logged.
     """
 
     def __init__(
@@ -130,12 +122,11 @@ class SeedService:
         on_event: Callable[[SeedEvent], None] | None = None,
         **settings: Any,
     ) -> None:
-        """Open the door for a cluster of `size` members.
+        """Start a seed for a cluster of `size` members.
 
-        `listen` is host:port, UDP and TCP, port 0 for any; None: as the settings say. With `state_dir` the cluster
-        outlives this process: a seed made later with the same directory has the same ticket, and knows the members if
-        the cluster had formed. `on_event` is called with every Note, by a thread of the seed, and must not block.
-        UsageError or ConfigError, and nothing is left open, if that is not possible.
+        `listen` is host:port for UDP and TCP, port 0 for any; None uses the settings. With `state_dir`, a later seed
+        has the same ticket and knows the members. A thread calls `on_event` with every SeedEvent; it must not block.
+        Raises UsageError or ConfigError, leaving nothing open.
         """
         config = replace(config or Config(), **settings)
         self._state = None if state_dir is None else SeedState(state_dir)
@@ -144,7 +135,7 @@ class SeedService:
         self._seed_log = SeedLog(on_event)
         self._status = FormationStatus()
         self._closing = threading.Lock()
-        self._closed = False  # under `_closing`
+        self._closed = False  # guarded by `_closing`
         certificate = _certify(identity)
         credentials = make_credentials(identity.node, identity.authority.cluster, identity.key, certificate)
         trust = Trust(identity.authority.certificate_pem, allow_anonymous=True)
@@ -152,16 +143,16 @@ class SeedService:
         with ExitStack() as undo:
             undo.callback(self._server.close)
             where = previous_listen_address(identity.port, listen, config)
-            self._place = open_seed_transports(config, credentials, trust, self._server, size=self._size, listen=where)
-            undo.callback(self._place.close)
-            self.address: Final = self._place.address
-            """Where it listens: the real port, also where 0 was asked for."""
+            self._transports = open_seed_transports(
+                config, credentials, trust, self._server, size=self._size, listen=where
+            )
+            undo.callback(self._transports.close)
+            self.address: Final = self._transports.address  # with the real port, even if 0 was requested
             self._keep_identity(identity)
             invitation = Invitation(seed_addresses(config, self.address), identity.secret, identity.fingerprint)
             self.ticket: Final = format_ticket(invitation)
-            """The one string that lets a node in."""
             undo.pop_all()
-        self._progress = Progress(self._place.sleeper, list(self._place.by_scheme.values()), spin=0.0)
+        self._progress = Progress(self._transports.sleeper, list(self._transports.by_scheme.values()), spin=0.0)
 
     def _make_server(
         self, config: Config, identity: SeedIdentity, certificate: x509.Certificate, membership: Membership | None
@@ -228,25 +219,25 @@ class SeedService:
         if self._state is not None and not identity.port:
             self._state.keep_identity(replace(identity, port=parse_address(self.address)[1]))
 
-    # -- what is known -----------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """How many members the cluster formed with, or is to form with."""
+        """Members at the formation."""
         return self._size
 
     @property
     def membership(self) -> Membership | None:
-        """The newest membership that the seed knows; None before the cluster has formed."""
+        """The newest known; None before the cluster has formed."""
         return self._status.membership
 
     @property
     def events(self) -> list[SeedEvent]:
-        """What happened at the door, the newest, oldest first: who knocked, who was refused and why, who left."""
-        return self._seed_log.notes
+        """The newest events, oldest first."""
+        return self._seed_log.events
 
     def board(self) -> StatusPage:
-        """What every member last told of itself, and who is lost and why. Any thread."""
+        """The latest status of every member. Any thread."""
         return self._board.whole()
 
     def __repr__(self) -> str:
@@ -256,56 +247,54 @@ class SeedService:
     # -- waiting -----------------------------------------------------------------------------------------
 
     def wait_formed(self, timeout: float | None = None) -> Membership:
-        """Until everybody is there. FormationTimeout, saying who is and who was refused, at the timeout, or, at the
-        latest, when the time for forming is over; then it raises that for ever. UsageError when the seed is closed.
+        """Wait until the cluster has formed. Raises FormationTimeout, with joined and refused nodes, at the timeout or,
+        for good, when the formation timeout expires; UsageError when closed.
         """
         try:
-            return self._or_late(self._status.wait_formed(timeout), timeout or 0.0)
+            return self._or_timeout(self._status.wait_formed(timeout), timeout or 0.0)
         except NexarError as error:
-            raise copy(error) from None  # its own: several threads may wait
+            raise copy(error) from None  # a copy per waiting thread
 
     async def formed(self) -> Membership:
-        """As `wait_formed`, for a task, which may be cancelled (`asyncio.timeout`)."""
+        """Like `wait_formed`, for a task, which may be cancelled."""
         try:
-            return self._or_late(await self._status.formed_soon(), 0.0)
+            return self._or_timeout(await self._status.formed_soon(), 0.0)
         except NexarError as error:
             raise copy(error) from None
 
     def wait_empty(self, timeout: float | None = None) -> bool:
-        """Until every member has left or is gone. Members of a cluster that was resumed have the time for forming to
-        come back. True also if the cluster failed to form, or the seed was closed; False at the timeout.
+        """Wait until every member has left or died. Members of a resumed cluster have the formation timeout to return.
+        True also if the formation failed or the seed was closed; False at the timeout.
         """
         return self._status.wait_empty(timeout)
 
     def wait_launchers(self, timeout: float) -> bool:
-        """Until every launcher has left: one whose ranks have ended may still have a failure to report, or to hear of.
-        False at the timeout.
+        """Wait until every launcher has left: it may still report or receive a failure after its ranks. False at the
+        timeout.
         """
         return self._status.wait_launchers(timeout)
 
-    def _or_late(self, found: Membership | None, timeout: float) -> Membership:
+    def _or_timeout(self, found: Membership | None, timeout: float) -> Membership:
         if found is not None:
             return found
         joined, refused = self._server.describe_joined(), self._server.describe_refused()
         raise FormationTimeout(joined=joined, expected=self._size, refused=refused, timeout=timeout)
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Shut the door: members go on without it, and whoever still waits for the cluster to form is told. Takes a
-        second at most. Idempotent.
-        """
+        """Members continue without the seed; waiting joiners are notified. Takes a second at most. Idempotent."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
         forming = self.membership is None
         self._status.failed(UsageError("this seed is closed; make another"))
-        # A seed that keeps its state may be started again: those who wait may try again, so they are not refused.
-        farewell = "the seed was closed before the cluster had formed" if forming and self._state is None else None
-        self._server.close(farewell)
+        # A seed with state may be restarted: its joiners may retry, so they are not refused.
+        refusal = "the seed was closed before the cluster had formed" if forming and self._state is None else None
+        self._server.close(refusal)
         self._progress.close()
-        self._place.close()
+        self._transports.close()
 
     def __enter__(self) -> Self:
         return self
@@ -317,13 +306,12 @@ class SeedService:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        from asyncio import to_thread  # noqa: PLC0415 - whoever awaits has it; a launcher need not
+        from asyncio import to_thread  # noqa: PLC0415 - a coroutine has it loaded; a launcher does not need it
 
         await to_thread(self.close)
 
 
 def _load_or_create(state: SeedState | None, config: Config) -> tuple[SeedIdentity, Membership | None]:
-    """The identity that was kept, and what it had committed; else a new one."""
     secret = None
     if config.cluster_token is not None:
         secret = invitation_from_token(config.cluster_token, [_UNUSED_ADDRESS]).secret
@@ -337,7 +325,7 @@ def _load_or_create(state: SeedState | None, config: Config) -> tuple[SeedIdenti
 
 def _check_size(size: int | None, membership: Membership | None) -> int:
     if membership is not None and membership.epoch > 1:
-        return membership.size  # its members went on since, so what it formed with is history
+        return membership.size  # the members have changed since it formed
     if membership is not None:
         if size not in (None, membership.size):
             raise UsageError(
@@ -352,5 +340,5 @@ def _check_size(size: int | None, membership: Membership | None) -> int:
 
 
 def _certify(identity: SeedIdentity) -> x509.Certificate:
-    """It lasts as long as the authority: nobody could give the seed another."""
+    # As long as the authority: nothing could renew it.
     return identity.authority.issue(identity.node, identity.key.public_key(), AUTHORITY_LIFETIME)

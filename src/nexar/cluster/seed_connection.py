@@ -1,12 +1,9 @@
-"""The seed's cryptography: it proves itself, checks who proves itself, and certifies keys. No I/O.
+"""One join connection at the seed, and the issuer of certificates.
 
-Law: for a stranger nothing is done that costs more than the hash of a few hundred bytes. A request for a certificate is
-looked at, and signed, only after the proof beside it was right.
+Messages are decoded and checked here and become events of admission.
 
-The join line, on the side of the seed: one carrier from somebody who wants to join, or has joined.
-
-What comes in is decoded and checked here and becomes an event of admission; what admission decides is said here. The
-line reads nothing any more once its end has begun.
+Law: an unauthenticated peer costs no more than hashing a few hundred bytes. A certificate request is parsed and signed
+only after its proof was verified.
 """
 
 from __future__ import annotations
@@ -62,43 +59,43 @@ from nexar.wire.status import decode_status_report
 
 @dataclass(frozen=True, slots=True)
 class CertificateIssuer:
-    """Knows the secret; it shows in no repr."""
+    """Proves the seed, verifies proofs, signs certificates. No I/O. Its repr hides the secret."""
 
     secret: bytes = field(repr=False)
     authority: Authority = field(repr=False)
-    certificate: bytes = field(repr=False)
-    """DER, of the leaf that the seed shows on every connection: proofs are good for that one alone."""
-    lifetime: timedelta
-    """Of the certificates it issues."""
+    certificate: bytes = field(repr=False)  # DER, shown on every connection; proofs are bound to it
+    lifetime: timedelta  # of issued certificates
 
     def challenge(self, hello: Hello, nonce: bytes) -> Challenge:
-        """The answer to a hello, on the connection that has this nonce."""
         return Challenge(nonce, prove(self.secret, "seed", hello.nonce, nonce, self.certificate))
 
     def is_proven(self, proof: bytes, role: Role, hello: Hello, nonce: bytes) -> bool:
-        """Whether who said `hello`, and was challenged with `nonce`, knows the secret."""
+        """Whether the sender of `hello`, challenged with `nonce`, knows the secret."""
         return proves(proof, self.secret, role, hello.nonce, nonce, self.certificate)
 
     def certify(self, node: NodeId, key: RequestedKey) -> bytes:
-        """A certificate, PEM. UsageError when the authority has expired."""
+        """PEM. Raises UsageError when the authority has expired."""
         return self.authority.issue(node, key, self.lifetime).public_bytes(Encoding.PEM)
 
 
 _CONTROL: Final = int(FrameKind.CONTROL)
-_MOST_UNREAD_BYTES: Final = 8 * MAX_JOIN_BYTES
+_MAX_UNREAD_BYTES: Final = 8 * MAX_JOIN_BYTES
 _Report: TypeAlias = Callable[[events.AdmissionEvent], None]
 
 
 class _ProtocolViolation(ValueError):
-    """Something that nobody honest says here and now."""
+    """No correct peer sends this now."""
 
 
 class SeedConnection:
-    """A `Sink`. `report` is given the events, `ended` the line once its carrier is over; both without any lock."""
+    """The `Sink` of one join connection. `report` receives events, `ended` the ended connection, both without a lock.
+
+    It reads nothing once its end has begun.
+    """
 
     def __init__(
         self,
-        connection: int,
+        number: int,
         carrier: Carrier,
         issuer: CertificateIssuer,
         *,
@@ -108,91 +105,87 @@ class SeedConnection:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Reads nothing before `open`. `clock`: seconds since 1970."""
-        self.connection: Final = connection
+        self.number: Final = number
         self.address: Final = carrier.peer.address
-        self.hello: Hello | None = None  # written by the driving thread
+        self.hello: Hello | None = None  # written by the driver
         self.admitted = False  # written by `admit`
         self._carrier = carrier
         self._issuer = issuer
         self._board = board
-        self._watches = False  # written by `show`
+        self._watches = False  # written by `show_board`
         self._report = report
         self._ended = ended
         self._clock = clock
         self._nonce: Final = make_nonce()
-        self._key: RequestedKey | None = None  # of a request whose sender has proven itself; by the driving thread
-        self._parting = False  # by whoever ends it
+        self._key: RequestedKey | None = None  # of an authenticated request; written by the driver
+        self._ending = False  # written by the thread that ends it
 
     @property
     def node(self) -> NodeId:
-        """Who it says it is; admission decides from when on that counts."""
+        """As claimed, until admission."""
         assert self.hello is not None
         return self.hello.node
 
     def open(self) -> None:
-        """From now on read."""
         self._carrier.attach(self)
 
-    # -- saying: any thread ------------------------------------------------------------------------------
+    # -- sending: any thread -----------------------------------------------------------------------------
 
     def send(self, message: JoinMessage) -> None:
-        """Say it. On a line that is lost nothing is said, the loss is an event of its own; nor behind the last word."""
+        """Ignored during the end and after a loss, which is an event."""
         self.send_body(encode_join(message))
 
     def send_body(self, body: bytes) -> None:
-        """As `send`, of a message that was encoded once for many."""
-        if self._parting:
+        """`send`, encoded once for many."""
+        if self._ending:
             return
         try:
             self._carrier.send_frame(Lane.CONTROL, 0, control_header(len(body)), body)
         except CarrierLost:
             return
 
-    def tell(self, body: bytes) -> None:
-        """As `send_body`, of what is said unasked. Who does not read it is gone: nobody else waits for it."""
-        if not self._parting and self._unread_bytes() > _MOST_UNREAD_BYTES:
-            self._report(events.ConnectionEnded(self.connection, "it does not read what the seed says"))
-            self.abort("you do not read what the seed says")
+    def notify(self, body: bytes) -> None:
+        """`send_body`, unrequested. A peer that does not read is dropped."""
+        if not self._ending and self._unread_bytes() > _MAX_UNREAD_BYTES:
+            self._report(events.ConnectionEnded(self.number, "it does not read what the seed sends"))
+            self.abort("you do not read what the seed sends")
             return
         self.send_body(body)
 
     def challenge(self) -> None:
-        """Answer its hello."""
         assert self.hello is not None
         self.send(self._issuer.challenge(self.hello, self._nonce))
 
     def admit(self) -> bytes:
-        """It is no stranger any more: its certificate (PEM). UsageError when the authority has expired."""
+        """Returns the certificate (PEM). Raises UsageError when the authority has expired."""
         assert self._key is not None
         self.admitted = True
         self._carrier.admit()
         return self._issuer.certify(self.node, self._key)
 
-    def show(self) -> None:
-        """It may look at the board from now on, and sees it."""
+    def show_board(self) -> None:
         self._watches = True
         self._carrier.admit()
         self.send(StatusPageReply(self._board.page()))
 
-    def part(self) -> None:
-        """End it politely: what was said still arrives. Who waits for the other side does so elsewhere."""
-        self._parting = True
+    def finish(self) -> None:
+        """Finish: sent messages still arrive. Does not wait."""
+        self._ending = True
         try:
             self._carrier.finish()
         except CarrierLost:
             self._ended(self)
 
     def abort(self, reason: str) -> None:
-        """End it now. Idempotent."""
-        self._parting = True
+        """Idempotent."""
+        self._ending = True
         self._carrier.abort(reason)
         self._ended(self)
 
-    # -- hearing: the driving thread ---------------------------------------------------------------------
+    # -- receiving: the driver ---------------------------------------------------------------------------
 
     def frame_arrived(self, carrier: Carrier, frame: Frame, body: memoryview) -> None:
-        """See Sink."""
-        if self._parting:
+        if self._ending:
             return
         try:
             event = self._read(frame, body)
@@ -200,100 +193,97 @@ class SeedConnection:
             event = self._bad(f"it speaks protocol {mismatch.theirs}, the seed speaks protocol {mismatch.ours}")
         except (HandshakeError, CertificateRequestRefused, UsageError, _ProtocolViolation) as error:
             event = self._bad(str(error))
-        except Exception as fault:  # noqa: BLE001 - the boundary of reading; that of deciding and doing is in Doorway
+        except Exception as fault:  # noqa: BLE001 - decoding must not raise into the transport
             node = None if self.hello is None else self.hello.node
             event = self._bad(log_unhandled(describe_peer(None, node, self.address), fault))
         if event is not None:
             self._report(event)
 
     def payload_arrived(self, carrier: Carrier, transfer: int) -> None:
-        """See Sink. None is ever expected here."""
+        """Not expected."""
 
     def carrier_finished(self, carrier: Carrier) -> None:
-        """See Sink. Without a farewell: it is gone. Our side of the end is said too, and that is all."""
-        if not self._parting:
-            self._report(events.ConnectionEnded(self.connection, "it closed the line"))
-            self.part()
+        # Without a Leave message the peer is gone.
+        if not self._ending:
+            self._report(events.ConnectionEnded(self.number, "it closed the connection"))
+            self.finish()
         self._ended(self)
 
     def carrier_lost(self, carrier: Carrier, error: CarrierLost) -> None:
-        """See Sink. Who broke the protocol is refused, though it cannot be told any more."""
-        if not self._parting:
-            gone = (
-                self._bad(error.reason) if error.misbehaved else events.ConnectionEnded(self.connection, error.reason)
-            )
+        # A protocol violation counts as a refusal, although the peer cannot be notified.
+        if not self._ending:
+            gone = self._bad(error.reason) if error.misbehaved else events.ConnectionEnded(self.number, error.reason)
             self._report(gone)
         self._ended(self)
 
     def _bad(self, reason: str) -> events.BadMessage:
-        return events.BadMessage(self.connection, reason)
+        return events.BadMessage(self.number, reason)
 
     def _read(self, frame: Frame, body: memoryview) -> events.AdmissionEvent | None:
-        """What arrived, as an event; None: it was answered here."""
+        """None if it was answered here."""
         if frame.kind != _CONTROL:
-            raise _ProtocolViolation(f"it sent a frame of kind {frame.kind} on the join line")
+            raise _ProtocolViolation(f"it sent a frame of kind {frame.kind} on the join connection")
         if self.hello is None:
             self.hello = decode_hello(body)
-            return events.HelloReceived(self.connection, self.hello)
+            return events.HelloReceived(self.number, self.hello)
         message = decode_join(body, MAX_JOIN_BYTES if self.admitted or self._watches else MAX_UNVERIFIED_BYTES)
         match message:
             case JoinRequest():
                 examined = self._examine(message, "candidate", self.hello)
-                return events.JoinRequested(self.connection, message, *examined, self._clock())
+                return events.JoinRequested(self.number, message, *examined, self._clock())
             case ReserveRanks():
-                return events.RanksRequested(self.connection, message, *self._examine(message, "launcher", self.hello))
+                return events.RanksRequested(self.number, message, *self._examine(message, "launcher", self.hello))
             case WatchStatus():
                 proven = self._issuer.is_proven(message.proof, "onlooker", self.hello, self._nonce)
-                return events.BoardRequested(self.connection, proven)
-        return self._read_insider(message)
+                return events.BoardRequested(self.number, proven)
+        return self._read_admitted(message)
 
-    def _read_insider(self, message: JoinMessage) -> events.AdmissionEvent | None:
-        """What only those say who are in; admission refuses it from the others."""
+    def _read_admitted(self, message: JoinMessage) -> events.AdmissionEvent | None:
+        # Admission refuses these from unauthenticated peers.
         match message:
             case Ready() | Connected() | StartFailed() | FormationQuery():
                 return self._read_candidate(message)
             case Leave():
-                return events.LeaveReceived(self.connection, message.reason)
+                return events.LeaveReceived(self.number, message.reason)
             case ChildDied() | RunFailed():
                 return self._read_report(message)
             case SeedPaxosMessage():
-                return self._read_word(message)
+                return self._read_paxos(message)
             case LivenessReply():
-                return events.MemberAnswered(self.connection, message.number)
+                return events.MemberAnswered(self.number, message.number)
             case Renew() | LivenessQuery() | StatusUpdate() | StatusPageRequest():
                 self._answer(message)
                 return None
-        raise _ProtocolViolation(f"it said {type(message).__name__}, which only a seed says")
+        raise _ProtocolViolation(f"it sent {type(message).__name__}, which only a seed sends")
 
     def _read_candidate(self, message: Ready | Connected | StartFailed | FormationQuery) -> events.AdmissionEvent:
         match message:
             case Ready():
-                return events.JoinerReady(self.connection)
+                return events.JoinerReady(self.number)
             case Connected():
-                return events.MemberConnected(self.connection)
+                return events.MemberConnected(self.number)
             case StartFailed():
-                return events.StartFailureReported(self.connection, message.reason)
+                return events.StartFailureReported(self.number, message.reason)
             case FormationQuery():
-                return events.ProgressRequested(self.connection)
+                return events.ProgressRequested(self.number)
 
     def _read_report(self, message: ChildDied | RunFailed) -> events.ChildReported | events.RunFailureReported:
-        """Of a launcher."""
         if isinstance(message, RunFailed):
-            return events.RunFailureReported(self.connection, message)
-        return events.ChildReported(self.connection, message.rank, message.cause, message.well)
+            return events.RunFailureReported(self.number, message)
+        return events.ChildReported(self.number, message.rank, message.cause, message.well)
 
-    def _read_word(self, message: SeedPaxosMessage) -> events.MemberMessageReceived | None:
-        """None for a word that this version does not know."""
+    def _read_paxos(self, message: SeedPaxosMessage) -> events.MemberMessageReceived | None:
+        """None for a type unknown to this version."""
         try:
-            word = control.decode(message.body)
+            inner = control.decode(message.body)
         except control.MessageError as error:
             raise _ProtocolViolation(str(error)) from None
-        return None if isinstance(word, control.Unknown) else events.MemberMessageReceived(self.connection, word)
+        return None if isinstance(inner, control.Unknown) else events.MemberMessageReceived(self.number, inner)
 
     def _examine(self, message: JoinRequest | ReserveRanks, role: Role, hello: Hello) -> tuple[bool, bytes]:
-        """Whether it knows the secret and, if so, the fingerprint of its key. RequestRefused, only if it does."""
+        """Whether it knows the secret, and its key's fingerprint. Raises CertificateRequestRefused only if it does."""
         if self._key is not None:
-            raise _ProtocolViolation("it asked to be let in twice")
+            raise _ProtocolViolation("it asked to join twice")
         if not self._issuer.is_proven(message.proof, role, hello, self._nonce):
             return False, b""
         self._key = read_request(message.request, hello.node)
@@ -301,27 +291,27 @@ class SeedConnection:
 
     def _answer(self, message: Renew | LivenessQuery | StatusUpdate | StatusPageRequest) -> None:
         if isinstance(message, StatusPageRequest):
-            self._answer_onlooker(message)
+            self._answer_observer(message)
         else:
-            self._answer_insider(message)
+            self._answer_admitted(message)
 
-    def _answer_onlooker(self, message: StatusPageRequest) -> None:
+    def _answer_observer(self, message: StatusPageRequest) -> None:
         if not self._watches:
-            raise _ProtocolViolation("it wanted to see the board, and has not proven that it may")
+            raise _ProtocolViolation("it requested the status board without a proof of the secret")
         if self._unread_bytes() > MAX_JOIN_BYTES:
-            raise _ProtocolViolation("it says Look and does not read the answers")
+            raise _ProtocolViolation("it requests the status board and does not read the answers")
         self.send(StatusPageReply(self._board.page(message.first)))
 
-    def _answer_insider(self, message: Renew | LivenessQuery | StatusUpdate) -> None:
+    def _answer_admitted(self, message: Renew | LivenessQuery | StatusUpdate) -> None:
         if not self.admitted or self._key is None:
-            raise _ProtocolViolation(f"it said {type(message).__name__} before it was let in")
+            raise _ProtocolViolation(f"it sent {type(message).__name__} before it was admitted")
         if isinstance(message, StatusUpdate):
-            bulletin = decode_status_report(message.body)
-            if bulletin is not None:
-                self._board.pin(self.node, bulletin)  # of who is no member the board knows nothing
+            status = decode_status_report(message.body)
+            if status is not None:
+                self._board.update_report(self.node, status)  # ignored for nodes that are not members
             return
         if self._unread_bytes() > MAX_JOIN_BYTES:
-            raise _ProtocolViolation(f"it says {type(message).__name__} and does not read the answers")
+            raise _ProtocolViolation(f"it sends {type(message).__name__} and does not read the answers")
         self.send(
             LivenessReply(message.number) if isinstance(message, LivenessQuery) else self._renew(message, self._key)
         )
@@ -335,4 +325,4 @@ class SeedConnection:
         try:
             return self._carrier.queued_bytes(Lane.CONTROL)
         except CarrierLost:
-            return 0  # the loss is an event of its own
+            return 0  # the loss is a separate event

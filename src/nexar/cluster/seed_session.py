@@ -1,12 +1,7 @@
-"""A node's standing with the seed, once it is in: the line is kept open, the certificate renewed in time, and what the
-seed says about the cluster passed on to who listens.
+"""Sessions with the seed: of a member, of a launcher, of an observer.
 
-None of it is needed for what members do among themselves. A seed that is gone is knocked at again, ever more rarely,
-and soon when somebody has a word for it; one that came back with its state knows this node by its key.
-
-A launcher as the cluster knows it: authenticated, without a rank, there to reserve places and to report deaths.
-
-Somebody who looks at a cluster from outside: it has the secret, and neither a rank nor a say.
+Members do not need the seed among themselves. A lost seed is dialed again with growing pauses, soon if there is a
+message for it. A seed that returns with its state knows this node by its key.
 """
 
 from __future__ import annotations
@@ -68,125 +63,107 @@ from nexar.wire.text import foreign_line
 
 _log = logging.getLogger(__name__)
 
-LONGEST_PAUSE: Final = 30.0
-"""Seconds between two knocks at a seed that is gone."""
-_SOON: Final = 0.5
-"""Seconds at most, when somebody has a word for it."""
+LONGEST_PAUSE: Final = 30.0  # seconds between attempts to reach a lost seed
+_SOON_PAUSE: Final = 0.5  # seconds at most, if there is a message for it
 _ANSWER_TIMEOUT: Final = 10.0
 _LONGEST_WAIT: Final = 3600.0
-STATUS_INTERVAL: Final = 1.0
-"""Seconds between two bulletins."""
-_CLEAR_BYTES: Final = 64 << 10  # a line that still has more to carry is not given news on top
+STATUS_INTERVAL: Final = 1.0  # seconds between status reports
+_CLEAR_BYTES: Final = 64 << 10  # no status report while more is queued
 
 
 def _ignore(*_: Any) -> None:
-    """Nobody listens."""
+    """Ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedCallbacks:
-    """Who is told what the seed says. Called by the thread of the standing, one after the other; none may block."""
+    """Called by the session thread, one at a time; they must not block."""
 
-    on_word: Callable[[control.Message], None] = _ignore
-    """A word of the seed about who comes next; its sender is the seed."""
-    on_died: Callable[[NodeId, int, str], None] = _ignore
-    """A hint: this node may be gone, in the membership of this epoch, and why."""
-    on_waiting: Callable[[tuple[Member, ...]], None] = _ignore
-    """All who would like to become members now, and can be dialed."""
-    on_committed: Callable[[], None] = _ignore
-    """The cluster has formed: told to a launcher."""
-    on_started: Callable[[], None] = _ignore
-    """Every member of the first membership is connected."""
-    on_failed: Callable[[FormationFailed], None] = _ignore
-    """The first membership did not start."""
+    on_word: Callable[[control.Message], None] = _ignore  # a Paxos message of the seed
+    on_died: Callable[[NodeId, int, str], None] = _ignore  # hint that a node died: node, epoch, cause
+    on_waiting: Callable[[tuple[Member, ...]], None] = _ignore  # all waiting joiners that can be dialed
+    on_committed: Callable[[], None] = _ignore  # the cluster has formed; for launchers
+    on_started: Callable[[], None] = _ignore  # all members of the first membership are connected
+    on_failed: Callable[[FormationFailed], None] = _ignore  # the first membership did not start
     on_run_failed: Callable[[RunFailed], None] = _ignore
-    """A rank failed, and the run stops on all hosts: told to a launcher. A later failure replaces an earlier one."""
-    on_lost: Callable[[str], None] = _ignore
-    """The line to the seed is gone, and why."""
-    on_back: Callable[[int], None] = _ignore
-    """There is a line again, and the epoch of the membership that the seed knows: it may be behind."""
+    """A rank failed and the run stops; for launchers. A later failure replaces it."""
+    on_lost: Callable[[str], None] = _ignore  # connection lost, with the reason
+    on_back: Callable[[int], None] = _ignore  # reconnected, with the epoch that the seed knows, which may be old
     on_refused: Callable[[str, int], None] = _ignore
-    """The seed wants nothing more to do with this node, why, and the epoch since which it is no member, if it was
-    expelled. Nothing more comes."""
+    """Final refusal: the reason, and the epoch that removed this node, if any."""
 
 
 class SeedSession:
-    """One thread, which waits for the seed's word after `start`. Close it before the node."""
+    """Keeps the connection and renews the certificate, in one thread. Close it before the node."""
 
     def __init__(
         self,
         node: Node,
-        line: JoinConnection,
+        connection: JoinConnection,
         welcome: Welcome,
-        knock: Callable[[], JoinConnection],
+        connect: Callable[[], JoinConnection],
         *,
         random: Random | None = None,
         news: Callable[[], StatusReport | None] | None = None,
     ) -> None:
-        """`knock` makes one attempt at a new line, and raises if it comes to nothing. `news`: what this node does, to
-        be told every second by the thread; None: nothing, this time. It must not wait.
-        """
+        """`connect` attempts one connection, or raises. `news` returns a status report or None; it must not block."""
         self._node = node
-        self._line = line  # written by the thread; any thread says its words on the one it finds
-        self._knock = knock
-        self._listeners = SeedCallbacks()  # written by `start`, before the thread that calls them
+        self._connection = connection  # written by the session thread, used by any
+        self._connect = connect
+        self._listeners = SeedCallbacks()  # written by `start` before the thread runs
         self._random = random or Random()
         self._spread = self._random.random()
-        self._news = news
-        self._news_at = math.inf if news is None else time.monotonic()  # of the next bulletin; the thread writes
-        self._answer_by = 0.0  # when the answer to a renewal is overdue; likewise
+        self._status_of_node = news
+        # Time of the next status report; written by the thread.
+        self._status_at = math.inf if news is None else time.monotonic()
+        self._answer_by = 0.0  # deadline of a renewal; written by the thread
         self._cluster, self._authority = welcome.cluster, welcome.authority
         self._renew_at = self._next_renewal(*read_validity(welcome.certificate))
-        self._asked = False  # for a renewal, and not answered yet; the thread writes
+        self._asked = False  # a renewal is pending; written by the thread
         self._numbers = itertools.count(1)
-        self._inquiries: dict[int, queue.SimpleQueue[bool]] = {}  # who waits for a Here; dict methods are atomic
+        self._inquiries: dict[int, queue.SimpleQueue[bool]] = {}  # waiters for a LivenessReply; dict methods are atomic
         self._stop = threading.Event()
-        self._wanted = threading.Event()  # set by who had a word and found no line, and at the end
+        self._has_message = threading.Event()  # set when a message finds no connection, and by `close`
         self._thread = threading.Thread(target=self._run, name="nexar-standing", daemon=True)
 
     def start(self, listeners: SeedCallbacks) -> None:
-        """Listen to the seed from now on, and tell `listeners`. Once."""
         self._listeners = listeners
         self._thread.start()
 
     def close(self, reason: str = "") -> None:
-        """Leave: tell the seed, and end the thread, also one that knocks; the node dials nobody from now on.
-        Idempotent.
-        """
+        """Notify the seed, end the thread and the node's dials. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
-        self._wanted.set()
+        self._has_message.set()
         self._node.cancel_token.make()
-        self._line.interrupt()
+        self._connection.interrupt()
         self._end_inquiries()
         if self._thread.ident is not None:
             self._thread.join()
-        self._line.leave(reason)
+        self._connection.leave(reason)
 
     def say(self, message: control.Message) -> bool:
-        """A word to the seed. Never blocks; False: there is no line, the seed does not read, or it is too long. Any
-        thread. MessageError for what no message may be.
+        """False if it is too long, there is no connection, or the seed does not read. Never blocks; any thread. Raises
+        MessageError.
         """
         body = control.encode(message)
         return len(body) <= MAX_PAXOS_BYTES and self.send(SeedPaxosMessage(body))
 
     def send(self, message: JoinMessage) -> bool:
-        """As `say`, of any message that whoever is in may send."""
-        line = self._line
+        """`say` for a join message."""
+        connection = self._connection
         try:
-            if self._stop.is_set() or line.unread_bytes > MAX_JOIN_BYTES:
+            if self._stop.is_set() or connection.unread_bytes > MAX_JOIN_BYTES:
                 return False
-            line.send(message)
+            connection.send(message)
         except SeedConnectionLost:
-            self._wanted.set()
+            self._has_message.set()
             return False
         return True
 
     def answers(self, timeout: float) -> bool:
-        """Whether the seed answers in time. False at once when there is no line, and when it is lost meanwhile. Any
-        thread, but not one that listens.
-        """
+        """Whether the seed answers in time. Blocks; any thread except the session's."""
         number = next(self._numbers)
         answer = self._inquiries[number] = queue.SimpleQueue()
         try:
@@ -197,7 +174,6 @@ class SeedSession:
             self._inquiries.pop(number, None)
 
     def _end_inquiries(self) -> None:
-        """Who asks from now on finds that there is no line."""
         for answer in list(self._inquiries.values()):
             answer.put(False)
 
@@ -210,7 +186,6 @@ class SeedSession:
                     return
 
     def _is_expelled(self, lost: Exception) -> bool:
-        """Whether the seed has said so: then there is no way back."""
         if not isinstance(lost, RefusedBySeed) or not lost.expelled:
             return False
         self._give_up(lost)
@@ -218,65 +193,64 @@ class SeedSession:
         return True
 
     def _listen(self) -> None:
-        """Until the next word of the seed, or the next renewal."""
         due = self._renew_at - datetime.now(UTC)
         wait = min(max(due.total_seconds(), 0.0), _LONGEST_WAIT)
         until = self._answer_by if self._asked else time.monotonic() + wait
         try:
-            message = self._line.receive(min(until, self._news_at))
+            message = self._connection.receive(min(until, self._status_at))
         except TimeoutError:
-            self._tell_news()
+            self._send_status()
             if self._asked and time.monotonic() >= self._answer_by:
                 raise SeedConnectionLost("the seed does not answer") from None
             if not self._asked and datetime.now(UTC) >= self._renew_at:
-                self._line.send(Renew(request=make_request(self._node.id, self._node.key)))
+                self._connection.send(Renew(request=make_request(self._node.id, self._node.key)))
                 self._asked, self._answer_by = True, time.monotonic() + _ANSWER_TIMEOUT
             return
         try:
-            self._heard(message)
+            self._handle(message)
         except (SeedConnectionLost, RefusedBySeed, NexarError):
             raise
         except Exception as fault:
             raise SeedConnectionLost(log_unhandled("the seed", fault)) from fault
 
-    def _tell_news(self) -> None:
-        """If it is time. What a busy line does not take is not told: the next bulletin says more."""
+    def _send_status(self) -> None:
+        # A busy connection skips the report.
         now = time.monotonic()
-        if self._news is None or now < self._news_at:
+        if self._status_of_node is None or now < self._status_at:
             return
-        self._news_at = now + STATUS_INTERVAL
+        self._status_at = now + STATUS_INTERVAL
         try:
-            bulletin = self._news()
-        except Exception:  # noqa: BLE001 - what is only for watching must not cost the node its standing
-            _log.exception("this node tells the seed nothing of itself any more")
-            self._news, self._news_at = None, math.inf
+            report = self._status_of_node()
+        except Exception:  # noqa: BLE001 - status reports must not end the session
+            _log.exception("status report failed; this node sends the seed no further reports")
+            self._status_of_node, self._status_at = None, math.inf
             return
-        if bulletin is not None and self._line.unread_bytes <= _CLEAR_BYTES:
-            self._line.send(StatusUpdate(encode_status_report(bulletin)))
+        if report is not None and self._connection.unread_bytes <= _CLEAR_BYTES:
+            self._connection.send(StatusUpdate(encode_status_report(report)))
 
-    def _heard(self, message: JoinMessage) -> None:
+    def _handle(self, message: JoinMessage) -> None:
         listeners = self._listeners
         match message:
             case Renewed():
                 self._take(message.certificate)
             case LivenessQuery():
-                self._line.send(LivenessReply(message.number))
+                self._connection.send(LivenessReply(message.number))
             case LivenessReply():
                 inquiry = self._inquiries.get(message.number)
                 if inquiry is not None:
                     inquiry.put(True)
             case SeedPaxosMessage():
-                self._pass_on(message.body)
+                self._handle_paxos(message.body)
             case MemberDied():
                 listeners.on_died(message.node, message.epoch, message.cause)
             case Committed() | Started() | FormationFailed():
-                self._heard_of_formation(message)
+                self._handle_formation(message)
             case RunFailed():
                 listeners.on_run_failed(message)
             case WaitingJoiners():
                 listeners.on_waiting(self._members(message))
 
-    def _heard_of_formation(self, message: Committed | Started | FormationFailed) -> None:
+    def _handle_formation(self, message: Committed | Started | FormationFailed) -> None:
         match message:
             case Committed():
                 self._listeners.on_committed()
@@ -285,11 +259,11 @@ class SeedSession:
             case FormationFailed():
                 self._listeners.on_failed(message)
 
-    def _pass_on(self, body: bytes) -> None:
+    def _handle_paxos(self, body: bytes) -> None:
         try:
             message = control.decode(body)
         except control.MessageError as error:
-            raise SeedConnectionLost(f"the seed is not understood: {error}") from error
+            raise SeedConnectionLost(f"invalid message from the seed: {error}") from error
         if not isinstance(message, control.Unknown):
             self._listeners.on_word(message)
 
@@ -297,7 +271,7 @@ class SeedSession:
         try:
             return tuple(decode_member(each) for each in message.members)
         except MembershipError as error:
-            raise SeedConnectionLost(f"the seed is not understood: {error}") from error
+            raise SeedConnectionLost(f"invalid message from the seed: {error}") from error
 
     def _take(self, certificate: bytes) -> None:
         self._renew_at = self._next_renewal(*take_certificate(self._node, self._cluster, certificate, self._authority))
@@ -308,13 +282,13 @@ class SeedSession:
         return renew_at(not_before, not_after, datetime.now(UTC), self._spread)
 
     def _reconnect(self, lost: Exception) -> bool:
-        """Until there is a line again. False: the node is closing, or the seed wants nothing to do with us."""
+        """False if the node closes or the seed refuses it."""
         self._give_up(lost)
         bound = 1.0
         while self._pause(bound):
             bound = min(2 * bound, LONGEST_PAUSE)
             try:
-                self._line = self._knock()
+                self._connection = self._connect()
             except JoinRefused as refused:
                 self._listeners.on_refused(refused.reason, refused.expelled)
                 return False
@@ -324,22 +298,21 @@ class SeedSession:
                 _log.debug("no seed: %s", error)
             else:
                 self._asked = False
-                self._listeners.on_back(self._line.epoch)
+                self._listeners.on_back(self._connection.epoch)
                 return True
         return False
 
     def _give_up(self, lost: Exception) -> None:
-        """There is no line any more, at least for now."""
-        _log.info("%s; members go on without it", lost)
-        self._line.close("the line is dead")
+        _log.info("%s; members continue without it", lost)
+        self._connection.close("the connection is lost")
         self._end_inquiries()
         self._listeners.on_lost(str(lost))
 
     def _pause(self, bound: float) -> bool:
-        """A while, of random length, so that not all knock at once. False: the node is closing."""
-        if self._wanted.wait(self._random.uniform(0.0, bound)):
-            self._stop.wait(self._random.uniform(0.0, _SOON))
-            self._wanted.clear()
+        # Random, so that nodes do not reconnect all at once.
+        if self._has_message.wait(self._random.uniform(0.0, bound)):
+            self._stop.wait(self._random.uniform(0.0, _SOON_PAUSE))
+            self._has_message.clear()
         return not self._stop.is_set()
 
 
@@ -347,11 +320,11 @@ _MAX_HOST: Final = 255
 
 
 class LauncherSession:
-    """A block of `count` ranks, reserved at the seed for the children of this process, as long as it is open. Where the
-    cluster has formed and is elastic the children get no ranks here: they join.
+    """Reserves `count` ranks for the children of this process while it is open. In a formed elastic cluster they get no
+    ranks here: they join.
 
-    JoinRefused, SeedUnreachable, VersionMismatch when it is made. Close it, or leave its `with` block, when the
-    children have ended. A seed that goes away is knocked at again, and hears then what could not be reported.
+    The constructor raises JoinRefused, SeedUnreachable or VersionMismatch. Close it, or leave its `with` block, when
+    the children have ended. It reconnects to a lost seed and sends pending reports.
     """
 
     def __init__(
@@ -364,19 +337,18 @@ class LauncherSession:
         tell: Tell | None = None,
         on_run_failed: Callable[[RunFailed], None] | None = None,
     ) -> None:
-        """`tell` shows the user what it waits for while no seed answers. `on_run_failed` is told by a thread which
-        failure, on any host, stops the run. It must not block.
+        """`tell` shows waits for the seed. A thread calls `on_run_failed` with the failure, on any host, that stops the
+        run; it must not block.
         """
         self._tell = tell
         self._invitation, self._count, self._config = invitation, count, config
         self._lock = threading.Lock()
         self._on_run_failed = on_run_failed or _ignore_run_failure
-        self._reports: deque[ChildDied | RunFailed] = deque()  # that the seed has not heard; under the lock
-        self._formed = threading.Event()  # set by the thread of the standing
+        self._reports: deque[ChildDied | RunFailed] = deque()  # not sent yet; guarded by the lock
+        self._formed = threading.Event()  # set by the session thread
         self._session: SeedSession | None = None  # written once, here
-        self.first_rank = first_rank
-        """Of the block; None: the children are to join without ranks."""
-        # Nobody dials a launcher, so the port of the settings is left to the members.
+        self.first_rank = first_rank  # of the block; None: the children join without ranks
+        # No node dials a launcher, so it leaves the configured port to the members.
         network = tuple(scheme for scheme in config.transports if scheme != "shm")
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:
@@ -386,58 +358,51 @@ class LauncherSession:
             raise
 
     def _reserve(self) -> None:
-        worker = JoinClient(self._node, self._invitation, timeout=self._config.formation_timeout, tell=self._tell)
-        line, welcome = worker.enter("launcher", self._ask)
+        client = JoinClient(self._node, self._invitation, timeout=self._config.formation_timeout, tell=self._tell)
+        connection, welcome = client.enter("launcher", self._ask)
         self.first_rank = welcome.first_rank
-        self.group_rank: int | None = welcome.group_rank
-        """The place of this launcher among the launchers; None where the children get no ranks."""
-        self.elastic: bool = welcome.elastic
-        """Whether the cluster goes on without ranks that fail."""
-        self.size: int = welcome.size
-        """Of the whole world."""
+        self.group_rank: int | None = welcome.group_rank  # index among the launchers; None if the children get no ranks
+        self.elastic: bool = welcome.elastic  # the cluster continues without failed ranks
+        self.size: int = welcome.size  # of the world
         listeners = SeedCallbacks(
             on_committed=self._formed.set,
             on_run_failed=self._on_run_failed,
             on_back=lambda _: self._send_reports(),
             on_refused=self._refused,
         )
-        self._session = SeedSession(self._node, line, welcome, self._knock)
+        self._session = SeedSession(self._node, connection, welcome, self._connect)
         self._session.start(listeners)
 
     def _ask(self, proof: bytes) -> ReserveRanks:
         request = make_request(self._node.id, self._node.key)
-        host, first_rank = self._node.host, self.first_rank  # the same block, from a seed that began anew
-        epoch = 1 if self.formed else 0  # a seed of another cluster must not take us for one of its own
+        host, first_rank = self._node.host, self.first_rank  # the same block from a restarted seed
+        epoch = 1 if self.formed else 0  # a seed of another cluster must not accept this launcher as its own
         return ReserveRanks(
             proof=proof, request=request, host=host, count=self._count, first_rank=first_rank, epoch=epoch
         )
 
-    def _knock(self) -> JoinConnection:
-        worker = JoinClient(self._node, self._invitation, timeout=self._config.join_auth_timeout)
-        return worker.enter_again("launcher", self._ask)
+    def _connect(self) -> JoinConnection:
+        client = JoinClient(self._node, self._invitation, timeout=self._config.join_auth_timeout)
+        return client.enter_again("launcher", self._ask)
 
     def _refused(self, reason: str, _: int) -> None:
-        """The children know better why, if they are concerned."""
+        # The children report their own refusals.
         _log.info("the seed refused this launcher: %s", reason)
 
     @property
     def node(self) -> NodeId:
-        """What children name as their launcher."""
         return self._node.id
 
     @property
     def formed(self) -> bool:
-        """Whether everybody was there, once."""
         return self._formed.is_set()
 
     def report(self, rank: Rank, cause: str, *, well: bool = False) -> None:
-        """A child has ended, `well` if as it should: tell the seed. If that is gone, then when it is back; meanwhile
-        the members find out by themselves.
-        """
+        """Report the end of a child, `well` if it succeeded, now or when the seed is back."""
         self._report(ChildDied(rank=rank, cause=cause, well=well))
 
     def report_failure(self, rank: Rank, cause: str, code: int, *, consequence: bool) -> None:
-        """A child has failed, and the run is to stop on all hosts, with this exit code. As `report`."""
+        """Report a failed child that stops the run on all hosts. Like `report`."""
         host = foreign_line(platform.node())[:_MAX_HOST]
         self._report(RunFailed(rank=rank, cause=cause, code=code, consequence=consequence, host=host))
 
@@ -465,43 +430,43 @@ class LauncherSession:
 
 
 def _ignore_run_failure(_: RunFailed) -> None:
-    """Nobody wants to know."""
+    """Ignored."""
 
 
 _RETRY_PAUSE: Final = 1.0
 
 
 class ObserverSession:
-    """A line to the seed on which its board is shown. One thread at a time. Close it, or leave its `with` block.
+    """Reads the seed's status board. One thread at a time. Close it, or leave its `with` block.
 
-    JoinRefused, SeedUnreachable, VersionMismatch when it is made, within `timeout` seconds; `hurry`: at once where
-    nobody listens, since the seed was there before its ticket was.
+    The constructor raises JoinRefused, SeedUnreachable or VersionMismatch within `timeout` seconds; with `hurry` at
+    once if no process listens, since a seed runs before its ticket exists.
     """
 
     def __init__(self, invitation: Invitation, config: Config, *, timeout: float = 5.0, hurry: bool = False) -> None:
         self._invitation = invitation
         if hurry and nobody_listens(invitation.addresses, _RETRY_PAUSE):
-            timeout = min(timeout, _RETRY_PAUSE)  # for QUIC, which nobody refuses: a seed may do without TCP
+            timeout = min(timeout, _RETRY_PAUSE)  # for QUIC, which is never refused: a seed may run without TCP
         self._timeout: Final = timeout
-        # Nobody dials an onlooker, so the port of the settings is left to the members.
+        # No node dials an observer, so it leaves the configured port to the members.
         network = tuple(scheme for scheme in config.transports if scheme != "shm")
         self._node = Node(dataclasses.replace(config, port=0, port_range=None, transports=network))
         try:
-            self._line, _ = JoinClient(self._node, invitation, timeout=timeout).watch()
+            self._connection, _ = JoinClient(self._node, invitation, timeout=timeout).watch()
         except BaseException:
             self._node.close()
             raise
 
     def look(self) -> StatusPage:
-        """What the board shows now. SeedUnreachable when the seed is gone, or does not answer in time."""
+        """Raises SeedUnreachable."""
         return gather_pages(self._page)
 
     def _page(self, first: int) -> StatusPage:
         try:
-            self._line.send(StatusPageRequest(first))
-            answer = self._line.expect(StatusPageReply, time.monotonic() + self._timeout)
+            self._connection.send(StatusPageRequest(first))
+            answer = self._connection.expect(StatusPageReply, time.monotonic() + self._timeout)
         except RefusedBySeed as refused:
-            raise JoinRefused(reason=refused.reason, address=self._line.address) from refused
+            raise JoinRefused(reason=refused.reason, address=self._connection.address) from refused
         except (SeedConnectionLost, TimeoutError) as lost:
             raise self._gone(lost) from lost
         return answer.board
@@ -516,7 +481,7 @@ class ObserverSession:
 
     def close(self) -> None:
         """Idempotent."""
-        self._line.leave("it has seen enough")
+        self._connection.leave("the observer closed")
         self._node.close()
 
     def __enter__(self) -> Self:

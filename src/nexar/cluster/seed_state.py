@@ -1,14 +1,13 @@
-"""What a seed keeps in its state directory, so that a seed started again is the same one.
+"""The state directory from which a restarted seed continues.
 
-Three files, each for its owner alone and there whole or not at all (`security.storage`):
+Each file is private and written atomically:
 
-seed         who the seed is: node, key, authority, secret, port. Written before anybody is told the ticket.
-membership   the newest that was committed. Written before any member is told, so no member knows what a restarted seed
-             forgot; but members that went on without the seed know more.
-vote         what the seed has promised and accepted. Written before anybody is told, so that it never votes twice.
+seed         node, key, authority, secret, port. Written before the ticket is shown.
+membership   the newest committed one. Written before members are sent it; members that continued without the
+             seed know more.
+vote         promises and acceptances. Written before they are sent, so that the seed never votes twice.
 
-Without the second the cluster had not formed: its formation begins again, and the ticket is still the same. Without the
-third it has never voted.
+Without `membership` the formation starts again, with the same ticket.
 """
 
 from __future__ import annotations
@@ -41,29 +40,28 @@ _IDENTITY: Final = "seed"
 _MEMBERSHIP: Final = "membership"
 _VOTE: Final = "vote"
 _FORMAT: Final = 1
-_NAME_CHARACTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # none that is taken for another
+_NAME_CHARACTERS: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # without look-alikes
 _NAME_LENGTH: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class SeedIdentity:
-    """Who a seed is. What is secret of it shows in no repr."""
+    """Its repr hides secrets."""
 
     node: NodeId
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     authority: Authority = field(repr=False)
     secret: bytes = field(repr=False)
-    port: int = 0
-    """Where it listens, UDP and TCP; 0: not decided."""
+    port: int = 0  # UDP and TCP; 0: undecided
 
     @property
     def fingerprint(self) -> bytes:
-        """Of its public key: what tickets pin."""
+        """Pinned by tickets."""
         return fingerprint(self.key.public_key())
 
 
 def make_identity(secret: bytes | None = None) -> SeedIdentity:
-    """A new seed of a new cluster, with a name drawn at random. `secret`: from a token; None: a new one."""
+    """A new cluster with a random name; `secret` comes from a token."""
     cluster = "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(_NAME_LENGTH))
     node = secrets.randbelow(MAX_NODE) + 1
     return SeedIdentity(node, make_key(), Authority.create(cluster), secret or make_secret())
@@ -81,14 +79,12 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 class SeedState:
-    """A state directory. One seed at a time uses it. Every method: UsageError that names the file and the remedy for
-    one that cannot be read or written, that others can read, or that holds something else.
+    """Used by one seed at a time. Methods raise UsageError, with file and remedy, for a file that is unreadable,
+    unwritable, readable by others, or invalid.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Nothing is touched yet; what is missing is made by the first write. UsageError for a directory that others
-        can write to.
-        """
+        """Touches no file. Raises UsageError for a directory writable by others."""
         self._directory = Path(directory)
         try:
             check_directory(self._directory)
@@ -96,19 +92,17 @@ class SeedState:
             raise UsageError(f"the seed's state {self._directory} cannot be read: {error.strerror}") from error
 
     def load_identity(self) -> SeedIdentity | None:
-        """What `keep_identity` wrote; None if nothing was."""
         content = self._read(_IDENTITY)
         return None if content is None else self._parse(content)
 
     def keep_identity(self, identity: SeedIdentity) -> None:
-        """When this returns, a restart finds it."""
+        """Durable when it returns."""
         key = identity.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         exported = identity.authority.export()
         stored = _Stored(_FORMAT, identity.node, key, exported, identity.secret, identity.port)
         self._write(_IDENTITY, msgspec.msgpack.encode(stored))
 
     def load_membership(self, cluster: str) -> Membership | None:
-        """What `keep_membership` wrote for this cluster; None if it has not formed."""
         content = self._read(_MEMBERSHIP)
         if content is None:
             return None
@@ -124,11 +118,11 @@ class SeedState:
         return membership
 
     def keep_membership(self, membership: Membership) -> None:
-        """When this returns, a restart finds it."""
+        """Durable when it returns."""
         self._write(_MEMBERSHIP, membership.encode())
 
     def discard_membership(self) -> None:
-        """When this returns, a restart finds none."""
+        """Durable when it returns."""
         try:
             self._path(_MEMBERSHIP).unlink(missing_ok=True)
         except OSError as error:
@@ -136,7 +130,6 @@ class SeedState:
             raise UsageError(f"the seed's state {path} cannot be removed: {error.strerror}") from error
 
     def load_vote(self) -> Vote | None:
-        """What `keep_vote` wrote; None if it never voted."""
         content = self._read(_VOTE)
         try:
             return None if content is None else Vote.decode(content)
@@ -144,7 +137,7 @@ class SeedState:
             raise self._damaged(_VOTE) from None
 
     def keep_vote(self, vote: Vote) -> None:
-        """When this returns, a restart finds it."""
+        """Durable when it returns."""
         self._write(_VOTE, vote.encode())
 
     def _parse(self, content: bytes) -> SeedIdentity:

@@ -1,11 +1,7 @@
-"""What happened at the seed's door: kept, logged and told, one note after the other.
+"""The seed's event log, the state of the formation, and the status board.
 
-What became of a formation, and who is still there: told by the door, waited for by whoever holds the seed.
-
-forming ──→ formed ──→ empty        each step once, for good, but that others may come into an elastic cluster
+forming ──→ formed ──→ empty        each step happens once
    └──→ failed
-
-The seed's board: members pin their bulletins to it, those who watch look at it. Everybody at any time.
 """
 
 from __future__ import annotations
@@ -26,8 +22,7 @@ from nexar.errors import NexarError
 from nexar.types import NodeId, describe_peer
 from nexar.wire.status import StatusPage, StatusReport, StatusRow
 
-MAX_EVENTS: Final = 1024
-"""The newest are kept: strangers can make as many as they like."""
+MAX_EVENTS: Final = 1024  # the newest are kept: unauthenticated peers can cause any number
 
 _log: Final = logging.getLogger("nexar.seed")
 _LEVELS: Final[dict[SeedEventKind, int]] = {
@@ -36,46 +31,45 @@ _LEVELS: Final[dict[SeedEventKind, int]] = {
 }
 _LONGEST_LINE: Final = 500
 _MOST_WARNINGS: Final = 64
-"""Refusals that are warned of at once; one more each second. A stranger can be refused as often as it likes."""
+"""Warnings about refusals at once, plus one per second: unauthenticated peers can cause any number."""
 
 
 class SeedLog:
-    """Notes come in from one thread at a time, in the order of what happened."""
+    """Keeps, logs and reports events from one thread at a time."""
 
     def __init__(
         self, on_seed_event: Callable[[SeedEvent], None] | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`on_note` is called with each note and must not block. What it raises is logged, and changes nothing."""
+        """`on_seed_event` must not block. Its exceptions are logged."""
         self._on_seed_event = on_seed_event
         self._clock = clock
-        self._warnings = float(_MOST_WARNINGS)  # of refusals, that are left; who adds a note writes this and the next
+        self._warnings = float(_MOST_WARNINGS)  # warnings left; this and the next are written by the thread that adds
         self._warned = clock()
         self._lock = threading.Lock()
-        self._notes: deque[SeedEvent] = deque(maxlen=MAX_EVENTS)  # under the lock
+        self._events: deque[SeedEvent] = deque(maxlen=MAX_EVENTS)  # guarded by the lock
 
     @property
-    def notes(self) -> list[SeedEvent]:
-        """The newest MAX_NOTES, oldest first. Any thread."""
+    def events(self) -> list[SeedEvent]:
+        """Oldest first. Any thread."""
         with self._lock:
-            return list(self._notes)
+            return list(self._events)
 
-    def add(self, note: SeedEvent) -> None:
-        """It happened."""
+    def add(self, event: SeedEvent) -> None:
         with self._lock:
-            self._notes.append(note)
-        _log.log(self._level(note), "%s", describe_seed_event(note))
+            self._events.append(event)
+        _log.log(self._level(event), "%s", describe_seed_event(event))
         if self._on_seed_event is None:
             return
         try:
-            self._on_seed_event(note)
-        except Exception:  # noqa: BLE001 - foreign code must not cost the cluster its seed
+            self._on_seed_event(event)
+        except Exception:  # noqa: BLE001 - a user callback must not end the seed
             _log.exception("on_event raised")
 
-    def _level(self, note: SeedEvent) -> int:
-        """Refusals of unnamed connections are never warnings; those of named nodes are, within the budget."""
-        if note.kind != "refused":
-            return _LEVELS.get(note.kind, logging.INFO)
-        return logging.WARNING if note.node is not None and self._may_warn() else logging.INFO
+    def _level(self, event: SeedEvent) -> int:
+        # Unauthenticated peers cause no warnings.
+        if event.kind != "refused":
+            return _LEVELS.get(event.kind, logging.INFO)
+        return logging.WARNING if event.node is not None and self._may_warn() else logging.INFO
 
     def _may_warn(self) -> bool:
         now = self._clock()
@@ -84,149 +78,145 @@ class SeedLog:
         return left >= 1
 
 
-def describe_seed_event(note: SeedEvent) -> str:
-    """One line for people."""
-    somebody = note.address is not None or note.node is not None
-    parts = [note.kind, describe_peer(note.rank, note.node, note.address) if somebody else "", note.reason]
+def describe_seed_event(event: SeedEvent) -> str:
+    """One line for users."""
+    is_named = event.address is not None or event.node is not None
+    parts = [event.kind, describe_peer(event.rank, event.node, event.address) if is_named else "", event.reason]
     return brief(": ".join(part for part in parts if part), _LONGEST_LINE)
 
 
 _ENDS: Final[frozenset[SeedEventKind]] = frozenset({"gone", "left", "refused", "dropped"})
 LONGEST_WAIT: Final = 0.5
-"""Seconds that a thread sleeps at a stretch. A signal may be given to another thread of the process (it is after
-SIGSTOP and SIGCONT), and does not wake the main thread then, which alone runs its handler."""
+"""Longest sleep in seconds. A signal may be delivered to another thread (as after SIGSTOP and SIGCONT); the main
+thread, which alone runs handlers, does not wake then."""
 
 
 class FormationStatus:
-    """Any thread. Whatever ends a wait stays, so later waits end at once."""
+    """The formation and the connected members. Any thread. What ends a wait also ends later ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._membership: Membership | None = None  # this and all below under the condition
+        self._membership: Membership | None = None  # this and all below: guarded by the condition
         self._failure: NexarError | None = None
-        self._here: set[NodeId] = set()
-        """Members with a line."""
-        self._awaited: set[NodeId] = set()
-        """Members of a resumed cluster that may still come back."""
-        self._launchers: set[NodeId] = set()
-        """Launchers with a line."""
-        self._patience = 0.0  # until when they may
-        self._watchers: set[Callable[[], None]] = set()
+        self._connected: set[NodeId] = set()  # connected members
+        self._awaited: set[NodeId] = set()  # members of a resumed cluster that may still return
+        self._launchers: set[NodeId] = set()  # connected launchers
+        self._patience = 0.0  # deadline of `_awaited`
+        self._wakers: set[Callable[[], None]] = set()
 
     @property
     def membership(self) -> Membership | None:
-        """The newest that was committed; None before."""
         with self._changed:
             return self._membership
 
-    # -- telling -----------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------------
 
     def moved(self, membership: Membership, present: Iterable[NodeId]) -> None:
-        """Everybody is there, or the members went on; who of them has a line. Told again, it changes nothing."""
+        """`present` are connected. Older epochs are ignored."""
         with self._changed:
             if self._membership is None or membership.epoch > self._membership.epoch:
                 self._membership = membership
-                self._here = set(present)
+                self._connected = set(present)
                 self._awaited.intersection_update(member.node for member in membership.members)
-                self._tell()
+                self._notify()
 
     def resumed(self, membership: Membership, patience: float) -> None:
-        """It had formed before; until `patience` (time.monotonic) the members may come back to this seed."""
+        """Members may return until `patience` (time.monotonic)."""
         with self._changed:
             self._membership, self._patience = membership, patience
             self._awaited = {member.node for member in membership.members}
-            self._tell()
+            self._notify()
 
     def failed(self, error: NexarError) -> None:
-        """It will not form, or the seed is over. What was said first stays."""
+        """The first error stays."""
         with self._changed:
             self._failure = self._failure or error
-            self._tell()
+            self._notify()
 
-    def noted(self, note: SeedEvent) -> None:
-        """Somebody came or went. Members have a rank; of the others only launchers are counted."""
-        if note.node is None:
+    def event_added(self, event: SeedEvent) -> None:
+        # Members have a rank; launchers have none.
+        if event.node is None:
             return
-        if note.rank is None:
-            self._noted_launcher(note.node, note.kind)
+        if event.rank is None:
+            self._launcher_event(event.node, event.kind)
             return
         with self._changed:
             if self._membership is None:
                 return
-            if note.kind in _ENDS:
-                self._here.discard(note.node)
-            elif note.kind == "returned":
-                self._here.add(note.node)
+            if event.kind in _ENDS:
+                self._connected.discard(event.node)
+            elif event.kind == "returned":
+                self._connected.add(event.node)
             else:
                 return
-            self._awaited.discard(note.node)
-            self._tell()
+            self._awaited.discard(event.node)
+            self._notify()
 
-    def _noted_launcher(self, node: NodeId, kind: SeedEventKind) -> None:
+    def _launcher_event(self, node: NodeId, kind: SeedEventKind) -> None:
         with self._changed:
             if kind in ("reserved", "returned"):
                 self._launchers.add(node)
             elif kind in _ENDS and node in self._launchers:
                 self._launchers.discard(node)
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
-        for watcher in self._watchers:
-            watcher()
+        for waker in self._wakers:
+            waker()
 
     # -- waiting -----------------------------------------------------------------------------------------
 
     def wait_formed(self, timeout: float | None) -> Membership | None:
-        """The membership; None at the timeout. Raises why there will be none."""
+        """None at the timeout. Raises the failure."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while not self._is_settled() and self._rest(deadline):
+            while not self._is_settled() and self._wait(deadline):
                 continue
             return self._settled()
 
     async def formed_soon(self) -> Membership | None:
-        """As `wait_formed`, for a task. Cancelled, it leaves nothing behind."""
-        import asyncio  # noqa: PLC0415 - whoever awaits has it; a launcher need not
+        """`wait_formed` for a task."""
+        import asyncio  # noqa: PLC0415 - a coroutine has it loaded; a launcher does not need it
 
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
 
-        def watcher() -> None:
-            if not loop.is_closed():  # a loop that was closed over its task: nobody waits there, and the seed goes on
+        def waker() -> None:
+            if not loop.is_closed():  # a loop closed during the task has no waiter, and the seed goes on
                 loop.call_soon_threadsafe(settled.set)
 
         with self._changed:
             if self._is_settled():
                 return self._settled()
-            self._watchers.add(watcher)
+            self._wakers.add(waker)
         try:
             await settled.wait()
         finally:
             with self._changed:
-                self._watchers.discard(watcher)
+                self._wakers.discard(waker)
         with self._changed:
             return self._settled()
 
     def wait_empty(self, timeout: float | None) -> bool:
-        """Until every member that was there has gone, or there will be none. False at the timeout."""
+        """Wait until all members are gone or none will come. False at the timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._is_empty():
-                if not self._rest(deadline, self._patience):
+                if not self._wait(deadline, self._patience):
                     return False
             return True
 
     def wait_launchers(self, timeout: float) -> bool:
-        """Until no launcher has a line, or there will be no cluster. False at the timeout."""
+        """Wait until no launcher is connected, or the formation failed. False at the timeout."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._launchers and self._failure is None:
-                if not self._rest(deadline):
+                if not self._wait(deadline):
                     return False
             return True
 
-    def _rest(self, deadline: float | None, look: float = 0.0) -> bool:
-        """Until something is told, or `look` has come, if that is still to come. False: the deadline has passed."""
+    def _wait(self, deadline: float | None, look: float = 0.0) -> bool:
+        """Wait for a change or the time `look`. False after the deadline."""
         now = time.monotonic()
         if deadline is not None and now >= deadline:
             return False
@@ -245,7 +235,7 @@ class FormationStatus:
     def _is_empty(self) -> bool:
         if self._failure is not None:
             return True
-        if self._membership is None or self._here:
+        if self._membership is None or self._connected:
             return False
         return not self._awaited or time.monotonic() >= self._patience
 
@@ -254,53 +244,50 @@ _LOST: Final = ("gone", "refused")
 
 
 class StatusBoardService:
-    """Any thread; nobody waits here for longer than a row takes to be written."""
+    """The status board with a lock. Any thread."""
 
     def __init__(self, cluster: str, size: int, joined: Callable[[], int], *, clock: Clock | None = None) -> None:
-        """`joined`: how many have come while the cluster forms; it must not wait."""
+        """`joined` counts nodes while the cluster forms; it must not block."""
         self._clock = clock or SystemClock()
         self._joined = joined
         self._lock = threading.Lock()
-        self._status_board = StatusBoard(cluster, size)  # under the lock
+        self._status_board = StatusBoard(cluster, size)  # guarded by the lock
 
-    def pin(self, node: NodeId, bulletin: StatusReport) -> None:
-        """The newest word of a member."""
+    def update_report(self, node: NodeId, report: StatusReport) -> None:
         with self._lock:
-            self._status_board.news(node, bulletin, self._clock.now())
+            self._status_board.news(node, report, self._clock.now())
 
     def moved(self, membership: Membership, willing: frozenset[NodeId] = frozenset()) -> None:
-        """These are the members. `willing`: who left for it of its own will."""
+        """`willing`: members that left on request."""
         with self._lock:
             self._status_board.moved(membership, self._clock.now(), willing)
 
-    def noted(self, note: SeedEvent) -> None:
-        """Something happened at the door. Only who holds a rank is a member: a stranger may say any name."""
-        if note.node is None or note.rank is None:
+    def event_added(self, event: SeedEvent) -> None:
+        # An unauthenticated peer may claim any node, but has no rank.
+        if event.node is None or event.rank is None:
             return
         with self._lock:
             now = self._clock.now()
-            if note.kind == "returned":
-                self._status_board.returned(note.node, now)
-            elif note.kind in _LOST:
-                self._status_board.went(note.node, note.reason, now)
-            elif note.kind == "left":
-                self._status_board.went(note.node, note.reason or "it closed its communicator", now, left=True)
-            elif note.kind == "child died":
-                self._status_board.went(note.node, note.reason, now, told=True)
+            if event.kind == "returned":
+                self._status_board.returned(event.node, now)
+            elif event.kind in _LOST:
+                self._status_board.went(event.node, event.reason, now)
+            elif event.kind == "left":
+                self._status_board.went(event.node, event.reason or "it closed its communicator", now, left=True)
+            elif event.kind == "child died":
+                self._status_board.went(event.node, event.reason, now, told=True)
 
     def page(self, first: int = 0) -> StatusPage:
-        """Some rows, from this one on."""
         joined = self._joined()
         with self._lock:
             return self._status_board.page(self._clock.now(), first=first, joined=joined)
 
     def whole(self) -> StatusPage:
-        """All rows, for who is in this process."""
         return gather_pages(self.page)
 
 
 def gather_pages(page: Callable[[int], StatusPage]) -> StatusPage:
-    """The pages of a board as one: more rows than a message may have. Rows that move meanwhile are shown once."""
+    """All pages as one. Rows that move between pages appear once."""
     board = page(0)
     rows: dict[int, StatusRow] = {row.node: row for row in board.rows}
     seen = len(board.rows)

@@ -1,9 +1,6 @@
-"""Choosing the one port of this process, free for UDP and for TCP.
+"""Opens the transports of one process: UDP and TCP at one port, and shared memory.
 
-Whether a port is free is known only by taking it. So the caller opens its sockets, both at the same number, and what is
-here says at which addresses to try and what a failure means in the words of the settings.
-
-The transports of one process, opened: UDP and TCP at one port number, and memory beside them.
+Only binding shows whether a port is free, so ports are tried, and failures name the setting.
 """
 
 from __future__ import annotations
@@ -28,15 +25,14 @@ from nexar.transport.sleeper import PollSleeper
 
 Opened = TypeVar("Opened")
 
-_TRIES: Final = 100
-"""Of any free port: one that the system gave for UDP may be taken for TCP, but hardly so often in a row."""
+_MAX_TRIES: Final = 100  # a port free for UDP may be taken for TCP, but hardly so often in a row
 _TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 _FREE: Final = "a port that is free for UDP and TCP"
 
 
 @dataclass(frozen=True, slots=True)
 class _PortRequest:
-    """Where to listen, and which setting said so."""
+    """A listen address and its setting."""
 
     host: str
     ports: tuple[int, ...]
@@ -45,33 +41,30 @@ class _PortRequest:
     listen: str | None = None
 
     def addresses(self) -> Iterator[str]:
-        ports = (0,) * _TRIES if self.ports == (0,) else self.ports
+        ports = (0,) * _MAX_TRIES if self.ports == (0,) else self.ports
         return (format_address(self.host, port) for port in ports)
 
 
 def bind_ports(config: Config, open_at: Callable[[str], Opened], *, listen: str | None = None) -> Opened:
-    """What `open_at(address)` returned, for the first address at which it could listen: at the `port` of the settings,
-    else at the first free one of `port_range`, else at any. The host is the setting `bind`, else every interface, of
-    both families where there are two.
+    """Return `open_at(address)` for the first address that works: `listen` (host:port), or the settings `port`,
+    `port_range`, else any port; on `bind`, else all interfaces.
 
-    `open_at` opens all it needs at one number, UDP and TCP, and lets go of all of it if one is not to be had; then it
-    raises OSError. With port 0 it takes what the system gives for the first and asks for the same for the other.
-
-    `listen`, host:port, goes before the settings. ConfigError names the setting, UsageError `listen`, with the remedy.
+    `open_at` opens UDP and TCP at one number, or closes all and raises OSError; port 0 leaves the choice to the system.
+    Raises ConfigError or UsageError with the remedy.
     """
-    wish = _port_request(config) if listen is None else _explicit(listen)
+    request = _port_request(config) if listen is None else _explicit(listen)
     refused = OSError(errno.EADDRINUSE, "Address already in use")
-    for address in wish.addresses():
+    for address in request.addresses():
         try:
             opened = open_at(address)
         except OSError as error:
             if error.errno not in _TAKEN:
-                raise _explain(config, wish, error) from error
+                raise _explain(config, request, error) from error
             refused = error
         else:
-            del refused  # with its traceback it would keep alive what the callers hold, until Python collects garbage
+            del refused  # its traceback would keep the callers' objects alive until a garbage collection
             return opened
-    raise _explain(config, wish, refused) from refused
+    raise _explain(config, request, refused) from refused
 
 
 def _port_request(config: Config) -> _PortRequest:
@@ -97,56 +90,53 @@ def _explicit(listen: str) -> _PortRequest:
     return _PortRequest(host, (port,), "listen", port, listen)
 
 
-def _explain(config: Config, wish: _PortRequest, error: OSError) -> NexarError:
+def _explain(config: Config, request: _PortRequest, error: OSError) -> NexarError:
     reason = error.strerror or str(error)
-    if wish.listen is not None:
-        return UsageError(f"cannot listen on {wish.listen}: {reason}; {_remedy(error, wish)}")
+    if request.listen is not None:
+        return UsageError(f"cannot listen on {request.listen}: {reason}; {_remedy(error, request)}")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(variable="NEXAR_BIND", value=config.bind, allowed="an address of this host", hint=reason)
     return ConfigError(
-        variable=wish.variable, value=wish.value, allowed=_FREE, hint=f"{reason}; {_remedy(error, wish)}"
+        variable=request.variable, value=request.value, allowed=_FREE, hint=f"{reason}; {_remedy(error, request)}"
     )
 
 
-def _remedy(error: OSError, wish: _PortRequest) -> str:
+def _remedy(error: OSError, request: _PortRequest) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return "give an address of this host, or none for every interface"
     if error.errno == errno.EACCES:
         return "ports below 1024 need privileges: take a higher one, or 0 for any free port"
-    if error.errno == errno.EADDRINUSE and len(wish.ports) > 1:
+    if error.errno == errno.EADDRINUSE and len(request.ports) > 1:
         return "all ports of the range are taken: widen it, or stop what uses them"
     if error.errno == errno.EADDRINUSE:
         return "another process uses it: stop that one, take another port, or 0 for any free one"
-    return "see what the system says, and choose another address"
+    return "choose another address"
 
 
 _log = logging.getLogger(__name__)
 
-NETWORK: Final = ("quic", "tls")
-"""Schemes that lead to other hosts, and to the seed."""
-_USUAL: Final[Mapping[str, Any]] = MappingProxyType({})
-_SIGN_OF_LIFE: Final = 5.0
-_SILENCE: Final = 30.0
-_LONGEST_SILENCE: Final = 1e6
+NETWORK: Final = ("quic", "tls")  # schemes that reach other hosts and the seed
+_NO_OVERRIDES: Final[Mapping[str, Any]] = MappingProxyType({})
+_KEEP_ALIVE_INTERVAL: Final = 5.0
+_IDLE_TIMEOUT: Final = 30.0
+_MAX_IDLE_TIMEOUT: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """Opened and listening. Nothing comes in before somebody drives them. Close them."""
+    """Listening transports; they accept while they are driven. Close them."""
 
-    by_scheme: Mapping[str, Transport]
-    """In the order of preference."""
+    by_scheme: Mapping[str, Transport]  # in order of preference
     sleeper: Sleeper
-    address: str
-    """Where the network ones listen: host:port, the same for UDP and TCP."""
+    address: str  # host:port of the network transports
 
     def close(self) -> None:
-        """When nobody drives them any more. Idempotent."""
+        """After the last drive. Idempotent."""
         _close(self.by_scheme, self.sleeper)
 
 
 def usable_schemes(config: Config) -> tuple[str, ...]:
-    """The wanted schemes that this process can have, preferred first. ConfigError if none of them leads anywhere."""
+    """The available configured schemes, preferred first. Raises ConfigError if none reaches other hosts."""
     found = tuple(scheme for scheme in config.transports if scheme != "quic" or native_installed())
     if not set(found) & set(NETWORK):
         hint = (
@@ -162,14 +152,15 @@ def usable_schemes(config: Config) -> tuple[str, ...]:
 
 
 def quic_settings_for(config: Config) -> dict[str, float]:
-    """Fields of QuicSettings that follow from the settings. A peer whose Python code is stuck is told from a dead one
-    by the packets that QUIC sends on its own: so it sends several within `heartbeat_timeout`, even if some are lost,
-    and does not give a connection up before the heartbeat has given its peer up.
+    """QuicSettings from the settings.
+
+    QUIC's own packets distinguish a stuck peer from a dead one: so several are sent within `heartbeat_timeout`, and
+    connections outlive it.
     """
     return {
         "handshake_timeout": config.join_auth_timeout,
-        "keep_alive_interval": min(_SIGN_OF_LIFE, config.heartbeat_timeout / 3),
-        "idle_timeout": max(_SILENCE, min(2 * config.heartbeat_timeout, _LONGEST_SILENCE)),
+        "keep_alive_interval": min(_KEEP_ALIVE_INTERVAL, config.heartbeat_timeout / 3),
+        "idle_timeout": max(_IDLE_TIMEOUT, min(2 * config.heartbeat_timeout, _MAX_IDLE_TIMEOUT)),
     }
 
 
@@ -181,12 +172,13 @@ def open_transports(
     *,
     listen: str | None = None,
     schemes: Sequence[str] | None = None,
-    quic: Mapping[str, Any] = _USUAL,
+    quic: Mapping[str, Any] = _NO_OVERRIDES,
     plain_too: bool = False,
 ) -> Transports:
-    """Every usable scheme (or those of `schemes`), listening for `acceptor`. `listen`, host:port, goes before the
-    settings; `quic` are fields of QuicSettings that differ from the usual ones; `plain_too`: TLS takes connections that
-    go on without encryption. Errors as for `bind_ports` and `usable`; nothing is left open then.
+    """Open all usable schemes, or `schemes`. Errors as `bind_ports` and `usable_schemes`; then nothing stays open.
+
+    `listen` (host:port) precedes the settings; `quic` overrides QuicSettings; with `plain_too` TLS accepts connections
+    that continue unencrypted.
     """
     chosen = usable_schemes(config) if schemes is None else tuple(schemes)
 
@@ -197,7 +189,7 @@ def open_transports(
 
 
 class _Opening:
-    """One attempt at one address: all of it, or nothing."""
+    """One attempt at one address: all or nothing."""
 
     def __init__(
         self,
@@ -218,7 +210,7 @@ class _Opening:
         self._opened: dict[str, Transport] = {}
 
     def open(self, schemes: tuple[str, ...], address: str) -> Transports:
-        """QUIC first: it is what the node sleeps in. Raises OSError if the address cannot be had."""
+        """QUIC first: the node sleeps in it. Raises OSError."""
         if "quic" in schemes:
             address = self._open_quic(address)
         sleeper = cast(Sleeper, self._opened["quic"]) if self._opened else PollSleeper()
@@ -227,10 +219,10 @@ class _Opening:
                 address = self._open_tls(sleeper, address)
             if "shm" in schemes:
                 self._opened["shm"] = load("shm")(sleeper, self._credentials.node)
-                self._listen_in_memory()
+                self._listen_on_shared_memory()
             for scheme in schemes:
                 if not is_ours(scheme):
-                    self._open_theirs(scheme, sleeper, address)
+                    self._open_external(scheme, sleeper, address)
         except BaseException:
             _close(self._opened, sleeper)
             raise
@@ -265,23 +257,21 @@ class _Opening:
         self._opened["tls"] = tls
         return tls.listen(address, self._acceptor)
 
-    def _open_theirs(self, scheme: str, sleeper: Sleeper, address: str) -> None:
-        """On the same host, at a port of its own: ours is taken, and theirs may have no ports at all. What fails is no
-        matter of our port then, also where it is an OSError.
-        """
-        theirs = load(scheme)(sleeper, self._credentials, self._trust)
-        self._opened[scheme] = theirs
+    def _open_external(self, scheme: str, sleeper: Sleeper, address: str) -> None:
+        # On our host but its own port: ours is taken, and it may use none. So even an OSError is not about our port.
+        external = load(scheme)(sleeper, self._credentials, self._trust)
+        self._opened[scheme] = external
         try:
-            theirs.listen(format_address(parse_address(address)[0], 0), self._acceptor)
+            external.listen(format_address(parse_address(address)[0], 0), self._acceptor)
         except Exception as error:
             raise blame(scheme, error) from error
 
-    def _listen_in_memory(self) -> None:
-        """A host without room for shared memory, or with a CPU that cannot, does without."""
+    def _listen_on_shared_memory(self) -> None:
+        # The host may lack memory or a suitable CPU.
         try:
             self._opened["shm"].listen("", self._acceptor)
         except OSError as error:
-            _log.info("no shared memory, the network serves instead: %s", error)
+            _log.info("no shared memory, using the network: %s", error)
             self._opened.pop("shm").close()
 
 

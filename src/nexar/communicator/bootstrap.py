@@ -202,7 +202,7 @@ def bootstrap(
             deadline = deadline_after(config.recovery_timeout)
         mesh.adopt(joined.membership)
         # The seed may tell at once of nodes that wait to join: only a mesh with members expects them.
-        session.start(_seed_callbacks(runtime, start_barrier, joined.line.address))
+        session.start(_seed_callbacks(runtime, start_barrier, joined.connection.address))
         ends = ExitStack()
         runtime.successors.wrap = communicator_factory(runtime, ends.close)
         catch_up(runtime, joined)
@@ -353,9 +353,9 @@ def _open_seed_session(
 
     def knock() -> JoinConnection:
         now = replace(place, epoch=runtime.membership_service.membership.epoch)
-        return JoinClient(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).line
+        return JoinClient(node, invitation, timeout=node.config.join_auth_timeout).rejoin(now).connection
 
-    return SeedSession(node, joined.line, joined.welcome, knock, news=runtime.bulletin)
+    return SeedSession(node, joined.connection, joined.welcome, knock, news=runtime.bulletin)
 
 
 def _seed_callbacks(runtime: NodeRuntime, start_barrier: StartBarrier | None, seed: str) -> SeedCallbacks:

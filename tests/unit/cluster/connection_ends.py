@@ -76,7 +76,7 @@ class End:
     def _introduced(self, dialer: AnsweringHandshake, introduce: Introduce) -> None:
         assert self.directory is not None
         assert introduce.death_line
-        unwanted = self.lines.why_not(dialer.carrier, introduce)
+        unwanted = self.lines.why_refused(dialer.carrier, introduce)
         if unwanted is not None:
             dialer.decline(unwanted)
         else:

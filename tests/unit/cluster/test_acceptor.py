@@ -154,7 +154,7 @@ class Lines:
         self.reason: str | None = None
         self.taken: list[Carrier] = []
 
-    def why_not(self, carrier: Carrier, introduce: Introduce) -> str | None:
+    def why_refused(self, carrier: Carrier, introduce: Introduce) -> str | None:
         return self.reason
 
     def take(self, dialer: AnsweringHandshake, answer: Introduced) -> None:
@@ -246,7 +246,7 @@ def test_who_says_anything_else_first_is_left(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.say(encode(Ping(1)))
-    assert dialer.aborted == "you said Ping before introducing yourself"
+    assert dialer.aborted == "you sent Ping before an introduction"
     assert hall.reception.arrivals() == []
 
 
@@ -257,7 +257,7 @@ def test_a_death_line_is_taken_where_there_are_any(hall: Hall) -> None:
     hall.know()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
-    assert dialer.heard == [Declined("this node keeps no death lines")]
+    assert dialer.heard == [Declined("this node keeps no liveness connections")]
     lines = hall.reception.liveness_connections = Lines()
     dialer = hall.come(Dialer(PEER))
     dialer.introduce(death_line=True)
@@ -290,7 +290,7 @@ def test_a_dial_with_a_higher_number_makes_a_new_link_of_the_two_and_ends_the_ol
     assert after is not before
     assert after.number == 2
     assert before.link.failure is not None
-    assert "connected anew" in str(before.link.failure)
+    assert "it reconnected; frames on the old connection" in str(before.link.failure)
 
 
 def test_who_dials_without_end_and_never_says_a_word_keeps_nobody_out(hall: Hall) -> None:

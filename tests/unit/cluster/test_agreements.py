@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from nexar.cluster.agreements import _AHEAD, _KEPT, _KEPT_BYTES, AgreedValue, Agreements
+from nexar.cluster.agreements import _MAX_AHEAD, _MAX_KEPT, _MAX_KEPT_BYTES, AgreedValue, Agreements
 from nexar.cluster.decisions.membership_events import MembershipMessage
 from nexar.errors import LinkClosed, PeerLost, UsageError
 from nexar.wire.control import BallotNumber, Chosen, Prepare, Suspect
@@ -148,15 +148,15 @@ def test_it_says_what_it_is_and_what_it_waits_for(assembly: Assembly) -> None:
 
 def test_only_the_newest_instances_are_remembered(assembly: Assembly) -> None:
     ballots = assembly.ballots[1]
-    for sequence in range(1, _KEPT + 3):
+    for sequence in range(1, _MAX_KEPT + 3):
         ballots.hear(2, Chosen((0, 1, sequence), b"%d" % sequence))
-    assert len(ballots._agreements) == _KEPT
-    assert ballots.propose((0, 1, _KEPT + 2), b"mine").result() == b"%d" % (_KEPT + 2)
+    assert len(ballots._agreements) == _MAX_KEPT
+    assert ballots.propose((0, 1, _MAX_KEPT + 2), b"mine").result() == b"%d" % (_MAX_KEPT + 2)
 
 
 def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is_told(assembly: Assembly) -> None:
     for node in NODES:
-        for sequence in range(1, _KEPT + 3):
+        for sequence in range(1, _MAX_KEPT + 3):
             assembly.ballots[node].hear(node % 3 + 1, Chosen((0, 1, sequence), b"%d" % sequence))
     with pytest.raises(UsageError, match="comes too late"):
         assembly.ballots[1].propose((0, 1, 2), b"another value")
@@ -166,7 +166,7 @@ def test_who_has_forgotten_its_vote_does_not_vote_again_and_who_comes_so_late_is
 
 
 def test_of_large_values_only_the_newest_are_remembered(assembly: Assembly) -> None:
-    large = _KEPT_BYTES // 4
+    large = _MAX_KEPT_BYTES // 4
     for number in range(1, 9):
         agreed = assembly.ballots[1].propose((0, 1, number), bytes([number]) * large)
         assert assembly.carry_until(agreed) == bytes([number]) * large
@@ -180,17 +180,19 @@ def test_of_large_values_only_the_newest_are_remembered(assembly: Assembly) -> N
 
 
 def test_one_value_is_remembered_however_large(assembly: Assembly) -> None:
-    assert assembly.carry_until(assembly.ballots[1].propose(FIRST, bytes(2 * _KEPT_BYTES))) == bytes(2 * _KEPT_BYTES)
-    assert assembly.ballots[2].propose(FIRST, b"late").value() == bytes(2 * _KEPT_BYTES)
+    assert assembly.carry_until(assembly.ballots[1].propose(FIRST, bytes(2 * _MAX_KEPT_BYTES))) == bytes(
+        2 * _MAX_KEPT_BYTES
+    )
+    assert assembly.ballots[2].propose(FIRST, b"late").value() == bytes(2 * _MAX_KEPT_BYTES)
 
 
 def test_one_that_is_open_is_known_however_many_others_come_and_go(assembly: Assembly) -> None:
     for node in NODES:
-        for communicator in range(1, _KEPT + 10):
+        for communicator in range(1, _MAX_KEPT + 10):
             assembly.ballots[node].know(communicator, 1, NODES)
             assembly.ballots[node].end(communicator, 1)
     assert assembly.carry_until(assembly.ballots[1].propose(FIRST, b"still here")) == b"still here"
-    assert len(assembly.ballots[1]._voters) == _KEPT + 1
+    assert len(assembly.ballots[1]._voters) == _MAX_KEPT + 1
 
 
 def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_too(assembly: Assembly) -> None:
@@ -199,7 +201,7 @@ def test_one_that_is_over_here_still_has_this_vote_until_many_others_are_over_to
     ballots.end(0, 1)
     ballots.end(77, 1)  # never known
     assert assembly.carry_until(assembly.ballots[1].propose(FIRST, b"late")) == b"late"
-    for communicator in range(1, _KEPT + 1):
+    for communicator in range(1, _MAX_KEPT + 1):
         ballots.know(communicator, 1, NODES)
         ballots.end(communicator, 1)
     assert FIRST not in ballots._agreements
@@ -225,9 +227,9 @@ def test_who_speaks_of_what_is_far_ahead_makes_nobody_forget_or_miss_anything(as
     ballots = assembly.ballots[1]
     mine = ballots.propose(FIRST, b"mine")
     assembly.words.clear()
-    for sequence in (*range(2, 3 * _KEPT), 1 << 40, 1 << 63):
+    for sequence in (*range(2, 3 * _MAX_KEPT), 1 << 40, 1 << 63):
         ballots.hear(3, Prepare((0, 1, sequence), BallotNumber(1, 3)))
-    assert len(ballots._agreements) <= _AHEAD + 2  # that, the next one, and those ahead
+    assert len(ballots._agreements) <= _MAX_AHEAD + 2  # that, the next one, and those ahead
     assembly.words.clear()
     for sequence in range(2, 20):
         assert assembly.carry_until(ballots.propose((0, 1, sequence), b"%d" % sequence)) == b"%d" % sequence
@@ -238,7 +240,7 @@ def test_a_lie_about_what_was_chosen_far_ahead_moves_nobody_there(assembly: Asse
     ballots = assembly.ballots[1]
     ballots.hear(3, Chosen((0, 1, 10_000), b"forged"))
     ballots.hear(3, Chosen((0, 1, 1 << 40), b"forged"))
-    for sequence in range(1, _KEPT + 10):
+    for sequence in range(1, _MAX_KEPT + 10):
         ballots.hear(2, Chosen((0, 1, sequence), b"genuine"))
-    assert ballots._reached == {(0, 1): _KEPT + 9}
-    assert ballots.propose((0, 1, _KEPT + 10), b"mine").done is False
+    assert ballots._reached == {(0, 1): _MAX_KEPT + 9}
+    assert ballots.propose((0, 1, _MAX_KEPT + 10), b"mine").done is False

@@ -11,7 +11,7 @@ from nexar.cluster import failure_monitor as lookout_room
 from nexar.cluster.decisions.failure_detector import LivenessReport, PeerLiveness
 from nexar.cluster.decisions.membership_events import PeerLossFound, PeerReachable, ProbeFinished
 from nexar.cluster.decisions.peering import PeerDirectory
-from nexar.cluster.failure_monitor import LEFT, MOST_PROBES, FailureMonitor
+from nexar.cluster.failure_monitor import LEFT, MAX_PROBES, FailureMonitor
 from nexar.cluster.peer_probe import ENDED, PingTable
 from nexar.config import Config
 from nexar.errors import LinkClosed, NexarError, PeerLost
@@ -146,7 +146,7 @@ def test_a_lost_link_to_who_answers_is_made_anew_and_nobody_is_lost(scene: Scene
     scene.work()
     assert scene.dialed == 1
     assert scene.told == [PeerReachable(PEER, severed=True)]
-    assert scene.noticed == [(PEER, "back", "its link was lost and made anew")]
+    assert scene.noticed == [(PEER, "back", "its link was lost and replaced")]
 
 
 def test_who_does_not_answer_over_other_nodes_is_dialed_for_perhaps_it_is_they_who_do_not(scene: Scene) -> None:
@@ -180,7 +180,7 @@ def test_who_is_lost_and_disputed_is_reached_over_others_from_now_on(scene: Scen
     scene.lookout.probe(PEER)
     scene.work()
     assert scene.told == [PeerReachable(PEER, severed=True), ProbeFinished(PEER, None)]
-    assert scene.noticed[-1] == (PEER, "back", "it is reached over other nodes now")
+    assert scene.noticed[-1] == (PEER, "back", "it is reachable over other nodes")
 
 
 def test_of_whom_others_bring_word_only_the_link_is_lost_and_only_if_it_does_not_answer_there(scene: Scene) -> None:
@@ -292,7 +292,7 @@ def test_users_hear_once_of_a_loss_however_many_tell_of_it_and_again_when_it_was
         scene.noticed.clear()
         scene.lookout._find(PEER)
     scene.lookout.missed(STRANGER, "it was a member when somebody asked")
-    scene.lookout._lose(STRANGER, "it is no member any more")
+    scene.lookout._lose(STRANGER, "it is no longer a member")
     assert scene.noticed == []
 
 
@@ -345,7 +345,7 @@ def test_who_is_no_member_any_more_is_forgotten(scene: Scene) -> None:
     scene.lookout.adopt(members(ME, OTHER, epoch=2))
     scene.lookout.adopt(members(PEER, ME, OTHER, epoch=3))  # another life of that number
     scene.tasks.clear()
-    scene.lookout._examined.clear()
+    scene.lookout._probed.clear()
     scene.lookout.missed(PEER, "somebody could not send")
     scene.work()
     assert scene.told == []  # it answers
@@ -383,7 +383,7 @@ def test_a_probe_is_answered_aside(scene: Scene, answer: str | None) -> None:
 def test_who_is_no_member_cannot_be_reached(scene: Scene) -> None:
     scene.lookout.probe(STRANGER)
     scene.work()
-    assert scene.told == [ProbeFinished(STRANGER, "it is no member any more")]
+    assert scene.told == [ProbeFinished(STRANGER, "it is no longer a member")]
 
 
 def test_a_first_link_that_a_probe_opens_is_not_called_a_severed_one(scene: Scene) -> None:
@@ -434,11 +434,11 @@ def test_a_process_that_exists_has_as_much_time_as_its_watchers_give_it_less_its
 
 
 def test_only_so_many_are_looked_into_at_a_time_and_all_in_the_end(scene: Scene) -> None:
-    many = range(100, 100 + 3 * MOST_PROBES)
+    many = range(100, 100 + 3 * MAX_PROBES)
     scene.directory = PeerDirectory(ME, members(ME, *many))
     for node in many:
         scene.lookout.liveness_ended(node, "its connection ended")
-    assert len(scene.tasks) == MOST_PROBES
+    assert len(scene.tasks) == MAX_PROBES
     scene.reachable = f"{ENDED} (connection refused)"
     scene.work()
     assert [event.node for event in scene.told] == list(many)

@@ -63,7 +63,7 @@ class Surroundings:
         self._answer = answer
         self._memory = memory
 
-    def ways_to(self, member: Member) -> Mapping[str, Sequence[str]]:
+    def dial_addresses(self, member: Member) -> Mapping[str, Sequence[str]]:
         return member.addresses
 
     def dial(
@@ -141,7 +141,7 @@ def test_where_memory_cannot_be_shared_the_network_serves(trouble: Exception, ca
     with caplog.at_level(logging.INFO, "nexar.cluster.handshake"):
         dial(where).run(soon())
     assert where.adopted == [as_carrier(peer)]
-    assert "the network serves instead" in caplog.text
+    assert "using the network" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -229,7 +229,7 @@ def test_nobody_waits_for_the_answer_of_who_is_no_member_any_more() -> None:
     peer = Answerer()
     dialing = dial(Surroundings(peer))
     dialing.cancel_token.make()
-    with pytest.raises(PeerDialFailed, match="it is no member any more"):
+    with pytest.raises(PeerDialFailed, match="it is no longer a member"):
         dialing.run(soon())
     assert peer.aborted is not None
 
@@ -302,14 +302,14 @@ def test_a_dialer_that_goes_on_before_it_was_answered_is_thrown_out(answerer: An
     answerer.line.hear(THIS_NODE)
     answerer.line.hear(THIS_NODE)
     assert (answerer.confirmed, answerer.ended) == ([], 1)
-    assert "without having been welcomed" in (answerer.line.aborted or "")
+    assert "before the introduction was accepted" in (answerer.line.aborted or "")
 
 
 @pytest.mark.parametrize("kind", [FrameKind.CONTROL, FrameKind.EAGER])
 def test_a_dialer_that_says_anything_else_first_is_thrown_out(answerer: AnsweringSide, kind: FrameKind) -> None:
     answerer.line.hear(Ping(1), kind)
     assert (answerer.introduced, answerer.ended) == ([], 1)
-    assert "before introducing yourself" in (answerer.line.aborted or "")
+    assert "before an introduction" in (answerer.line.aborted or "")
 
 
 def test_a_dialer_that_is_lost_or_leaves_is_forgotten() -> None:
@@ -449,7 +449,7 @@ def test_what_fails_because_everything_ends_is_no_failure(end: str, caplog: pyte
 def test_what_is_taken_and_what_is_not(ours: str | None, scheme: str, sidecar: bool, words: str | None) -> None:
     carrier = FakeCarrier(verified=True)
     carrier.scheme = scheme
-    verdict = sidecars(SidecarSurroundings(ours)).why_not(
+    verdict = sidecars(SidecarSurroundings(ours)).why_refused(
         as_carrier(carrier), Introduce(rank=0, epoch=2, sidecar=sidecar)
     )
     assert (verdict is None) == (words is None)

@@ -56,8 +56,8 @@ def test_a_line_that_this_side_closed_is_over_when_the_peer_agrees(scene: Scene)
 
 def test_who_speaks_on_it_loses_it(scene: Scene) -> None:
     scene.carrier.say(b"hello")
-    assert scene.carrier.aborted == "nothing is said on a death line"
-    assert scene.over == [(scene.line, "it spoke on a line where nothing is said")]
+    assert scene.carrier.aborted == "no data is allowed on a liveness connection"
+    assert scene.over == [(scene.line, "it sent data on a liveness connection")]
     scene.line.payload_arrived(as_carrier(scene.carrier), 1)
     assert len(scene.over) == 1
 
@@ -112,12 +112,12 @@ def test_those_who_watch_one_another_have_one_line_each(ends: Ends) -> None:
 def test_a_line_that_is_not_over_tls_is_declined(ends: Ends) -> None:
     (one,) = ends(1)
     carrier = FakeCarrier(verified=True)
-    for scheme, words in (("tls", None), ("tcp", "not a tcp one"), ("quic", "not a quic one")):
+    for scheme, words in (("tls", None), ("tcp", "uses tls, not tcp"), ("quic", "uses tls, not quic")):
         carrier.scheme = scheme
-        verdict = one.lines.why_not(as_carrier(carrier), Introduce(rank=0, epoch=1, death_line=True))
+        verdict = one.lines.why_refused(as_carrier(carrier), Introduce(rank=0, epoch=1, death_line=True))
         assert (verdict is None) == (words is None)
         assert (words or "") in (verdict or "")
-    assert one.lines.why_not(as_carrier(carrier), Introduce(rank=0, epoch=1)) is None
+    assert one.lines.why_refused(as_carrier(carrier), Introduce(rank=0, epoch=1)) is None
 
 
 def test_a_node_that_closes_its_lines_politely_is_no_news(ends: Ends) -> None:
@@ -131,12 +131,12 @@ def test_a_node_that_closes_its_lines_politely_is_no_news(ends: Ends) -> None:
 def test_a_line_that_breaks_is_told_at_the_other_end_and_dialed_again(ends: Ends) -> None:
     one, two = ends(2)
     lined([one, two])
-    one.lines._lines[two.node.id]._carrier.abort("a cable was cut")  # its own sink hears nothing of that
+    one.lines._connections[two.node.id]._carrier.abort("a cable was cut")  # its own sink hears nothing of that
     eventually(lambda: two.ended, "the news")
     assert two.ended[0][0] == one.node.id
     assert two.ended[0][1].startswith("its connection ended: ")
     with one.lines._changed:
-        del one.lines._lines[two.node.id]
+        del one.lines._connections[two.node.id]
     lined([one, two])
 
 
@@ -152,10 +152,10 @@ def test_who_is_connected_by_what_tells_as_much_needs_none(ends: Ends, scheme: s
 def test_the_next_membership_keeps_lines_to_who_stays(ends: Ends) -> None:
     one, two, three = ends(3)
     lined([one, two, three])
-    line = one.lines._lines[three.node.id]
+    line = one.lines._connections[three.node.id]
     settle([one, three], epoch=2)
     eventually(lambda: one.lines.peers == {three.node.id} and three.lines.peers == {one.node.id}, "two")
-    assert one.lines._lines[three.node.id] is line
+    assert one.lines._connections[three.node.id] is line
     eventually(lambda: len(two.ended) == 2, "the news to who was left out")
     assert one.ended == three.ended == []
 

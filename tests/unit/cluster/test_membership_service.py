@@ -118,7 +118,7 @@ def test_who_is_to_be_told_something_on_a_link_that_is_lost_is_looked_for_after_
     one.severed.add(2)
     one.recovery.say(2, Chosen((0, 1, 0), b""))
     assert one.probed == []  # it was found to be lost just now
-    monkeypatch.setattr("nexar.cluster.membership_service._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("nexar.cluster.membership_service._PROBE_INTERVAL", 0.0)
     one.recovery.say(2, Chosen((0, 1, 0), b""))
     assert (one.probed, one.dialed, list(survivors.words)) == ([2], [], [])
 

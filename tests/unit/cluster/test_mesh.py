@@ -451,7 +451,7 @@ def test_a_dial_of_who_is_no_member_any_more_ends_at_once(pair: Meshes, fault: S
         eventually(lambda: any(pair.state._dialing for pair in low._peers.listed()), "a dial")
         low.adopt(alone)
         assert waiting.result(PATIENCE) is False
-        with pytest.raises(PeerLost, match="it is no member any more"):
+        with pytest.raises(PeerLost, match="it is no longer a member"):
             dialing.result(PATIENCE)
 
 

@@ -79,7 +79,7 @@ def test_nobody_is_let_in_before_it_is_certified(node: Node) -> None:
             other.dialer.dial(node.addresses(), Expected(node.id), soon())
         eventually(lambda: hall.refused, "a refusal")
         certify(node, authority)
-        other.dialer.dial(other.ways_to(member(node)), Expected(node.id, member(node).fingerprint), soon())
+        other.dialer.dial(other.dial_addresses(member(node)), Expected(node.id, member(node).fingerprint), soon())
         eventually(lambda: hall.came, "a carrier")
         assert hall.came[0].peer.node == other.id
 
@@ -147,4 +147,4 @@ def test_others_are_told_where_a_transport_of_another_package_listens(
         assert node.network_schemes == ("tls",), "the seed speaks ours only"
         assert node.mesh_schemes == ("paper", "tls")
         assert node.addresses() == {"tls": (node.listens_at,), "paper": (paper.address,)}
-        assert list(node.ways_to(member(node, node.host))) == ["paper", "tls"]
+        assert list(node.dial_addresses(member(node, node.host))) == ["paper", "tls"]

@@ -64,9 +64,9 @@ def reset(connection: socket.socket) -> None:
 
 def test_where_somebody_listens_it_stands_and_lasts(selector: selectors.BaseSelector, listener: socket.socket) -> None:
     with TcpProbe(address_of(listener), selector) as knock:
-        assert not knock.lasts(0)
-        until(selector, lambda: knock.stands)
-        until(selector, lambda: knock.lasts(0.01))
+        assert not knock.open_for(0)
+        until(selector, lambda: knock.accepted)
+        until(selector, lambda: knock.open_for(0.01))
         assert knock.failed is None
     assert not selector.get_map()
 
@@ -77,14 +77,14 @@ def test_where_nobody_listens_it_is_refused(selector: selectors.BaseSelector, li
     with TcpProbe(address, selector) as knock:
         until(selector, lambda: knock.failed)
         assert knock.refused
-        assert not knock.stands
+        assert not knock.accepted
 
 
 def test_a_process_that_ends_while_we_knock_is_found_to_have_ended(
     selector: selectors.BaseSelector, listener: socket.socket
 ) -> None:
     with TcpProbe(address_of(listener), selector) as knock:
-        until(selector, lambda: knock.stands)
+        until(selector, lambda: knock.accepted)
         listener.close()  # which resets what it has not accepted
         until(selector, lambda: knock.failed)
         assert knock.refused
@@ -105,7 +105,7 @@ def test_one_that_takes_connections_and_ends_them_is_left_alone_after_a_few(
     with TcpProbe(address_of(listener), selector) as knock:
         until(selector, turn_away)
         assert not knock.refused
-        assert knock.failed == "it takes connections and ends them"
+        assert knock.failed == "it accepts connections and closes them"
 
 
 def test_an_address_that_leads_nowhere_has_failed_at_once(selector: selectors.BaseSelector) -> None:
@@ -310,7 +310,7 @@ def test_a_process_that_takes_connections_and_answers_nothing_is_stopped_or_stuc
     assert time.monotonic() - begin >= SHORT
     assert cause is not None
     assert cause.startswith("no answer for ")
-    assert "though its system takes connections: its process is stopped or stuck" in cause
+    assert "though its system accepts connections: its process is stopped or stuck" in cause
     assert cause.endswith("raise NEXAR_HEARTBEAT_TIMEOUT_SECS")
 
 
@@ -354,7 +354,7 @@ def test_an_address_that_leads_nowhere_is_a_reason_where_nobody_else_can_be_aske
 
 def elsewhere(*addresses: str) -> Node:
     """A node that knows these ways to its peer."""
-    made = SimpleNamespace(cancel_token=CancelToken(), ways_to=lambda _: {"tls": addresses} if addresses else {})
+    made = SimpleNamespace(cancel_token=CancelToken(), dial_addresses=lambda _: {"tls": addresses} if addresses else {})
     return cast(Any, made)
 
 

@@ -157,8 +157,8 @@ def test_who_renews_and_is_gone_costs_nothing(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("message", "part"),
     [
-        (Renew(REQUEST), "before it was let in"),
-        (LivenessQuery(1), "before it was let in"),
+        (Renew(REQUEST), "before it was admitted"),
+        (LivenessQuery(1), "before it was admitted"),
         (Welcome("c", b"x", b"x", "", 1), "only a seed"),
         (JoinRefusedMessage(""), "only"),
     ],
@@ -192,7 +192,7 @@ def test_a_large_message_needs_admission(scene: Scene) -> None:
 
 def test_a_line_that_is_closed_without_a_farewell_is_gone(scene: Scene) -> None:
     scene.carrier.half_close()
-    assert scene.events == [events.ConnectionEnded(3, "it closed the line")]
+    assert scene.events == [events.ConnectionEnded(3, "it closed the connection")]
     assert scene.carrier.finished
     assert scene.ended == [scene.line]
 
@@ -204,7 +204,7 @@ def test_a_loss_is_gone_and_a_breach_is_refused(scene: Scene) -> None:
 
 
 def test_behind_the_last_word_nothing_is_said_or_heard(scene: Scene) -> None:
-    scene.line.part()
+    scene.line.finish()
     scene.line.send(JoinRefusedMessage("too late"))
     scene.carrier.say(encode_hello(HELLO))
     scene.carrier.half_close()
@@ -214,7 +214,7 @@ def test_behind_the_last_word_nothing_is_said_or_heard(scene: Scene) -> None:
 def test_what_is_said_on_a_lost_line_is_void(scene: Scene) -> None:
     scene.carrier.lost = True
     scene.line.send(JoinRefusedMessage("nobody hears this"))
-    scene.line.part()
+    scene.line.finish()
     assert scene.ended == [scene.line]
 
 
@@ -253,18 +253,18 @@ def test_what_only_a_seed_says_is_refused(scene: Scene) -> None:
         scene.carrier.say_message(message)
         said = scene.said()
         assert isinstance(said, events.BadMessage)
-        assert "only a seed says" in said.reason
+        assert "only a seed sends" in said.reason
 
 
 def test_who_does_not_read_what_it_is_told_is_gone(scene: Scene) -> None:
     scene.apply()
-    scene.line.tell(encode_join(WaitingJoiners()))
+    scene.line.notify(encode_join(WaitingJoiners()))
     assert scene.carrier.sent[-1] == WaitingJoiners()
     scene.carrier.queued = 9 * MAX_JOIN_BYTES
-    scene.line.tell(encode_join(WaitingJoiners()))
-    assert scene.said() == events.ConnectionEnded(3, "it does not read what the seed says")
+    scene.line.notify(encode_join(WaitingJoiners()))
+    assert scene.said() == events.ConnectionEnded(3, "it does not read what the seed sends")
     assert scene.carrier.aborted is not None
-    scene.line.tell(encode_join(WaitingJoiners()))  # it is over
+    scene.line.notify(encode_join(WaitingJoiners()))  # it is over
     assert len(scene.ended) == 1
 
 

@@ -99,7 +99,7 @@ def test_members_are_welcomed_and_told_of_the_membership_when_all_are_there(scen
     second = scene.join(8)
     assert kinds(first) == kinds(second) == [Challenge, Welcome, Committed]
     assert scene.outcome.membership == scene.kept[0]
-    assert [note.kind for note in scene.seed_log.notes[-2:]] == ["admitted", "committed"]
+    assert [note.kind for note in scene.seed_log.events[-2:]] == ["admitted", "committed"]
 
 
 def test_a_membership_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
@@ -174,7 +174,7 @@ def test_the_own_delay_is_measured_until_the_cluster_has_formed(monkeypatch: pyt
 
 def test_whom_the_transports_refuse_is_noted_and_told(scene: Scene) -> None:
     scene.doorway.candidate_refused("10.0.0.9:1", "bad\ncertificate")
-    (note,) = scene.seed_log.notes
+    (note,) = scene.seed_log.events
     assert (note.kind, note.address, note.reason) == ("refused", "10.0.0.9:1", "bad certificate")
     assert scene.doorway.describe_refused() == {"a peer at 10.0.0.9:1": "bad certificate"}
 
@@ -183,7 +183,7 @@ def test_who_shows_a_certificate_is_sent_away(scene: Scene) -> None:
     carrier = FakeCarrier(verified=True)
     scene.doorway.carrier_accepted(as_carrier(carrier))
     assert carrier.aborted is not None
-    assert scene.seed_log.notes[-1].kind == "refused"
+    assert scene.seed_log.events[-1].kind == "refused"
 
 
 def test_who_is_in_is_known(scene: Scene) -> None:
@@ -208,7 +208,7 @@ def test_what_one_event_causes_is_done_before_what_the_next_one_does(scene: Scen
     first = scene.join(7)
     first.send_frame = lambda *_: first.lose()  # type: ignore[method-assign]
     scene.join(8)
-    assert [note.kind for note in scene.seed_log.notes[-2:]] == ["committed", "gone"]
+    assert [note.kind for note in scene.seed_log.events[-2:]] == ["committed", "gone"]
 
 
 def wait_until_aborted(carrier: FakeCarrier) -> None:

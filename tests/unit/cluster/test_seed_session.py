@@ -370,7 +370,7 @@ def test_the_loss_and_the_return_of_the_seed_are_told(scene: Scene) -> None:
     scene.again = Line
     scene.stand()
     scene.seed.lose()
-    assert scene.next_told() == ("on_lost", "the line to the seed is gone: it is gone")
+    assert scene.next_told() == ("on_lost", "connection to the seed lost: it is gone")
     assert scene.next_told() == ("on_back", 0)
 
 
@@ -470,4 +470,4 @@ def test_news_that_cannot_be_made_do_not_cost_the_standing(scene: Scene, caplog:
     assert hear(scene.seed, LivenessReply) == LivenessReply(5)
     standing.say(Ping(1))
     assert isinstance(scene.seed.hear(), SeedPaxosMessage)
-    assert "tells the seed nothing of itself any more" in caplog.text
+    assert "this node sends the seed no further reports" in caplog.text

@@ -25,8 +25,8 @@ def test_the_newest_notes_are_kept() -> None:
     chronicle = SeedLog()
     for number in range(MAX_EVENTS + 3):
         chronicle.add(SeedEvent("knocked", f"10.0.0.1:{number}"))
-    assert len(chronicle.notes) == MAX_EVENTS
-    assert chronicle.notes[0].address == "10.0.0.1:3"
+    assert len(chronicle.events) == MAX_EVENTS
+    assert chronicle.events[0].address == "10.0.0.1:3"
 
 
 def test_each_note_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +55,7 @@ def test_who_listens_is_told_and_may_fail(caplog: pytest.LogCaptureFixture) -> N
     chronicle = SeedLog(listen)
     chronicle.add(SeedEvent("knocked", "10.0.0.1:7"))
     chronicle.add(SeedEvent("failed"))
-    assert told == chronicle.notes
+    assert told == chronicle.events
     assert "a bug of theirs" in caplog.text
 
 
@@ -105,23 +105,23 @@ def test_what_happens_at_the_door_is_shown() -> None:
     board = made()
     kinds: list[SeedEventKind] = ["gone", "left", "child died"]
     for node, kind in enumerate(kinds, 1):
-        board.noted(SeedEvent(kind, "10.0.0.1:1", node, node - 1, "why"))
+        board.event_added(SeedEvent(kind, "10.0.0.1:1", node, node - 1, "why"))
     assert states(board) == ["lost", "left", "lost"]
-    board.noted(SeedEvent("returned", "10.0.0.1:1", 1, 0))
+    board.event_added(SeedEvent("returned", "10.0.0.1:1", 1, 0))
     assert states(board) == ["running", "left", "lost"]
 
 
 def test_a_stranger_who_says_the_name_of_a_member_does_it_no_harm() -> None:
     board = made()
-    board.noted(SeedEvent("refused", "6.6.6.6:1", 1, None, "wrong secret"))
-    board.noted(SeedEvent("left", "6.6.6.6:1", 2, None))
-    board.noted(SeedEvent("gone", "6.6.6.6:1"))
+    board.event_added(SeedEvent("refused", "6.6.6.6:1", 1, None, "wrong secret"))
+    board.event_added(SeedEvent("left", "6.6.6.6:1", 2, None))
+    board.event_added(SeedEvent("gone", "6.6.6.6:1"))
     assert states(board) == ["running"] * 3
 
 
 def test_bulletins_are_shown_with_the_member_that_wrote_them() -> None:
     board = made()
-    board.pin(2, StatusReport(1, 1, pid=77))
+    board.update_report(2, StatusReport(1, 1, pid=77))
     assert [row.bulletin and row.bulletin.pid for row in board.whole().rows] == [None, 77, None]
 
 
@@ -188,8 +188,8 @@ def test_a_signal_that_another_thread_was_given_ends_the_wait(
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
 
     waiting = threading.Event()
-    resting = outcome._rest
-    monkeypatch.setattr(outcome, "_rest", lambda *times: [waiting.set(), resting(*times)][1])
+    resting = outcome._wait
+    monkeypatch.setattr(outcome, "_wait", lambda *times: [waiting.set(), resting(*times)][1])
     before = signal.signal(signal.SIGUSR2, handler)
     thread = threading.Thread(target=given)
     thread.start()
@@ -219,43 +219,43 @@ def test_what_has_formed_stays_formed_when_the_seed_closes(formed: FormationStat
 
 @pytest.mark.parametrize("kind", ["gone", "left", "refused", "dropped"])
 def test_it_is_empty_when_every_member_has_ended(formed: FormationStatus, kind: SeedEventKind) -> None:
-    formed.noted(note(kind, 0))
+    formed.event_added(note(kind, 0))
     assert not formed.wait_empty(0)
-    formed.noted(note("knocked", 1))
-    formed.noted(note("gone", None))
+    formed.event_added(note("knocked", 1))
+    formed.event_added(note("gone", None))
     assert not formed.wait_empty(0)
-    formed.noted(note(kind, 1))
+    formed.event_added(note(kind, 1))
     assert formed.wait_empty(None)
 
 
 def test_a_member_that_returned_is_here_again(formed: FormationStatus) -> None:
     for rank in (0, 1):
-        formed.noted(note("gone", rank))
-    formed.noted(note("returned", 1))
+        formed.event_added(note("gone", rank))
+    formed.event_added(note("returned", 1))
     assert not formed.wait_empty(0)
 
 
 def test_a_commit_that_is_told_again_brings_nobody_back(formed: FormationStatus) -> None:
     for rank in (0, 1):
-        formed.noted(note("gone", rank))
+        formed.event_added(note("gone", rank))
     formed.moved(MEMBERSHIP, NODES)
     assert formed.wait_empty(0)
 
 
 def test_notes_before_the_commit_do_not_count(outcome: FormationStatus) -> None:
-    outcome.noted(note("gone", 0))
+    outcome.event_added(note("gone", 0))
     outcome.moved(MEMBERSHIP, NODES)
-    outcome.noted(note("gone", 1))
+    outcome.event_added(note("gone", 1))
     assert not outcome.wait_empty(0)
 
 
 def test_members_of_a_resumed_cluster_may_come_back_for_a_while(outcome: FormationStatus) -> None:
     outcome.resumed(MEMBERSHIP, time.monotonic() + 1000)
     assert outcome.wait_formed(0) is MEMBERSHIP
-    outcome.noted(note("returned", 0))
-    outcome.noted(note("left", 0))
+    outcome.event_added(note("returned", 0))
+    outcome.event_added(note("left", 0))
     assert not outcome.wait_empty(0)  # the other one may still come
-    outcome.noted(note("left", 1))
+    outcome.event_added(note("left", 1))
     assert outcome.wait_empty(None)
 
 
@@ -302,16 +302,16 @@ def test_when_the_members_went_on_those_count_who_are_present(formed: FormationS
     assert formed.membership is later
     formed.moved(MEMBERSHIP, NODES)  # old news
     assert formed.membership is later
-    formed.noted(SeedEvent("gone", "a:1", 12, 0))
+    formed.event_added(SeedEvent("gone", "a:1", 12, 0))
     assert not formed.wait_empty(0)
-    formed.noted(SeedEvent("left", "a:1", 13, 1))
+    formed.event_added(SeedEvent("left", "a:1", 13, 1))
     assert formed.wait_empty(0)
 
 
 def test_members_of_a_resumed_cluster_that_the_others_removed_are_not_waited_for(outcome: FormationStatus) -> None:
     outcome.resumed(MEMBERSHIP, time.monotonic() + 1000)
     outcome.moved(Membership("c", 2, MEMBERSHIP.members[:1]), (11,))
-    outcome.noted(note("left", 0))
+    outcome.event_added(note("left", 0))
     assert outcome.wait_empty(0)
 
 
@@ -319,10 +319,10 @@ def test_launchers_are_waited_for_until_the_last_has_left(formed: FormationStatu
     assert formed.wait_launchers(0)
     launchers = [SeedEvent("reserved", "a:1", 51), SeedEvent("returned", "a:1", 52)]
     for launcher in launchers:
-        formed.noted(launcher)
+        formed.event_added(launcher)
     assert not formed.wait_launchers(0)
-    formed.noted(SeedEvent("left", "a:1", 51))
+    formed.event_added(SeedEvent("left", "a:1", 51))
     assert not formed.wait_launchers(0)
-    formed.noted(SeedEvent("gone", "a:1", 52))
+    formed.event_added(SeedEvent("gone", "a:1", 52))
     assert formed.wait_launchers(0)
     assert not formed.wait_empty(0)

@@ -227,7 +227,7 @@ def test_a_closed_communicator_makes_no_team(world: World) -> None:
 def test_who_is_expelled_while_it_agrees_is_told_so_at_once_and_on_every_later_call(world: World) -> None:
     ranks = world(3)
     late = threading.Timer(0.05, ranks[2]._runtime.expelled, (5, "it was silent"))
-    ranks[2]._runtime.agreements._say = lambda *_: None  # nobody hears it
+    ranks[2]._runtime.agreements._send = lambda *_: None  # nobody hears it
     late.start()
     for _ in range(2):
         error = raised(lambda: ranks[2].agree(1, timeout=PATIENCE))
@@ -247,7 +247,7 @@ def test_once_a_membership_without_half_of_the_members_is_chosen_nobody_agrees_i
 ) -> None:
     ranks = world(4)
     for comm in ranks[:2] if waits else ():
-        comm._runtime.agreements._say = lambda *_: None  # nobody hears its ballots
+        comm._runtime.agreements._send = lambda *_: None  # nobody hears its ballots
 
     def agree(comm: Communicator) -> Communicator:
         return follow(raised(lambda: comm.agree(comm.rank, timeout=PATIENCE)))
@@ -277,7 +277,7 @@ def test_under_the_manual_policy_whoever_has_lost_half_of_the_members_raises_at_
 ) -> None:
     ranks = world(4, recovery_policy="manual")
     for comm in ranks[:2]:
-        comm._runtime.agreements._say = lambda *_: None  # nobody hears its ballots
+        comm._runtime.agreements._send = lambda *_: None  # nobody hears its ballots
 
     def agree(comm: Communicator) -> BaseException:
         begin = time.monotonic()

@@ -201,7 +201,7 @@ class ProbeSession:
 
     def _reach(self, source: Rank, dest: Rank, scheme: str) -> Reach:
         member = self._known().member(dest)
-        addresses = self._node.ways_to(member).get(scheme, ())
+        addresses = self._node.dial_addresses(member).get(scheme, ())
         if not addresses or scheme not in self._node.network_schemes:
             return Reach(source, dest, scheme, problem=NOT_OFFERED)
         expected = Expected(member.node, member.fingerprint)
@@ -338,7 +338,7 @@ def probe_cluster(config: Config, invitation: Invitation, rank_request: RankRequ
             return _conclude(session, report, size) if rank == _ROOT else _submit(session, report, size)
         finally:
             session.close()
-            joined.line.leave("the doctor is done")
+            joined.connection.leave("the doctor is done")
 
 
 def _conclude(session: ProbeSession, report: DoctorReport, size: int) -> ProbeResult:
